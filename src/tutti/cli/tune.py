@@ -1,0 +1,131 @@
+"""`tutti tune`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from typing_extensions import override
+
+from tutti.cli.command import Command
+from tutti.cli.options import Parser, command_words, config_from, words_of
+from tutti.errors import EXIT_INTERRUPTED, BadOption
+from tutti.registry import part
+from tutti.run.config import Options, TrainConfig
+from tutti.studies.search.space import NOT_SEARCHED, read_space, space_of
+from tutti.training.intervals import seconds_of
+
+SPACE = "space"
+"""The field of a command line, though of no configuration, that takes --space.NAME VALUES."""
+
+
+@part("tune")
+class TuneCommand(Command):
+    """Search for the best options, many trials at once.
+
+    Trains a model again and again with other options, several times at a time on the cores of this
+    machine. The same trials are made whatever the number of blocks. Shows the best one, and the command
+    that trains it alone.
+    """
+
+    example = (
+        "tutti tune mlp --data mnist --space.lr log:1e-4..1e-1 --space.model.hidden 64,128,256 --trials 30 "
+        "--pruner asha --epochs 9"
+    )
+
+    @override
+    def define(self, parser: Parser) -> None:
+        parser.model()
+        space = (
+            'what is searched, in a TOML file: lr = "log:1e-4..1e-1", optimizer = ["adam", "sgd"]; or one '
+            "by one as --space.lr log:1e-4..1e-1, --space.batch_size 16..256, --space.model.hidden 64,128"
+        )
+        parser.option("--space", space, "FILE")
+        parser.option("--trials", "how many; more may be given with --resume", "N", 20, type=int)
+        samplers = "tpe, gp, cma-es, random, grid or genetic: what chooses the next trial"
+        parser.option("--sampler", samplers, "NAME", "tpe")
+        pruners = "none, median, asha, hyperband or wilcoxon: what ends trials that are not promising"
+        parser.option("--pruner", pruners, "NAME", "none")
+        objective = (
+            "loss or a metric on what is held out, seconds, parameters; several with commas; NAME:higher or "
+            "NAME:lower says which values of a metric of your own are better"
+        )
+        parser.option("--objective", objective, "NAMES", "accuracy")
+        parser.option("--folds", "train each trial on so many folds, and take the mean", "K", 1, type=int)
+        parser.option("--stratified", "each fold has the same share of each class")
+        ahead = (
+            "how many trials may be under way: more blocks have nothing to do, and each trial knows the "
+            "results of all but so many before it"
+        )
+        parser.option("--ahead", ahead, "N", 8, type=int)
+        storage = "keep the study in this database, such as postgresql://..., and not in the folder"
+        parser.option("--storage", storage, "URL")
+        parser.option("--block", "ranks of each run", "B", 1, type=int)
+        blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
+        parser.option("--blocks", blocks, "N", type=int)
+        parser.option("--threads", "threads of each rank (default: the cores / the ranks)", "N", type=int)
+        timeout = "give a run up that is not done after such a time, such as 10m"
+        parser.option("--job-timeout", timeout, "TIME")
+        limit = "save and stop when so much time is over, such as 2h; --resume goes on"
+        parser.option("--time-limit", limit, "TIME")
+        out = "folder of all runs and results (default: farms/DATE-MODEL-DATA)"
+        parser.option("--out", out, "FOLDER")
+        parser.option("--resume", "go on in --out: what has finished there is kept")
+        parser.option("--dry-run", "check the space, look at the data and end")
+        kept = {"data", "data_options", "seed", "validation"}
+        parser.config_options(leave_out=[*({*NOT_SEARCHED} - kept)])
+        parser.dotted.append(SPACE)
+
+    @override
+    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        """Search, and print what is best. The exit code is 1 when no trial has come to its end."""
+        if find_spec("optuna") is None:
+            raise BadOption("'tutti tune' needs Optuna: pip install 'tutti[tune]'")
+        from tutti.studies.cross_validation.study import Blocks
+        from tutti.studies.search.display import print_findings, print_question, tune_shown
+        from tutti.studies.search.objectives import aims_of
+        from tutti.studies.search.study import Search, begin, look
+
+        from_file = {} if own.space is None else read_space(own.space)
+        space = space_of({**from_file, **dotted.pop(SPACE, {})})
+        search = Search(
+            config_from(given, dotted),
+            space,
+            aims_of(words_of(own.objective)),
+            own.sampler,
+            own.pruner,
+            own.folds,
+            own.stratified,
+            own.ahead,
+        )
+        if own.resume and own.out is None:
+            raise BadOption("--resume needs --out: the folder of the search to go on with")
+        blocks = Blocks(
+            own.block,
+            own.blocks,
+            own.threads,
+            None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
+            None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
+        )
+        search.check()
+        search.count(own.trials)
+        samples = look(search, blocks)
+        print_question(search, own.trials, sys.stdout)
+        if own.dry_run:
+            return 0
+        folder = begin(search, samples, own.out, own.resume)
+        found = tune_shown(search, folder, own.trials, blocks, own.storage, sys.stdout)
+
+        def command(config: TrainConfig) -> str:
+            return "tutti train " + shlex.join(command_words(replace(config, workers=str(own.block))))
+
+        print_findings(found, sys.stdout, command)
+        if found.outcome.stopped is not None:
+            how = f"go on by the same command with --resume --out {folder.path}"
+            print(f"stopped: {found.outcome.stopped}; {how}")
+            return EXIT_INTERRUPTED
+        return 0 if found.best else 1

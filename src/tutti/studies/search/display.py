@@ -1,0 +1,122 @@
+"""The words of a search: how it goes on, what is best, and what has mattered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import IO, Final
+
+import optuna
+from rich import box
+from rich.table import Table
+
+from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded
+from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.texts import duration, metric_text
+from tutti.records.untrusted import printable
+from tutti.run.config import TrainConfig
+from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.search.study import Search, Tuned, job_name, tune
+from tutti.studies.search.trials import STUDY
+from tutti.terminal import console_on
+from tutti.watching.farm import FarmDisplay, FarmProgress
+
+SHOWN: Final = 5
+"""How many of several best trials are shown, and how many failures."""
+
+
+def print_question(search: Search, trials: int, stream: IO[str]) -> None:
+    """Print what is searched, and by what."""
+    count = search.count(trials)
+    folds = f" x {search.folds} folds" if search.folds > 1 else ""
+    aims = " and ".join(f"{aim.better} {aim.name}" for aim in search.aims)
+    print(
+        f"search: {count} trials{folds} for {aims}; sampler {search.sampler}, pruner {search.pruner}, "
+        f"at most {search.ahead} trials at a time",
+        file=stream,
+    )
+    for name, dimension in search.space.dimensions.items():
+        print(f"  {printable(name)}: {printable(str(dimension.as_json()))}", file=stream)
+
+
+def tune_shown(
+    search: Search, folder: FarmFolder, trials: int, blocks: Blocks, storage: str | None, stream: IO[str]
+) -> Tuned:
+    """Search, and show how that goes."""
+    folds = [None] if search.folds == 1 else [*range(search.folds)]
+    jobs = [job_name(number, fold) for number in range(search.count(trials)) for fold in folds]
+    before = {job: JobState.FINISHED for job in jobs if folder.state(job) is JobState.FINISHED}
+    progress = FarmProgress(dict.fromkeys(jobs, search.span), dict(before))
+    display = FarmDisplay(before, stream)
+
+    def hear(what: Happening) -> None:
+        now = time.time()
+        if isinstance(what, JobBegan):
+            progress.begin(what.job.name, what.block, now)
+        elif isinstance(what, EpochEnded):
+            progress.epoch(what.block, what.record)
+        elif isinstance(what, JobEnded):
+            progress.end(what.block, what.outcome.state, what.outcome.seconds)
+        display.show(progress, now)
+
+    try:
+        return tune(search, folder, trials, blocks, storage, hear)
+    finally:
+        display.close()
+
+
+def print_findings(found: Tuned, stream: IO[str], command: Callable[[TrainConfig], str]) -> None:
+    """Print the best trials, how to train the best one alone, what has mattered, and what was saved.
+
+    Args:
+        found: the search.
+        stream: where to.
+        command: spells the command that trains a configuration.
+    """
+    best, states = found.best, found.states()
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    print(f"trials: {counted}", file=stream)
+    for number, why in [*found.failed().items()][:SHOWN]:
+        print(f"trial {number} failed: {printable(why)}", file=stream)
+    if len(best) > 1 and len(found.search.aims) > 1:
+        console_on(stream).print(_front(found, best))
+    elif best:
+        print(f"best: trial {best[0].number}, {_values(found, best[0])}", file=stream)
+        for name, value in found.options(best[0]).items():
+            print(f"  {printable(name)}: {printable(str(value))}", file=stream)
+    if best:
+        print(f"to train it alone: {printable(command(found.config(best[0])))}", file=stream)
+    shares = found.importance()
+    if shares:
+        said = ", ".join(f"{printable(name)} {share:.0%}" for name, share in shares.items())
+        print(f"importance: {said}", file=stream)
+    trained, whole = found.epochs()
+    if found.search.pruner != "none" and whole:
+        print(f"epochs: {trained} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
+    outcome = found.outcome
+    if outcome.seconds > 0 and outcome.busy_s > 0:
+        blocks = f"{outcome.blocks} block{'' if outcome.blocks == 1 else 's'}"
+        took = f"{duration(outcome.busy_s)} added up, {duration(outcome.seconds)} by the clock"
+        print(f"the jobs took {took} on {blocks}", file=stream)
+    print(f"study: {found.folder.path / STUDY}, trials: {found.write_table()}", file=stream)
+
+
+def _values(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:
+    pairs = zip(found.search.aims, trial.values or [], strict=True)
+    return ", ".join(f"{printable(aim.name)} {metric_text(aim.name, value)}" for aim, value in pairs)
+
+
+def _front(found: Tuned, best: list[optuna.trial.FrozenTrial]) -> Table:
+    """Return the table of the trials that no other one is better than in all objectives."""
+    names = list(found.search.space.dimensions)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title="best trials")
+    for head in ("trial", *(aim.name for aim in found.search.aims), *names):
+        table.add_column(printable(head), justify="right")
+    higher = found.search.aims[0].higher
+    for trial in sorted(best, key=lambda one: one.values[0], reverse=higher):
+        figures = [
+            metric_text(aim.name, value) for aim, value in zip(found.search.aims, trial.values, strict=True)
+        ]
+        options = found.options(trial)
+        table.add_row(str(trial.number), *figures, *(printable(str(options[name])) for name in names))
+    return table

@@ -1,0 +1,171 @@
+"""The jobs of a search: a trial is one run, or one for each fold."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from tutti.farm.jobs import FarmJob, JobOutcome
+from tutti.records.farm_folder import JobState
+from tutti.records.run import EpochRecord, Summary
+from tutti.studies.search.objectives import Aim
+from tutti.studies.search.pruners import PRUNERS
+from tutti.studies.search.trials import COMPLETE, FAILED, PRUNED, Trials
+
+Jobs = Callable[[int, Mapping[str, Any]], Sequence[FarmJob]]
+"""Makes the jobs of a trial from its number and its options."""
+
+
+@dataclass
+class _Trial:
+    """A trial that is under way.
+
+    Attributes:
+        number: of the trial.
+        jobs: one for each fold.
+        given: how many of them have been handed out.
+        running: how many of these have not ended.
+        epochs: of each fold the values of its epochs.
+        ended: of each fold that has, its values.
+        pruned: it is not promising.
+        failed: one of its jobs has.
+    """
+
+    number: int
+    jobs: Sequence[FarmJob]
+    given: int = 0
+    running: int = 0
+    epochs: dict[int, dict[int, float]] = field(default_factory=dict)
+    ended: dict[int, list[float]] = field(default_factory=dict)
+    pruned: bool = False
+    failed: bool = False
+
+
+class SearchJobs:
+    """The jobs of a search.
+
+    With a pruner the folds of a trial are trained one after the other, and what is compared after each epoch
+    is the mean over the folds so far; otherwise all folds may be trained at once.
+
+    Args:
+        trials: the trials.
+        count: how many there are to be.
+        jobs: makes those of a trial.
+        aims: what is to be high or low.
+        pruner: its name.
+        span: the epochs of each job, the most that a trial can have.
+        history: the epochs that a job has had so far, from its folder.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        count: int,
+        jobs: Jobs,
+        aims: Sequence[Aim],
+        pruner: str,
+        span: int,
+        history: Callable[[str], Iterable[EpochRecord]],
+    ) -> None:
+        self._trials, self._count, self._jobs, self._aims = trials, count, jobs, aims
+        self._prunes, self._by_fold = pruner != "none", PRUNERS[pruner].by_fold
+        self._span, self._history = span, history
+        self._waiting: deque[_Trial] = deque()
+        self._of: dict[str, tuple[_Trial, int]] = {}
+        for number in trials.under_way:
+            self._begin(number)
+
+    def next(self) -> FarmJob | None:
+        """Return the next job of the trials that have begun, or else the first of a new one."""
+        if not self._waiting:
+            if self._trials.asked >= self._count or not self._trials.may_ask():
+                return None
+            self._begin(self._trials.ask())
+        trial = self._waiting[0]
+        job = trial.jobs[trial.given]
+        self._of[job.name] = trial, trial.given
+        trial.given += 1
+        trial.running += 1
+        # With a pruner the next fold waits for what this one says.
+        if self._prunes or trial.given == len(trial.jobs):
+            self._waiting.popleft()
+        return job
+
+    def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
+        """Hear of an epoch; the job ends with it if its trial is not promising."""
+        trial, fold = self._of[job.name]
+        if not self._aims[0].by_epoch:
+            return False
+        known = trial.epochs.setdefault(fold, {})
+        if record.epoch > len(known) + 1:
+            # It has gone on from a checkpoint.
+            for earlier in self._history(job.name):
+                if earlier.epoch < record.epoch:
+                    self._hear(trial, fold, earlier)
+        self._hear(trial, fold, record)
+        return trial.pruned
+
+    def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
+        """Hear how a job has ended: its trial goes on with the next fold, or has a result."""
+        trial, fold = self._of.pop(job.name)
+        trial.running -= 1
+        if outcome.state is JobState.STOPPED:
+            return
+        if outcome.state is JobState.FAILED or outcome.summary is None:
+            trial.failed = True
+        else:
+            self._finished(trial, fold, job, outcome.summary)
+        if trial.failed or trial.pruned:
+            self._waiting = deque(one for one in self._waiting if one is not trial)
+        elif trial.given < len(trial.jobs) and trial not in self._waiting:
+            # What has begun comes to its end before something new begins.
+            self._waiting.appendleft(trial)
+        if trial.running == 0 and (trial.failed or trial.pruned or len(trial.ended) == len(trial.jobs)):
+            self._end(trial)
+
+    def _begin(self, number: int) -> None:
+        self._waiting.append(_Trial(number, self._jobs(number, self._trials.options(number))))
+
+    def _hear(self, trial: _Trial, fold: int, record: EpochRecord) -> None:
+        """Note the value of an epoch, each once; look at it, if trials are compared by epochs."""
+        known = trial.epochs.setdefault(fold, {})
+        if trial.pruned or record.epoch in known:
+            return
+        known[record.epoch] = self._aims[0].at(record)
+        one_by_one = self._prunes or len(trial.jobs) == 1
+        if self._by_fold or not one_by_one or len(self._aims) > 1:
+            return
+        self._trials.report(trial.number, fold * self._span + record.epoch, _mean_at(trial, record.epoch))
+        last = fold == len(trial.jobs) - 1 and record.epoch >= self._span
+        trial.pruned = self._prunes and not last and self._trials.prunes(trial.number)
+
+    def _finished(self, trial: _Trial, fold: int, job: FarmJob, summary: Summary) -> None:
+        if self._aims[0].by_epoch and summary.epochs > len(trial.epochs.get(fold, {})):
+            for record in self._history(job.name):
+                self._hear(trial, fold, record)
+        if trial.pruned:
+            return
+        trial.ended[fold] = [aim.of(summary) for aim in self._aims]
+        if self._by_fold:
+            self._trials.report(trial.number, fold, trial.ended[fold][0])
+            trial.pruned = fold < len(trial.jobs) - 1 and self._trials.prunes(trial.number)
+
+    def _end(self, trial: _Trial) -> None:
+        if trial.failed:
+            self._trials.end(trial.number, FAILED)
+        elif trial.pruned and self._by_fold:
+            self._trials.end(trial.number, PRUNED, [fmean(one[0] for one in trial.ended.values())])
+        elif trial.pruned:
+            fold = max(trial.epochs)
+            self._trials.end(trial.number, PRUNED, [_mean_at(trial, max(trial.epochs[fold]))])
+        else:
+            columns = zip(*(trial.ended[fold] for fold in sorted(trial.ended)), strict=True)
+            self._trials.end(trial.number, COMPLETE, [fmean(column) for column in columns])
+
+
+def _mean_at(trial: _Trial, epoch: int) -> float:
+    """Return the mean over folds at an epoch; of one that has ended before, its last value counts."""
+    return fmean(values.get(epoch, values[max(values)]) for values in trial.epochs.values())

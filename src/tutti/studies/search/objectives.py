@@ -1,0 +1,106 @@
+"""What a search is to make as good as it can. Needs neither torch nor Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.errors import BadOption
+from tutti.records.run import EpochRecord, Evaluation, Summary
+from tutti.records.texts import SHARES
+
+LOSS: Final = "loss"
+SECONDS: Final = "seconds"
+PARAMETERS: Final = "parameters"
+
+BETTER: Final = {
+    **dict.fromkeys(SHARES, "higher"),
+    **dict.fromkeys((LOSS, "mae", "mse", SECONDS, PARAMETERS), "lower"),
+}
+"""The objectives of which it is known which values are better."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One figure of a trial that is to be high, or low.
+
+    Attributes:
+        name: "loss" or a metric, on the validation part; "seconds" of training, or "parameters" of the model.
+        higher: whether higher values are better.
+    """
+
+    name: str
+    higher: bool
+
+    def __str__(self) -> str:
+        return self.name if BETTER.get(self.name) == self.better else f"{self.name}:{self.better}"
+
+    @property
+    def better(self) -> str:
+        """Which values are, "higher" or "lower" ones."""
+        return "higher" if self.higher else "lower"
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether each epoch has a value, by which trials can be compared before their end."""
+        return self.name not in (SECONDS, PARAMETERS)
+
+    def of(self, run: Summary) -> float:
+        """Return the value of a finished run.
+
+        Raises:
+            BadOption: the run has none.
+        """
+        if self.name == SECONDS:
+            return run.seconds
+        return float(run.parameters) if self.name == PARAMETERS else self._of(run.validation)
+
+    def at(self, epoch: EpochRecord) -> float:
+        """Return the value after an epoch.
+
+        Raises:
+            BadOption: it has none.
+        """
+        return self._of(epoch.validation)
+
+    def _of(self, found: Evaluation | None) -> float:
+        if found is None:
+            raise BadOption(
+                f"--objective {self.name} is of the validation part, and there is none; see --validation"
+            )
+        if self.name == LOSS:
+            return found.loss
+        if self.name not in found.metrics:
+            raise BadOption(
+                f"--objective {self.name}: the trials have {', '.join([LOSS, *found.metrics])}; others are "
+                "computed if --metrics names them"
+            )
+        return found.metrics[self.name]
+
+
+def aims_of(names: Sequence[str]) -> list[Aim]:
+    """Return the aims of these names: "accuracy", or "my_metric:higher".
+
+    Raises:
+        BadOption: one is there twice, or it is not known which of its values are better.
+    """
+    found = [_aim(name) for name in names]
+    called = [aim.name for aim in found]
+    if not found:
+        raise BadOption("--objective names nothing; give accuracy, loss, or another metric")
+    for name in called:
+        if called.count(name) > 1:
+            raise BadOption(f"--objective names '{name}' twice; name each once")
+    return found
+
+
+def _aim(text: str) -> Aim:
+    name, colon, better = text.partition(":")
+    better = better if colon else BETTER.get(name, "")
+    if better not in ("higher", "lower"):
+        raise BadOption(
+            f"--objective {text} does not say which values of '{name}' are better; write {name}:higher or "
+            f"{name}:lower"
+        )
+    return Aim(name, better == "higher")

@@ -1,0 +1,387 @@
+"""A search on a farm: from the question to trials and jobs, and back to what is best.
+
+FARM/study.journal            Optuna's study: `optuna.load_study`, or optuna-dashboard
+FARM/splits.npz               the rows of each fold, with folds
+FARM/jobs/trial-0007/         the run of a trial; with folds, fold-0/ and so on in it
+FARM/trials.csv               all trials
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+
+from tutti.errors import BadOption
+from tutti.farm.blocks import place_blocks, work_on
+from tutti.farm.coordinator import FarmOutcome, Listener
+from tutti.farm.jobs import FarmJob
+from tutti.records.farm_folder import SPLITS, FarmFolder
+from tutti.records.files import refusing, replace_file
+from tutti.records.json_lines import Json
+from tutti.records.run import EpochRecord
+from tutti.records.run_folder import RunFolder, folder_name
+from tutti.records.splits import write_splits
+from tutti.run.config import TrainConfig
+from tutti.run.start import check_files
+from tutti.run.train_job import TrainJob
+from tutti.run.trust import seal
+from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
+from tutti.studies.cross_validation.splits import make_splits, splitter_of
+from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.crossing import with_options
+from tutti.studies.search.jobs import SearchJobs
+from tutti.studies.search.objectives import Aim
+from tutti.studies.search.pruners import check_pruner
+from tutti.studies.search.samplers import GridSampler, check_sampler
+from tutti.studies.search.space import Range, Space
+from tutti.studies.search.trials import (
+    COMPLETE,
+    NAME,
+    PRUNED,
+    STUDY,
+    Method,
+    Trials,
+    distributions_of,
+    open_study,
+    options_of,
+)
+
+KIND: Final = "tune"
+"""The kind of a farm."""
+
+FOLDER: Final = Path("farms")
+"""The folder of farms without a path of their own."""
+
+TRIALS: Final = "trials.csv"
+
+EPOCHS: Final = 20
+"""The epochs of a run that is given neither epochs nor steps."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The question of a search.
+
+    Attributes:
+        config: what all trials have in common; its seed decides all that is random.
+        space: what is tried.
+        aims: what is to be high or low.
+        sampler: a name in `SAMPLERS`.
+        pruner: a name in `PRUNERS`.
+        folds: of each trial; 1: none, but the validation part.
+        stratified: each fold has the same share of each class.
+        ahead: how many trials may be under way.
+        objects: what was given as Python objects for all, as in a `Job`.
+    """
+
+    config: TrainConfig
+    space: Space
+    aims: Sequence[Aim]
+    sampler: str = "tpe"
+    pruner: str = "none"
+    folds: int = 1
+    stratified: bool = False
+    ahead: int = 8
+    objects: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def span(self) -> int:
+        """The epochs of a run, the most that a trial can have."""
+        searched = self.space.dimensions.get("epochs")
+        if searched is None:
+            return self.config.epochs or EPOCHS
+        return int(searched.high if isinstance(searched, Range) else max(searched.ends()))
+
+    def check(self) -> None:
+        """Refuse what cannot be searched, as far as that can be seen without the data.
+
+        Raises:
+            UserError: the message says what to change.
+        """
+        if self.folds < 1:
+            raise BadOption(f"--folds is {self.folds}; the smallest possible is 1, which is none")
+        if self.ahead < 1:
+            raise BadOption(f"--ahead is {self.ahead}; the smallest possible is 1")
+        if self.stratified and self.folds == 1:
+            raise BadOption("--stratified is for folds; give --folds 3 or the like, or leave it out")
+        for name, left in (("split", None), ("predictions", False), ("hosts", None), ("out", None)):
+            if getattr(self.config, name) != left:
+                raise BadOption(f"--{name} is for a single run; leave it out")
+        by_validation = any(aim.by_epoch for aim in self.aims)
+        if self.folds == 1 and by_validation and self.config.validation == 0:
+            raise BadOption("--validation is 0, so trials cannot be compared; give a share, or --folds 3")
+        if self.folds > 1 and self.config.validation != TrainConfig.validation:
+            raise BadOption("--folds says what is held out, and so does --validation; give one of them")
+        self.space.check(self.config)
+        check_sampler(self.sampler, distributions_of(self.space), len(self.aims))
+        by_epochs = self.config.steps is None and "steps" not in self.space.dimensions
+        check_pruner(self.pruner, list(self.aims), self.folds, by_epochs)
+
+    def record(self) -> Json:
+        """Return the question as JSON values: who resumes it must ask the same."""
+        left_out = ("out", "workers", "threads", "time_limit")
+        config = {name: value for name, value in self.config.as_json().items() if name not in left_out}
+        space = {f"space.{name}": one for name, one in self.space.as_json().items()}
+        return {
+            **config,
+            **space,
+            "objective": [str(aim) for aim in self.aims],
+            "sampler": self.sampler,
+            "pruner": self.pruner,
+            "folds": self.folds,
+            "stratified": self.stratified,
+            "ahead": self.ahead,
+        }
+
+    def count(self, trials: int) -> int:
+        """Return how many trials there are, of so many at most: a grid comes to its end.
+
+        Raises:
+            BadOption: there are none.
+        """
+        if trials < 1:
+            raise BadOption(f"--trials is {trials}; the smallest possible is 1")
+        if self.sampler != "grid":
+            return trials
+        return min(trials, GridSampler(distributions_of(self.space)).points)
+
+    def config_of(self, options: Mapping[str, Any]) -> TrainConfig:
+        """Return the configuration of a trial with these options.
+
+        Raises:
+            UserError: they do not go together.
+        """
+        return with_options(self.config.as_json(), options)
+
+    def jobs(self, splits: Path, number: int, options: Mapping[str, Any]) -> list[FarmJob]:
+        """Return the jobs of a trial.
+
+        Args:
+            splits: the file of splits.
+            number: of the trial.
+            options: of the trial.
+        """
+        config, objects, prunable = self.config_of(options), dict(self.objects), self.pruner != "none"
+        if self.folds == 1:
+            return [FarmJob(job_name(number), config, objects=objects, prunable=prunable)]
+        return [
+            FarmJob(
+                job_name(number, fold),
+                replace(config, split=f"{splits}:{fold}", seed=config.seed + fold),
+                objects=objects,
+                prunable=prunable,
+            )
+            for fold in range(self.folds)
+        ]
+
+
+def job_name(trial: int, fold: int | None = None) -> str:
+    """Name the job of a trial, or of one of its folds."""
+    return f"trial-{trial:04}" + ("" if fold is None else f"/fold-{fold}")
+
+
+def look(search: Search, blocks: Blocks) -> Samples:
+    """Look at the data, and check the values at the ends of the space, in a process that has torch.
+
+    Raises:
+        UserError: the data cannot be read, or a value cannot be used.
+    """
+    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, None)
+    workers = str(max(1, blocks.block - search.config.servers))
+    found = {}
+    for name, dimension in search.space.dimensions.items():
+        for value in dimension.ends():
+            config = replace(search.config_of({name: value}), workers=workers)
+            check_files(config)
+            found[repr(config)] = TrainJob(config, objects=dict(search.objects))
+    job = SamplesJob(search.config, tuple(found.values()), blocks.block, objects=dict(search.objects))
+    return look_at(job, placement.threads or 1, bool(placement.warnings))
+
+
+def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
+    """Make the folder of the farm, with the splits of its folds; or take up that of an earlier one.
+
+    Raises:
+        BadOption: the farm that is there has another question, or the samples cannot be split.
+        BadRunFolder: something else is there, or the folder cannot be written.
+    """
+    splits = None
+    if search.folds > 1:
+        splitter = splitter_of(search.folds, 1, search.config.seed, search.stratified)
+        splits = make_splits(splitter, samples.targets, labels=samples.labels)
+    question = {**search.record(), "fingerprint": samples.fingerprint}
+    path = out or FOLDER / folder_name(Path(search.config.model).name.partition(":")[0], samples.name)
+    sealed = seal(search.config.as_json())
+    folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
+    if splits is not None and not folder.splits.is_file():
+        write_splits(folder.splits, splits, samples.fingerprint)
+    return folder
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A search, as far as it has come.
+
+    Attributes:
+        search: its question.
+        folder: of the farm.
+        study: Optuna's.
+        outcome: how the work on it has ended.
+    """
+
+    search: Search
+    folder: FarmFolder
+    study: optuna.Study
+    outcome: FarmOutcome
+
+    @property
+    def best(self) -> list[optuna.trial.FrozenTrial]:
+        """The best trial; with several objectives all that no other one is better than; none yet: empty."""
+        if not any(trial.state is COMPLETE for trial in self.study.get_trials(deepcopy=False)):
+            return []
+        return list(self.study.best_trials)
+
+    def options(self, trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+        """Return the options of a trial."""
+        return options_of(self.search.space, trial.params)
+
+    def config(self, trial: optuna.trial.FrozenTrial) -> TrainConfig:
+        """Return the configuration that trains a trial alone."""
+        return self.search.config_of(self.options(trial))
+
+    def failed(self) -> dict[int, str]:
+        """Return why trials have failed, by number."""
+        found = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.state is not optuna.trial.TrialState.FAIL:
+                continue
+            folds = [None] if self.search.folds == 1 else [*range(self.search.folds)]
+            errors = [self.folder.error(job_name(trial.number, fold)) for fold in folds]
+            said = next((error for error in errors if error), "its objective is not a finite number")
+            found[trial.number] = said.strip().splitlines()[-1]
+        return found
+
+    def states(self) -> Counter[str]:
+        """Count the trials by their state."""
+        return Counter(trial.state.name.lower() for trial in self.study.get_trials(deepcopy=False))
+
+    def epochs(self) -> tuple[int, int]:
+        """Return how many epochs were trained, and how many there were without a pruner.
+
+        What counts is what trials have: a run that went on for an epoch more than it should adds nothing.
+        """
+        trials = [one for one in self.study.get_trials(deepcopy=False) if one.state in (COMPLETE, PRUNED)]
+        whole = self.search.span * self.search.folds
+        trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
+        return sum(trained), whole * len(trials)
+
+    def importance(self) -> dict[str, float]:
+        """Return the share of each parameter in how good a trial is, by the first objective.
+
+        Returns:
+            Shares that add up to 1; nothing if there are too few trials to tell.
+        """
+        values = {tuple(one.values) for one in self.study.get_trials(deepcopy=False) if one.state is COMPLETE}
+        if len(values) < 4:
+            return {}
+        several, sign = len(self.search.aims) > 1, -1.0 if self.search.aims[0].higher else 1.0
+
+        def first(trial: optuna.trial.FrozenTrial) -> float:
+            return sign * float(trial.values[0])
+
+        return dict(optuna.importance.get_param_importances(self.study, target=first if several else None))
+
+    def write_table(self) -> Path:
+        """Write all trials as CSV, and return the path.
+
+        Raises:
+            BadRunFolder: it cannot be written.
+        """
+        names, aims = list(self.search.space.dimensions), [str(aim) for aim in self.search.aims]
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["trial", "state", *aims, *names])
+        for trial in self.study.get_trials(deepcopy=False):
+            options = self.options(trial)
+            values = trial.values or [""] * len(aims)
+            table.writerow(
+                [trial.number, trial.state.name.lower(), *values, *(options[name] for name in names)]
+            )
+        path = self.folder.path / TRIALS
+        with refusing(path):
+            replace_file(path, text.getvalue().encode())
+        return path
+
+
+def tune(
+    search: Search,
+    folder: FarmFolder,
+    trials: int,
+    blocks: Blocks,
+    storage: str | None = None,
+    listener: Listener | None = None,
+) -> Tuned:
+    """Work on the trials that have no result yet.
+
+    Args:
+        search: the question.
+        folder: of the farm.
+        trials: how many there are to be.
+        blocks: the ranks.
+        storage: the URL of a database for the study; None: the journal in the folder.
+        listener: is told of all that happens.
+
+    Raises:
+        TuttiError: as `work_on` says.
+    """
+    count = search.count(trials)
+    study = open_study_of(folder, search.aims, storage)
+    method = Method(
+        search.sampler, search.pruner, search.config.seed, search.ahead, search.span * search.folds
+    )
+    source = SearchJobs(
+        Trials(study, search.space, method),
+        count,
+        partial(search.jobs, folder.path.absolute() / SPLITS),
+        search.aims,
+        search.pruner,
+        search.span,
+        partial(_history, folder),
+    )
+    # As many as may run at a time; more blocks would have nothing to do.
+    most = min(count, search.ahead) * (search.folds if search.pruner == "none" else 1)
+    outcome = work_on(
+        folder,
+        source,
+        block=blocks.block,
+        blocks=blocks.blocks,
+        threads=blocks.threads,
+        jobs=most,
+        job_timeout_s=blocks.job_timeout_s,
+        time_limit_s=blocks.time_limit_s,
+        listener=listener,
+    )
+    return Tuned(search, folder, study, outcome)
+
+
+def open_study_of(folder: FarmFolder, aims: Sequence[Aim], storage: str | None = None) -> optuna.Study:
+    """Open the study of a farm; in a database its name is that of the folder.
+
+    Raises:
+        BadOption: the database cannot be opened.
+    """
+    if storage is None:
+        return open_study(folder.path / STUDY, NAME, aims)
+    return open_study(storage, folder.path.absolute().name, aims)
+
+
+def _history(folder: FarmFolder, job: str) -> list[EpochRecord]:
+    return RunFolder(folder.job(job)).history().records
