@@ -280,7 +280,7 @@ def findings_of(folder: FarmFolder) -> Findings:
                 left += 1
         if any(one is not None for one in found):
             scores[name] = score_folds(found, asked["score"], asked["classes"], amounts)
-    ratios = _ratios(folder, asked)
+    ratios = ratios_of(folder, asked)
     return Findings(scores, compare(scores, ratios), tuple(asked["labels"]), failed, left, seconds)
 
 
@@ -357,7 +357,7 @@ def _digest(splits: list[Split], fingerprint: str) -> str:
     return found.hexdigest()[:16]
 
 
-def _ratios(folder: FarmFolder, asked: Json) -> list[float]:
+def ratios_of(folder: FarmFolder, asked: Json) -> list[float]:
     """Return of each fold the held-out samples / those that it trains on."""
     splits = (
         read_split(folder.splits, number, asked["samples"], asked["fingerprint"])
