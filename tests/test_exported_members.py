@@ -56,3 +56,10 @@ def test_the_supervisor_s_side_imports_neither_torch_nor_mpi() -> None:
     program = [sys.executable, "-c", f"import sys, {', '.join(LIGHT)}; print({heavy})"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_who_hands_out_the_jobs_of_a_farm_needs_no_torch() -> None:
+    heavy = "[name for name in ('torch', 'mpi4py') if name in sys.modules]"
+    program = [sys.executable, "-c", f"import sys, tutti.cli.cv; print({heavy})"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from html import escape
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from tutti.cli import cv
 from tutti.cli.main import main
+from tutti.farm.coordinator import FarmOutcome
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.splits import count_splits
@@ -171,6 +173,17 @@ def test_bad_input(
     assert main(_words(data, tmp_path / "farm", *further)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "farm").exists()
+
+
+def test_a_farm_that_was_stopped_says_how_to_go_on(
+    farm: Path, data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = FarmOutcome("its time limit is over", 1.0, 1.0, 1, Counter())
+    monkeypatch.setattr(cv, "train_shown", lambda *_: outcome)
+    assert main(_words(data, farm, "--resume", "--time-limit", "1s")) == 75
+    assert f"stopped: its time limit is over; go on by the same command with --resume --out {farm}" in (
+        capsys.readouterr().out
+    )
 
 
 def test_the_farm_of_another_question_is_refused(

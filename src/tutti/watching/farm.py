@@ -125,8 +125,8 @@ class FarmProgress:
     def screen(self, now: float) -> RenderableType:
         """Return all that is shown."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        for head in ("block", "job", "epoch", "training", "validation", "time"):
-            table.add_column(head, justify="right" if head in ("block", "epoch", "time") else "left")
+        for head in ("block", "job", "epoch", "loss", "validation", "time"):
+            table.add_column(head, justify="left" if head in ("job", "validation") else "right", no_wrap=True)
         for block, lane in sorted(self.lanes.items()):
             table.add_row(str(block), *self._cells(lane), duration(now - lane.began))
         parts: list[RenderableType] = [Text(self.headline(now))]
@@ -141,7 +141,7 @@ class FarmProgress:
             return [printable(lane.job), "", "", ""]
         of = "" if epochs is None else f"/{epochs}"
         validation = figures(record.validation) if record.validation else ""
-        return [printable(lane.job), f"{record.epoch}{of}", figures(record.train), validation]
+        return [printable(lane.job), f"{record.epoch}{of}", f"{record.train.loss:.4f}", validation]
 
 
 def known_jobs(folder: FarmFolder) -> dict[str, int | None]:
@@ -237,8 +237,11 @@ def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | 
     finally:
         display.close()
     progress = read_progress(folder)
+    finished = all(progress.done.get(job) is JobState.FINISHED for job in progress.epochs)
     console_on(stream).print(Text(progress.headline(clock.now())))
-    return all(progress.done.get(job) is JobState.FINISHED for job in progress.epochs)
+    if not finished:
+        print("nobody works on it: the command that began it goes on with --resume", file=stream, flush=True)
+    return finished
 
 
 def _group(job: str) -> str:

@@ -20,6 +20,7 @@ from tutti.data.arrays import Array
 from tutti.data.contents import Contents
 from tutti.data.sources import read_source
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
+from tutti.farm.blocks import place_blocks
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.predictions import Predictions
@@ -182,6 +183,14 @@ def cross_validate(
     _refuse_unknown(options, score)
     out, limit = options.pop("out", None), options.pop("time_limit", None)
     threads = options.pop("threads", None)
+    ranks = Blocks(
+        workers,
+        blocks,
+        threads,
+        None if job_timeout is None else seconds_of(job_timeout, "--job-timeout"),
+        None if limit is None else seconds_of(limit, "--time-limit"),
+    )
+    place_blocks(workers, blocks, threads, None)
     if resume and out is None:
         raise BadOption("resume=True needs out: the folder of the cross-validation to go on with")
     given: dict[str, object] = {"loss": loss, "metrics": metrics, "strategy": strategy or "auto"}
@@ -203,13 +212,6 @@ def cross_validate(
         said = {"cv": type(cv).__name__}
     known = None if groups is None else np.asarray(groups)
     question = CrossValidation(config, candidates, cv, said, known, score, arrays)
-    ranks = Blocks(
-        workers,
-        blocks,
-        threads,
-        None if job_timeout is None else seconds_of(job_timeout, "--job-timeout"),
-        None if limit is None else seconds_of(limit, "--time-limit"),
-    )
     plan = plan_with(question, samples_of(samples_job(question, ranks), contents))
     folder = begin(plan, out or plan.usual_folder(), resume)
     with lasting_output(), open(os.devnull, "w") as nothing:

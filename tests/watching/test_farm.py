@@ -1,0 +1,79 @@
+"""Tests of the display of a farm."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.run import EpochRecord, Evaluation
+from tutti.terminal import console_on
+from tutti.watching.farm import FarmDisplay, FarmProgress, follow_farm
+
+JOBS = {"a/fold-0": 3, "a/fold-1": 3, "b/fold-0": 3, "b/fold-1": None}
+
+
+def record(epoch: int, accuracy: float, loss: float = 0.5) -> EpochRecord:
+    validation = Evaluation(10, loss, {"accuracy": accuracy})
+    return EpochRecord(
+        epoch, epoch, True, validation, validation, {"total": 1.0, "validation": 0.1}, 1.0, 0.1, ""
+    )
+
+
+def ended(progress: FarmProgress, job: str, accuracy: float, seconds: float) -> None:
+    progress.begin(job, 0, 0.0)
+    progress.epoch(0, record(3, accuracy))
+    progress.end(0, JobState.FINISHED, seconds)
+
+
+def shown(progress: FarmProgress, now: float) -> str:
+    stream = io.StringIO()
+    console_on(stream).print(progress.screen(now))
+    return stream.getvalue()
+
+
+def test_blocks_jobs_epochs_the_best_and_the_time_left() -> None:
+    progress = FarmProgress(JOBS)
+    assert progress.best() is None
+    assert progress.left_s(0.0) is None
+    ended(progress, "a/fold-0", 0.8, 10.0)
+    ended(progress, "b/fold-0", 0.9, 30.0)
+    progress.begin("a/fold-1", 0, 100.0)
+    progress.begin("b/fold-1", 1, 100.0)
+    progress.epoch(0, record(2, 0.7, 0.25))
+    # 10 s and 30 s, of which 4 s each are over, on two blocks.
+    assert progress.left_s(104.0) == 16.0
+    assert progress.headline(104.0) == "2 of 4 jobs done, 2 running, 0:16 left"
+    assert progress.best() == "b: validation accuracy 90.00% in 1 job"
+    text = shown(progress, 104.0)
+    assert "a/fold-1" in text
+    assert "2/3" in text
+    assert "loss 0.2500  accuracy 70.00%" in text
+    progress.end(1, JobState.FAILED, 1.0)
+    assert "1 failed" in progress.headline(104.0)
+
+
+def test_each_job_that_ends_is_a_line_without_a_terminal() -> None:
+    progress, stream = FarmProgress(JOBS), io.StringIO()
+    ended(progress, "a/fold-0", 0.8, 10.0)
+    display = FarmDisplay(progress.done, stream)
+    ended(progress, "b/fold-0", 0.9, 30.0)
+    display.show(progress, 0.0)
+    display.show(progress, 0.0)
+    display.close()
+    assert stream.getvalue() == "b/fold-0 finished; 2 of 4 jobs done, 0 running\n"
+
+
+def test_a_farm_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
+    folder = FarmFolder.begin(tmp_path / "farm", "cv", {}, {name: {"epochs": 3} for name in JOBS})
+    for event in (
+        FarmEvent(1.0, "began", "a/fold-0", 0),
+        FarmEvent(2.0, "began", "a/fold-1", 1),
+        FarmEvent(3.0, "ended", "a/fold-0", 0, "failed", 2.0, "no model"),
+    ):
+        folder.note(event)
+    stream = io.StringIO()
+    assert not follow_farm(folder.path, stream)
+    first, second = stream.getvalue().splitlines()
+    assert first == "0 of 4 jobs done, 0 running, 1 failed"
+    assert "--resume" in second
