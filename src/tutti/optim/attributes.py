@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -31,13 +31,19 @@ from tutti.object_state import load_state_of, state_of
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Values
 
-_OF_TORCH: Final = frozenset(
-    {*vars(Optimizer([torch.zeros(())], {})), "_opt_called", "step", "grad_scale", "found_inf"}
-    | {"_need_device_dtype_check_for_fused", "_step_supports_amp_scaling"}
-)
-"""Attributes that any optimizer has, or gets from schedulers, which wrap its `step`, and a `GradScaler`."""
-
 _WITHOUT_STATE: Final = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device)
+
+
+@cache
+def _of_torch() -> frozenset[str]:
+    """Return the attributes that any optimizer has, or gets from schedulers, which wrap its `step`, and a
+    `GradScaler`.
+
+    Making the first optimizer of a process imports the compiler of torch, which takes a second.
+    """
+    later = {"_opt_called", "step", "grad_scale", "found_inf"}
+    later |= {"_need_device_dtype_check_for_fused", "_step_supports_amp_scaling"}
+    return frozenset(vars(Optimizer([torch.zeros(())], {}))) | later
 
 
 def attributes_of(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Values:
@@ -93,7 +99,7 @@ class _Writer:
         if is_parameterwise(optimizer):
             return {}
         self.note(optimizer)
-        return {name: self.values(value) for name, value in vars(optimizer).items() if name not in _OF_TORCH}
+        return {name: self.values(value) for name, value in vars(optimizer).items() if name not in _of_torch()}
 
     def note(self, optimizer: Optimizer) -> None:
         """Note what is written elsewhere."""
