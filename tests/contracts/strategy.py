@@ -513,7 +513,8 @@ def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
     """To the bit, whatever the options: so all that counts is in the weights and the state."""
     for course in _courses(strategy, known):
         one = course.strategy
-        for hosts in (1, 2) if on_several_hosts(one) else (1,):
+        usual = one == brisk(strategy, known)
+        for hosts in ((1, 2) if usual else (2,)) if on_several_hosts(one) else (1,):
             left = world(one, 4, hosts).run(begin, course)
             resumed = world(one, 4, hosts).run(go_on, course, checkpoint(left))
             for before, after in zip(left, resumed, strict=True):

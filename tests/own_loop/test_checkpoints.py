@@ -126,16 +126,14 @@ def _ends(
     return wanted, worlds.call(partial(program.run, folder=folder, stop=False), after)
 
 
-@pytest.mark.parametrize(("at", "shuffle"), [(2, True), (7, True), (10, True), (14, True), (10, False)])
+@pytest.mark.parametrize(("at", "shuffle"), [(2, True), (7, True), (10, True), (10, False)])
 def test_same_ranks_end_with_the_same_bits(worlds: Worlds, tmp_path: Path, at: int, shuffle: bool) -> None:
     program = Program(shuffle=shuffle, of_rank=True, at=at)
     wanted, found = _ends(worlds, program, tmp_path, (2, 2))
     assert found == wanted
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "at"), [(2, 1, 3), (2, 1, 7), (2, 3, 3), (2, 3, 7), (3, 2, 10), (1, 2, 10)]
-)
+@pytest.mark.parametrize(("before", "after", "at"), [(2, 1, 7), (2, 3, 3), (3, 2, 10), (1, 2, 10)])
 def test_other_ranks_end_with_the_same_numbers(
     worlds: Worlds, tmp_path: Path, before: int, after: int, at: int
 ) -> None:
@@ -191,8 +189,8 @@ def test_strategies_go_on(worlds: Worlds, tmp_path: Path, strategy: str) -> None
     assert found == wanted
 
 
-@pytest.mark.parametrize("strategy", strategies.STRATEGIES)
-def test_every_strategy_goes_on_on_one_rank(worlds: Worlds, tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", sorted(strategies.STRATEGIES.keys() - SEVERAL.keys()))
+def test_other_strategies_go_on_on_one_rank(worlds: Worlds, tmp_path: Path, strategy: str) -> None:
     wanted, found = _ends(worlds, Program(sgd, strategies.STRATEGIES[strategy]()), tmp_path, (1, 1))
     assert found == wanted
 
@@ -362,7 +360,7 @@ LOOPS = [_two_models_and_loaders, _two_optimizers, _at_the_top, _iterable, _gene
 
 @pytest.mark.parametrize(
     ("loop", "sizes"),
-    [(loop, sizes) for loop in LOOPS for sizes in ((1, 1), (2, 3))] + [(_workers, (1, 1))],
+    [(loop, (2, 3)) for loop in LOOPS] + [(_iterable, (1, 1)), (_workers, (1, 1))],
     ids=lambda value: value.__name__[1:] if callable(value) else str(value),
 )
 def test_loops_go_on(worlds: Worlds, tmp_path: Path, loop: Loop, sizes: tuple[int, int]) -> None:
@@ -589,15 +587,13 @@ def test_schedulers_go_on_from_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["hogwild", "downpour", "easgd", "lazy", "adpsgd", "gossip"])
-@pytest.mark.parametrize("after", [2, 3])
-def test_workers_that_wait_for_nobody_go_on(
-    worlds: Worlds, tmp_path: Path, strategy: str, after: int
-) -> None:
+def test_workers_that_wait_for_nobody_go_on(worlds: Worlds, tmp_path: Path, strategy: str) -> None:
     """They end, with the same weights on all ranks; these are not the same in any two runs."""
     program = Program(sgd, strategies.STRATEGIES[strategy](), at=2)
     worlds.call(partial(program.run, folder=tmp_path, stop=True), 2)
-    found = worlds.call(partial(program.run, folder=tmp_path, stop=False), after)
-    assert all(weights == found[0][0] for weights, _, _ in found)
+    for after in (2, 3):
+        found = worlds.call(partial(program.run, folder=tmp_path, stop=False), after)
+        assert all(weights == found[0][0] for weights, _, _ in found)
 
 
 def _warned(folder: Path | None, stop: bool) -> list[str]:

@@ -24,13 +24,14 @@ def plain(name: str) -> Outcome:
     return _plain[name]
 
 
-@pytest.mark.parametrize(("name", "size"), [(name, size) for name in LOOPS for size in (1, 2, 3)])
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name in LOOPS for size in (1, 3)])
 def test_loop_ends_as_with_plain_torch(worlds: Worlds, name: str, size: int) -> None:
     _compare(worlds, name, size, Sync())
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_loop_ends_as_with_plain_torch_where_gradients_go_round_a_ring(worlds: Worlds, name: str) -> None:
+    """This is the only one on two ranks: they share batches out as three do, and gradients another way."""
     _compare(worlds, name, 2, Sync(collective="ring"), name in REFUSED_BY_MESSAGES)
 
 

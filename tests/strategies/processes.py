@@ -1,4 +1,4 @@
-"""What the ranks of the tests of workers with own weights run: a function of (comm, payload)."""
+"""What the ranks of the tests of workers with own weights run."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ def train(comm: Communicator, strategy: Strategy) -> list[float]:
     return module().tolist()
 
 
-def train_with_all(comm: Communicator, payload: bytes) -> list[dict[str, list[float]]]:
-    """Every rank's final weights, by strategy."""
-    found = {name: train(comm, strategy) for name, strategy in STRATEGIES.items()}
-    return [dict(one) for one in comm.all_gather_objects(found)]
+def train_with_all(comm: Communicator) -> dict[str, list[float]]:
+    """The final weights, by strategy."""
+    return {name: train(comm, strategy) for name, strategy in STRATEGIES.items()}
 
 
 def large(comm: Communicator, strategy: Strategy, width: int = 700) -> float:

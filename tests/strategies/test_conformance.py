@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,7 +14,6 @@ from tests.comm.ranks import World
 from tests.contracts.strategy import (
     CHECKS,
     NAMES,
-    RIGHT,
     Setting,
     assert_alike,
     brisk,
@@ -66,10 +66,12 @@ def processes() -> Iterator[Processes]:
 
 @pytest.mark.parametrize("name", PARALLEL)
 def test_processes_of_a_host_learn_and_end_with_the_same_weights(name: str, processes: Processes) -> None:
-    found = processes.run(train, learning(STRATEGIES[name]))
+    """In fewer epochs than virtual ranks: all that is looked at is whether they learn together."""
+    known = replace(setting(STRATEGIES[name]), epochs=4)
+    found = processes.run(train, learning(STRATEGIES[name], known))
     for outcome in found:
         assert_alike(outcome, found[0])
-    assert found[0].accuracy >= RIGHT
+    assert found[0].accuracy >= 0.9
 
 
 def test_new_processes_go_on_where_others_have_stopped(processes: Processes) -> None:

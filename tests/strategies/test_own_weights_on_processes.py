@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 import torch
 
+from tests.comm.ranks import World
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tests.strategies.alone import batch, start
-from tests.strategies.processes import EXACT, STRATEGIES, train
+from tests.strategies.processes import EXACT, STRATEGIES, train, train_with_all
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.launch.placement import Placement
-from tutti.launch.start import start as launch
 
 
 def best(workers: int) -> torch.Tensor:
@@ -24,10 +21,8 @@ def best(workers: int) -> torch.Tensor:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_processes_do_what_virtual_ranks_do(workers: int) -> None:
-    found = cast(
-        "list[dict[str, list[float]]]",
-        launch("tests.strategies.processes:train_with_all", b"", Placement(workers, threads=1)),
-    )
+    with World(workers, cores=2) as processes:
+        found = processes.run(train_with_all)
     assert all(one == found[0] for one in found)
     assert found[0].keys() == STRATEGIES.keys()
     check(found[0], (workers,))

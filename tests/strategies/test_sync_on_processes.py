@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
+import torch
 
-from tests.strategies.entries import CASES
+from tests.comm.ranks import World
+from tests.strategies.entries import CASES, follow
+from tests.strategies.sequential import distance, sequential
 from tests.strategies.test_sync import TOLERANCE
-from tutti.launch.placement import Placement
-from tutti.launch.start import start
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_processes_agree_with_plain_torch_with_each_other_and_with_themselves(workers: int) -> None:
-    found = cast(
-        dict[str, tuple[float, bool, bool]],
-        start("tests.strategies.entries:follow", b"", Placement(workers, threads=1)),
-    )
-    assert found.keys() == CASES.keys()
-    for name, (distance, ranks_agree, runs_agree) in found.items():
-        assert distance < TOLERANCE[CASES[name].dtype], name
-        assert ranks_agree, name
-        assert runs_agree, name
+    with World(workers, cores=2) as processes:
+        found = processes.run(follow)
+    for name, case in CASES.items():
+        first = found[0][name][0]
+        assert distance(first, sequential(case)) < TOLERANCE[case.dtype], name
+        for one in found:
+            for weights in one[name]:
+                assert torch.equal(weights, first), name

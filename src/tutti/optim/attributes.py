@@ -99,7 +99,9 @@ class _Writer:
         if is_parameterwise(optimizer):
             return {}
         self.note(optimizer)
-        return {name: self.values(value) for name, value in vars(optimizer).items() if name not in _of_torch()}
+        return {
+            name: self.values(value) for name, value in vars(optimizer).items() if name not in _of_torch()
+        }
 
     def note(self, optimizer: Optimizer) -> None:
         """Note what is written elsewhere."""
