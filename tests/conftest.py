@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,23 @@ def _environment_as_it_was() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def nothing_beside() -> Iterator[None]:
+    """Runs of this process start neither a sampler of their usage nor a guard of their folder.
+
+    Nor one writer of checkpoints after the other: each is an interpreter of its own, which takes longer than
+    a small training.
+    """
+    # Most tests import no torch, or not yet.
+    from tests.kept_writers import end_writers, keeping_writers
+
+    with keeping_writers(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tutti.run.train.sampling", lambda comm, wanted: nullcontext())
+        patch.setattr("tutti.run.train.take_back_after_me", lambda folder: None)
+        yield
+    end_writers()
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from tests.kept_writers import keeping_writers
 from tests.own_loop.jobs import differences
 from tests.own_loop.loops.base import (
     CLASSES,
@@ -79,7 +80,8 @@ class Program:
         """Run it from its newest checkpoint to its end, or until there is one; returns what it ends with."""
         distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
         try:
-            return self._run(folder, stop)
+            with keeping_writers():
+                return self._run(folder, stop)
         finally:
             leave()
 
@@ -202,7 +204,8 @@ Loop = Callable[[Path | None, bool], Any]
 def _call(comm: Communicator, loop: Loop, folder: Path | None, stop: bool) -> Any:
     distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     try:
-        return loop(folder, stop)
+        with keeping_writers():
+            return loop(folder, stop)
     finally:
         leave()
 

@@ -30,6 +30,8 @@ from tutti.run.train import work
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.training.loggers.base import Logbook
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 INPUTS = torch.rand(150, 6, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)
 

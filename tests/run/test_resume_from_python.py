@@ -17,6 +17,8 @@ from tutti.run import api, resume
 from tutti.run.config import TrainConfig
 from tutti.run.resume import placed
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 INPUTS = torch.rand(120, 6, generator=torch.Generator().manual_seed(0))
 DATA = (INPUTS, (INPUTS.sum(1) * 2).long().clamp(0, 4))
 SGD = {"optimizer": "sgd", "lr": 0.05, "schedule": "cosine", "batch_size": 24, "seed": 4, "validation": 0.2}

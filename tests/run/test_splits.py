@@ -25,6 +25,8 @@ from tutti.run import evaluate
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import EvaluateJob
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 X = np.random.default_rng(0).integers(0, 256, (90, 4, 3), dtype=np.uint8)
 Y = (X.reshape(90, -1).sum(1) // 40 % 3).astype(np.int64)
 HELD = np.flatnonzero(np.arange(90) % 4 == 1)

@@ -47,7 +47,7 @@ def lines_of(outcome: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(line[line.index("sum") :] for line in outcome.stdout.splitlines() if "sum" in line)
 
 
-def test_ranks_of_tutti_run_listen_nowhere() -> None:
+def test_ranks_of_tutti_run_find_each_other_and_listen_nowhere() -> None:
     command = [sys.executable, "-m", "tutti", "run", "-n", "2", str(PROGRAM)]
     outcome = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True, check=False)
     assert lines_of(outcome) == ["sum 3.0 3.0 listening []"] * 2
@@ -56,7 +56,7 @@ def test_ranks_of_tutti_run_listen_nowhere() -> None:
 @needs_mpirun
 @pytest.mark.mpi
 def test_ranks_of_mpirun_on_one_host_listen_nowhere() -> None:
-    assert lines_of(mpirun(2, PROGRAM, forked=False)) == ["sum 3.0 3.0 listening []"] * 2
+    assert lines_of(mpirun(2, PROGRAM)) == ["sum 3.0 3.0 listening []"] * 2
 
 
 def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed.run
 import torch.multiprocessing
 
 from tests.mpi.mpirun import mpirun, needs_mpirun
 from tests.ports import held_ports
+from tests.preloaded import interpreter
 from tutti.launch.rendezvous import describe_mpi_rank
 
 PROGRAM = Path(__file__).with_name("summing.py")
@@ -32,16 +34,8 @@ def expected(size):
 
 
 def test_under_torchrun():
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        PROGRAM,
-    ]
-    assert run(command) == expected(2)
+    torchrun = [*interpreter(), torch.distributed.run.__file__]
+    assert run([*torchrun, "--standalone", "--nproc-per-node", "2", PROGRAM]) == expected(2)
 
 
 @needs_mpirun
@@ -50,10 +44,6 @@ def test_under_mpirun_without_importing_mpi4py():
     outcome = mpirun(2, PROGRAM, forked=False)
     assert outcome.returncode == 0, outcome.stderr
     assert sorted(outcome.stdout.splitlines()) == expected(2)
-
-
-def test_under_tutti_run():
-    assert run([sys.executable, "-m", "tutti", "run", "-n", "2", PROGRAM]) == expected(2)
 
 
 def be_spawned(rank, port, folder):

@@ -66,8 +66,10 @@ def lost(outcome):
     return {one["rank"]: one["lost"] for one in results(outcome)}
 
 
-@pytest.mark.parametrize("waits", ["all_reduce", "recv", "new_group"])
-@pytest.mark.parametrize("leaves", ["destroys", "ends"])
+@pytest.mark.parametrize(
+    ("leaves", "waits"),
+    [("destroys", "all_reduce"), ("destroys", "recv"), ("ends", "recv"), ("ends", "new_group")],
+)
 def test_a_rank_of_another_host_that_leaves_too_early_is_named_at_once(leaves, waits):
     outcome = mpirun(3, LEAVING, "abb", leaves, waits)
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr

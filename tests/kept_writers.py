@@ -1,0 +1,50 @@
+"""Writers of checkpoints whose process serves one run after the other.
+
+A process of its own for each run takes longer to start than a small run takes altogether.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tutti.checkpoint.writer import Writer
+
+_idle: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+
+
+class KeptWriter(Writer):
+    """A writer that leaves its process to the next one, unless it is still at work."""
+
+    def close(self) -> None:
+        process, connection = self._process, self._connection
+        if process is not None and connection is not None and self._asked is None and process.poll() is None:
+            _idle.append((process, connection))
+            self._process = self._connection = None
+        super().close()
+
+    def _start(self) -> None:
+        if _idle:
+            self._process, self._connection = _idle.pop()
+            if self._process.poll() is None:
+                return
+        super()._start()
+
+
+@contextmanager
+def keeping_writers() -> Iterator[None]:
+    """Have all runs of this process use such writers; the idle ones stay until `end_writers`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tutti.checkpoint.saver.Writer", KeptWriter)
+        yield
+
+
+def end_writers() -> None:
+    while _idle:
+        process, connection = _idle.pop()
+        with process, connection:
+            process.kill()
