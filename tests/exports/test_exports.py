@@ -39,6 +39,8 @@ from tutti.optim.state import load
 from tutti.state import State
 from tutti.strategies import Local
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

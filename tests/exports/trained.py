@@ -70,7 +70,8 @@ def _train(comm: Communicator, folder: Path, strategy: Callable[[], Strategy]) -
     with Saver(comm, folder / "checkpoints", 3) as saver:
 
         def save(step: int, state: State, final: bool) -> None:
-            saver.save(step, state, wait=True)
+            if not final:
+                saver.save(step, state, wait=True)
 
         worker = chosen.worker(replica, comm, optimizer, Clip())
         agenda = Agenda(comm, Wishes(Every.parse("4 steps", "--checkpoint")))

@@ -116,7 +116,6 @@ def test_what_no_rank_could_mend_is_refused_before_any_starts(
     ("words", "message"),
     [
         ("net.py:net", "the model 'net.py:net' is in no file"),
-        ("mlp --data set.npz", "there is no set.npz"),
         ("mlp --data empty.npz", "is empty"),
     ],
 )

@@ -49,20 +49,18 @@ def test_a_single_rank_leaves_exit_functions_to_its_process(tmp_path: Path) -> N
         atexit.unregister(called.append)
 
 
-def test_an_executor_that_nobody_shuts_down_keeps_no_rank(tmp_path: Path) -> None:
+def test_neither_an_executor_that_nobody_shuts_down_nor_a_closed_output_is_a_failure(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     program = f"""
 from concurrent.futures import ThreadPoolExecutor
 ThreadPoolExecutor(1).submit(lambda: None).result()
 open({str(tmp_path)!r} + f"/{{comm.rank}}", "w").close()
+sys.stdout.close()
+sys.exit()
 """
-    run(tmp_path, program)
+    assert run(tmp_path, program) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "program.py"}
-
-
-def test_a_program_that_closes_its_output_is_no_failure(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run(tmp_path, "sys.stdout.close()")
     assert "Error" not in capfd.readouterr().err
 
 
@@ -84,4 +82,3 @@ def test_a_traceback_begins_in_the_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_program_that_has_saved_and_stopped_is_no_failure(tmp_path: Path, workers: int) -> None:
     assert run(tmp_path, "sys.exit(75)", workers) == 75
-    assert run(tmp_path, "sys.exit()", workers) == 0

@@ -22,6 +22,8 @@ from tutti.reports.scaling import is_baseline
 from tutti.run.config import TrainConfig
 from tutti.studies.compare import Question, compare, config_of, plan_comparison
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 CONFIG = TrainConfig(model="mlp", batch_size=32, epochs=1)
 
 SUMMARY = Summary(None, None, 10, 1, 5, 160, 2.0, 80.0, World(2, 1, 1), {}, "2026-01-30T18:00:00+00:00")
@@ -312,7 +314,7 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
     assert len(comparison.combinations) == 1
     run = ComparisonFolder(out).run(comparison.combinations[0], 0).path
     assert (run / "summary.json").exists()
-    assert TrainConfig.read(run).strategy_options == {"every": 2}
+    assert TrainConfig.read(run).strategy_options["every"] == 2
     assert main([*words, "--resume"]) == 0
     shown = capfd.readouterr()
     assert "repeat" not in shown.out.split("way to train")[0].replace("repeats", "")
