@@ -1,0 +1,102 @@
+"""Searches that train: the same trials on one block as on two, killed in between or not."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tutti.cli.commands import COMMANDS
+from tutti.cli.main import main
+from tutti.studies.search.objectives import aims_of
+from tutti.studies.search.trials import NAME, STUDY, open_study
+
+WORDS = [
+    *("tune", "mlp", "--space.lr", "log:1e-3..1", "--space.model.hidden", "[[4],[8,4]]", "--trials", "6"),
+    *("--epochs", "3", "--folds", "2", "--pruner", "asha", "--ahead", "3", "--batch-size", "128"),
+]
+
+
+def trials(folder: Path) -> list[tuple[object, ...]]:
+    """What a search has found."""
+    study = open_study(folder / STUDY, NAME, aims_of(["accuracy"]))
+    return [(one.number, one.params, one.state, one.values, one.intermediate_values) for one in study.trials]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("search") / "whole"
+    assert main([*WORDS, "--blocks", "1", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_what_is_printed_and_written(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "--out", str(whole), "--resume"]) == 0
+    said = capsys.readouterr().out
+    command = re.search(r"^to train it alone: tutti (.*)$", said, re.MULTILINE)
+    assert command is not None
+    seen: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(COMMANDS["train"], "run", lambda *words: seen.append(words[2:]) or 0)
+        assert main(shlex.split(command[1])) == 0
+    rows = list(csv.DictReader((whole / "trials.csv").read_text().splitlines()))
+    assert len(rows) == 6
+    assert {row["state"] for row in rows} == {"complete", "pruned"}
+    best = max((row for row in rows if row["state"] == "complete"), key=lambda row: float(row["accuracy"]))
+    assert f"best: trial {best['trial']}, accuracy {float(best['accuracy']):.2%}" in said
+    ((given, dotted),) = seen
+    assert (str(given["lr"]), str(dotted["model_options"]["hidden"])) == (best["lr"], best["model.hidden"])
+    saved = re.search(r"epochs: (\d+) of 36 trained", said)
+    assert saved is not None
+    histories = [path.read_text().splitlines() for path in whole.glob("jobs/*/*/history.jsonl")]
+    assert int(saved[1]) == sum(map(len, histories)) < 36
+
+
+def test_killed_and_resumed_on_two_blocks_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    words = [sys.executable, "-m", "tutti", *WORDS, "--blocks", "2", "--out", str(folder), "--resume"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert any("trial-0001/fold-0 finished; " in line for line in run.stdout)
+        run.send_signal(signal.SIGKILL)
+    assert trials(folder) != trials(whole)
+    assert main([*WORDS, "--blocks", "2", "--out", str(folder), "--resume"]) == 0
+    assert trials(folder) == trials(whole)
+
+
+def test_a_search_goes_on_with_more_trials_but_not_with_another_question(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = [*WORDS, "--space.lr", "log:1e-3..0.5", "--sampler", "random", "--out", str(whole), "--resume"]
+    assert main(other) == 2
+    said = capsys.readouterr().err
+    assert "sampler is random (was tpe); space.lr is log:0.001..0.5 (was log:0.001..1)" in said
+    before = trials(whole)
+    assert main([*WORDS, "--trials", "7", "--out", str(whole), "--resume"]) == 0
+    assert trials(whole)[:6] == before
+    assert len(trials(whole)) == 7
+
+
+def test_a_time_limit_saves_and_failures_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "own.py"
+    model.write_text(
+        "from torch import nn\n"
+        "def net(shape, outputs, width=1):\n"
+        "    if width == 2: raise RuntimeError('too wide')\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
+    )
+    words = ["tune", f"{model}:net", "--space.model.width", "2,1", "--sampler", "grid", "--epochs", "1"]
+    assert main([*words, "--out", str(tmp_path / "farm")]) == 0
+    said = capsys.readouterr().out
+    assert "trials: 1 complete, 1 fail" in said
+    assert "trial 0 failed: RuntimeError: too wide" in said
+    assert "best: trial 1" in said
+    words = ["tune", "mlp", "--space.lr", "0.1,0.2", "--epochs", "100000", "--out", str(tmp_path / "long")]
+    assert main([*words, "--time-limit", "1s"]) == 75
+    assert "stopped: its time limit is over; go on" in capsys.readouterr().out
