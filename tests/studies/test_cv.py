@@ -71,6 +71,8 @@ def test_all_that_was_asked_for_is_there(farm: Path) -> None:
     names = {f"{m}/{s}/fold-{k}" for m in ("mlp", "linear") for s in ("none", "cosine") for k in range(3)}
     assert set(folder.plan.jobs) == names
     assert {folder.state(name) for name in names} == {JobState.FINISHED}
+    # Folds of one number begin alike for all models.
+    assert all(config["seed"] == int(name[-1]) for name, config in folder.plan.jobs.items())
     assert count_splits(folder.splits) == 3
     found = findings_of(folder)
     assert (found.left, found.failed) == (0, {})

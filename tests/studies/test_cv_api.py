@@ -113,6 +113,7 @@ def test_a_fold_is_an_ordinary_run_of_files(result: CrossValidated) -> None:
         ({"epoch": 2}, UnknownName, "did you mean 'epochs'"),
         ({"split": "a:0"}, BadOption, "split .*is for a single run"),
         ({"score": "acuracy"}, UnknownName, "did you mean 'accuracy'"),
+        ({"score": "f1", "data": (INPUTS, INPUTS[:, 0])}, BadOption, "the targets are floats; use mae"),
         ({"resume": True, "out": None}, BadOption, "needs out"),
         ({"groups": [1, 2]}, tutti.BadData, "60 samples"),
         (

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.errors import BadData, BadRunFolder
+from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
@@ -174,6 +174,7 @@ def plan_with(question: CrossValidation, samples: Samples) -> Plan:
     Raises:
         UserError: they cannot be split like this.
     """
+    _refuse_score(question.score, samples.targets)
     groups = question.groups
     if isinstance(groups, str):
         groups = read_grouping(groups, question.config.data, len(samples.targets))
@@ -258,7 +259,10 @@ def findings_of(folder: FarmFolder) -> Findings:
     """
     plan = folder.plan
     if plan.kind != KIND:
-        raise BadRunFolder(f"{folder.path} is the farm of a '{plan.kind}', and no cross-validation")
+        raise BadRunFolder(
+            f"{folder.path} is the farm of a '{plan.kind}', and no cross-validation; give one that "
+            "'tutti cv' wrote"
+        )
     asked, failed, left = plan.question, dict[str, str](), 0
     scores, seconds = dict[str, Scores](), dict[str, list[float]]()
     for name in asked["candidates"]:
@@ -329,6 +333,15 @@ def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
                 f"{path} is no file of an array: {error}; write it with numpy.save, as numbers or texts"
             ) from error
     return found
+
+
+def _refuse_score(score: str, targets: NDArray[Any]) -> None:
+    """Refuse a figure of classes for amounts, before anything is trained."""
+    flags = targets.dtype.kind == "f" and np.isin(targets, (0, 1)).all()
+    of_amounts = score in ("auto", "mae", "mse", "r2")
+    if targets.dtype.kind in "iu" or of_amounts or (flags and score != "top5"):
+        return
+    raise BadOption(f"--score {score} is for classes, and the targets are floats; use mae, mse or r2")
 
 
 def _record(question: CrossValidation, samples: Samples, splits: list[Split]) -> Json:
