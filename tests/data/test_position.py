@@ -120,3 +120,18 @@ def test_the_epoch_after_a_cut_short_one_begins_at_its_usual_number() -> None:
         assert numbers == list(range(one.updates + first, 2 * one.updates))
         # 50 - 3 * 6 samples are left: two rounds of 2 * 6, and one of what is left.
         assert [one.samples_of(number) for number in numbers] == [12, 12, 8]
+
+
+@pytest.mark.parametrize(("ranks", "stop"), [(3, None), (2, None), (3, 2), (1, 2)])
+def test_a_queue_deals_every_batch_after_a_state_between_two_epochs_or_at_a_short_end(
+    ranks: int, stop: int | None
+) -> None:
+    """Each rank has drawn its first ticket of the next epoch then, and trained on nothing of it."""
+    before, epoch = crew("queue", 50, 6, 3, 1), 1 if stop is None else 0
+    found = [target for one in before for _, passes in one.epoch(0, 0, stop) for target in taken(passes)]
+    states = [one.state(epoch, [0 if stop is None else stop] * 3) for one in before]
+    after = crew("queue", 50, 6, ranks, 1)
+    for one, saved in zip(after, saved_by(states, ranks), strict=True):
+        one.load_state(epoch, saved)
+    rest = [target for one in after for _, passes in one.epoch(epoch) for target in taken(passes)]
+    assert sorted(rest if stop is None else found + rest) == list(range(50))

@@ -284,6 +284,7 @@ class Queue(Batches):
         self._draw = draw
         self._count = -(-len(batches.part) // batches.batch_size)
         self._ticket: int | None = None
+        self._last = 0
 
     @property
     @override
@@ -297,11 +298,11 @@ class Queue(Batches):
 
     @override
     def state(self, epoch: int, rounds: Sequence[int]) -> State:
-        state, drawn, stop = super().state(epoch, rounds), self._draw(0), (epoch + 1) * self._count
-        dealt = min(drawn, stop) - epoch * self._count - self._skipped(epoch)
+        state, drawn = super().state(epoch, rounds), self._draw(0)
+        # Of an epoch that is still to begin, nothing is dealt: there are only tickets for it.
+        dealt = min(drawn, self._last) - epoch * self._count - self._skipped(epoch)
         state.shared |= {"dealt": dealt, "drawn": drawn}
-        # The ticket of a rank whose epoch is over is not used yet.
-        state.own["ticket"] = self._ticket if self._ticket is not None and self._ticket >= stop else None
+        state.own["ticket"] = self._ticket
         return state
 
     @override
@@ -332,15 +333,15 @@ class Queue(Batches):
             stop: how many rounds the epoch is cut short to.
         """
         start, order, skipped = epoch * self._count, self.order(epoch), self._skipped(epoch)
-        last = start + (self._count if stop is None else min(self._count, stop * self.size))
-        if self._ticket is None:
-            self._ticket = self._draw(1)
-        while self._ticket < last:
-            number = self._ticket - start
+        self._last = start + (self._count if stop is None else min(self._count, stop * self.size))
+        ticket, self._ticket = self._draw(1) if self._ticket is None else self._ticket, None
+        while ticket < self._last:
+            number = ticket - start
             at = (number - skipped) * self.batch_size
             passes = self._passes(order[at : at + self.batch_size])
             yield epoch * self.updates + number // self.size, passes
-            self._ticket = self._draw(1)
+            ticket = self._draw(1)
+        self._ticket = ticket  # It is for a later epoch.
 
     def _passes(self, indices: Tensor) -> tuple[Batch, ...]:
         """One batch, cut into the passes of one rank."""
