@@ -38,8 +38,16 @@ TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)
 NETWORK = """
 from torch import nn
 
+class CountingNorm(nn.BatchNorm1d):
+    def __init__(self, width):
+        super().__init__(width)
+        self.calls = 0
+    def forward(self, x):
+        self.calls += self.training
+        return super().forward(x) / (1 + self.calls)
+
 def network(norm=False, width=16):
-    middle = nn.BatchNorm1d(width) if norm else nn.LayerNorm(width)
+    middle = CountingNorm(width) if norm else nn.LayerNorm(width)
     return nn.Sequential(nn.Linear(6, width), middle, nn.Tanh(), nn.Dropout(0.2), nn.Linear(width, 5))
 """
 

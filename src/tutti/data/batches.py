@@ -284,7 +284,7 @@ class Queue(Batches):
         self._draw = draw
         self._count = -(-len(batches.part) // batches.batch_size)
         self._ticket: int | None = None
-        self._last = 0
+        self._end = 0
 
     @property
     @override
@@ -300,7 +300,7 @@ class Queue(Batches):
     def state(self, epoch: int, rounds: Sequence[int]) -> State:
         state, drawn = super().state(epoch, rounds), self._draw(0)
         # Of an epoch that is still to begin, nothing is dealt: there are only tickets for it.
-        dealt = min(drawn, self._last) - epoch * self._count - self._skipped(epoch)
+        dealt = min(drawn, self._end) - epoch * self._count - self._skipped(epoch)
         state.shared |= {"dealt": dealt, "drawn": drawn}
         state.own["ticket"] = self._ticket
         return state
@@ -333,9 +333,9 @@ class Queue(Batches):
             stop: how many rounds the epoch is cut short to.
         """
         start, order, skipped = epoch * self._count, self.order(epoch), self._skipped(epoch)
-        self._last = start + (self._count if stop is None else min(self._count, stop * self.size))
+        self._end = start + (self._count if stop is None else min(self._count, stop * self.size))
         ticket, self._ticket = self._draw(1) if self._ticket is None else self._ticket, None
-        while ticket < self._last:
+        while ticket < self._end:
             number = ticket - start
             at = (number - skipped) * self.batch_size
             passes = self._passes(order[at : at + self.batch_size])

@@ -1,4 +1,4 @@
-"""The attributes of somebody else's optimizer, as values that a checkpoint can have, and back.
+"""The attributes of somebody else's optimizers and modules, as values that a checkpoint can have, and back.
 
 A dictionary with one of these keys alone stands for something else:
 
@@ -61,6 +61,17 @@ def set_attributes(optimizer: Optimizer, names: Mapping[nn.Parameter, str], valu
     reader = _Reader({name: parameter for parameter, name in names.items()})
     with torch.no_grad():
         reader.set_attributes(optimizer, values)
+
+
+def attribute_as_values(value: object, names: Mapping[nn.Parameter, str]) -> Any:
+    """Return an attribute of a module of the model, whose parameters have these names."""
+    return _Writer(names).values(value)
+
+
+def attribute_from_values(values: Any, now: Any, names: Mapping[nn.Parameter, str]) -> Any:
+    """Return the attribute that `attribute_as_values` was given; what is there `now` is changed in place."""
+    with torch.no_grad():
+        return _Reader({name: parameter for parameter, name in names.items()}).value(values, now)
 
 
 def lost_in(value: Any, path: str) -> Iterator[str]:

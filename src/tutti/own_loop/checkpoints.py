@@ -29,6 +29,7 @@ from tutti.run.restore import load_model, warn_of_lost
 from tutti.state import Held, Named, Saved, State, Values, name_of, whole_piece
 from tutti.strategies.base import Pace
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
+from tutti.training.module_memory import ModuleMemory
 from tutti.training.random_state import load_random_state, random_state
 
 WEIGHTS: Final = "weights"
@@ -69,6 +70,7 @@ class Checkpoints:
         self._loop, self._folder, self._objects = loop, folder, objects
         self._steppers, self._process = list(loop.steppers), os.getpid()
         self._told = False  # of what no checkpoint can have
+        self._memories = {one: ModuleMemory(one.replica.module) for one in self._first_of_models()}
         if folder in loop.folders:
             loop.folders[folder]()
         self._lock: FolderLock | None = None
@@ -272,6 +274,7 @@ class Checkpoints:
                 ]
                 shared[-1]["buffers"] = mean_buffers(module, comm)
                 own[-1]["buffers"] = named_buffers(module)
+                shared[-1]["remembered"] = own[-1]["remembered"] = self._memories[stepper].state()
             state.joint.add(_under(number, found.joint))
             state.alone.add(_under(number, found.alone))
         state.shared["steppers"], state.own["steppers"] = shared, own
@@ -290,8 +293,9 @@ class Checkpoints:
         for stepper, part in zip(loop.steppers, parts, strict=True):
             if stepper in self._first_of_models():
                 load_model(stepper.replica.module, part)
-                buffers = (part.shared if part.own is None else part.own)["buffers"]
-                load_buffers(stepper.replica.module, buffers)
+                held = part.shared if part.own is None else part.own
+                load_buffers(stepper.replica.module, held["buffers"])
+                self._memories[stepper].load_state(held["remembered"])
         loop.comm.barrier()  # ranks may have their weights in one memory
         for stepper, part in zip(loop.steppers, parts, strict=True):
             same = part.shared["strategy"] == repr(stepper.strategy)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from contextlib import suppress
+from typing import Any, cast
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -52,10 +53,10 @@ class LearningRate:
 
     def state(self) -> Values:
         """Return what the schedule knows, if that can be kept, and has set."""
-        try:
-            kept = {} if self._schedule is None else state_of(self._schedule, "schedule")
-        except BadOption:
-            kept = None  # It is stepped anew.
+        kept: Any = {} if self._schedule is None else None  # It is stepped anew.
+        if hasattr(self._schedule, "state_dict"):
+            with suppress(BadOption):
+                kept = state_of(self._schedule, "schedule")
         return {"made": self._stepped, "state": kept, "options": options_of(self._optimizer)}
 
     def load_state(self, at: Values, updates: int, made: int) -> None:

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
@@ -35,6 +35,7 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite_check import FiniteCheck, refuse_broken_weights, refuse_loss, refuse_sum
 from tutti.training.learning_rate import LearningRate
+from tutti.training.module_memory import ModuleMemory
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.random_state import load_random_state, random_state
@@ -140,6 +141,10 @@ class Trainer:
         best = BestWeights(self.replica, self.comm, self._ending.ranking)
         self._best = best if self._ending.restores_best else None
         self._masks: SampleMasks | None = None
+        function = objective.loss.function
+        # Of a loss that is a function there is nothing to remember.
+        self._loss_module = function if isinstance(function, nn.Module) else nn.Module()
+        self._memories = ModuleMemory(self.replica.module), ModuleMemory(self._loss_module)
         self.stopped: str | None = None
         self.ended: str | None = None
         self.restored: EpochRecord | None = None
@@ -175,6 +180,8 @@ class Trainer:
             self._validation = VALIDATIONS.named(plan.how)(task)
         if saved is not None:
             self._load_state(saved)
+        elif self._hooks.save is not None:
+            self._remembered()  # What cannot be kept is refused before the first step.
         if self._agenda is not None:
             self._agenda.start(self._step, self._begun)
         self._progress.begin(RunLength(self._updates, self._batches.updates))
@@ -422,6 +429,7 @@ class Trainer:
         balance = State() if self._balance is None else self._balance.state()
         module = self.replica.module
         names = {parameter: name for name, parameter in module.named_parameters()}
+        remembered = self._remembered()
         shared = {
             "epoch": open_epoch.number,
             "updates": self._updates,
@@ -432,11 +440,13 @@ class Trainer:
             "names": names_in_state(module),
             "schedule": self._learning_rate.state(),
             "buffers": mean_buffers(module, self.comm),
+            "remembered": remembered,
             "history": [to_json(record) for record in self._history],
             "unvalidated": [to_json(record) for record in self._unvalidated],
         }
         own = {
             "buffers": named_buffers(self.replica.module),
+            "remembered": remembered,
             "random": random_state(),
             "schedule": self._learning_rate.state(),
             "steps": self._steps,
@@ -497,6 +507,10 @@ class Trainer:
             )
         self._resumed = Resumed(at["seconds"], sums)
         load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
+        remembered = (own or at)["remembered"]
+        for memory, values in zip(self._memories, remembered["modules"], strict=True):
+            memory.load_state(values)
+        load_buffers(self._loss_module, remembered["buffers"])
         self._learning_rate.load_state((own or at)["schedule"], at["updates"], self._step)
         self._lr = at["lr"]
         if "worker" in saved.shared:  # Otherwise it was another strategy's.
@@ -509,6 +523,11 @@ class Trainer:
             self._best.load_state(saved.part("best"))
         self._judge()
         self.comm.barrier()
+
+    def _remembered(self) -> Values:
+        """Return what the model and the loss know besides what is trained; the model's buffers are apart."""
+        modules = [memory.state() for memory in self._memories]
+        return {"modules": modules, "buffers": named_buffers(self._loss_module)}
 
     def _compute(self, passes: Sequence[Batch], epoch: int, tally: Tally) -> tuple[int, float]:
         """Forward and backward of this rank's part of an update; returns its samples, and their weight."""

@@ -1,0 +1,59 @@
+"""What modules know besides parameters and buffers, and change, goes on."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.training.module_memory import ModuleMemory
+
+
+class Knowing(nn.Module):
+    """A module that remembers in every way that there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.shape, self.table = nn.Linear(2, 2), (2, 2), torch.ones(3)
+        self.calls, self.seen, self.mean = 0, [0.0], torch.zeros(2)
+        self.last: Tensor | None = None
+        self.random = torch.Generator().manual_seed(0)
+        self.extra = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(float(torch.rand((), generator=self.random)))
+        self.mean = 0.5 * self.mean + x.detach().mean(dim=0)
+        self.table[1] += 1
+        self.extra += 1.5
+        self.last = self.layer(x)
+        return self.last
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"extra": self.extra}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.extra = state["extra"]
+
+    def known(self) -> list[Any]:
+        random = self.random.get_state().tolist()
+        return [self.calls, self.seen, self.mean.tolist(), self.table.tolist(), self.extra, random]
+
+
+def test_what_has_changed_is_kept_and_nothing_else() -> None:
+    module = Knowing()
+    whole = nn.Sequential(module, nn.Dropout(0.2))
+    memory = ModuleMemory(whole)
+    generator_s = {"0/random"}  # Of its state nobody can tell at once whether it is what it was.
+    assert memory.state()["attributes"].keys() == generator_s
+    for _ in range(3):
+        whole(torch.rand(4, 2)).sum().backward()
+    kept = deepcopy(memory.state())
+    changed = {"0/calls", "0/seen", "0/mean", "0/table", "0/extra"}
+    assert kept["attributes"].keys() == changed | generator_s
+    again = Knowing()
+    ModuleMemory(nn.Sequential(again, nn.Dropout(0.1))).load_state(kept)
+    assert again.known() == module.known()
+    assert again.shape == (2, 2)
