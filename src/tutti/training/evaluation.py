@@ -15,6 +15,7 @@ from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
 from tutti.records.run import Evaluation
 from tutti.replica import Replica, copy_all
+from tutti.state import Values
 from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric, labelled, predicted
@@ -102,8 +103,12 @@ class Tally:
         Nothing that is kept is counted by that: the order of the sums, and so their rounding, must not depend
         on the times at which somebody looks.
         """
-        counts, sums = copy(self).sums()
+        counts, sums = self.sums_here()
         return self._evaluation(counts.tolist(), sums.tolist())
+
+    def sums_here(self) -> tuple[Tensor, Tensor]:
+        """Return the `sums` so far; nothing is counted by that, as by `here`."""
+        return copy(self).sums()
 
     def total(self, comm: Communicator) -> Evaluation:
         """Return the sums over all ranks (collective); equal on all of them."""
@@ -119,15 +124,28 @@ class Tally:
     def sums(self) -> tuple[Tensor, Tensor]:
         """Return the sums of this rank: a vector of int64 and one of float64."""
         self._count()
+        return self._counted()
+
+    def state(self) -> Values:
+        """Return what is counted, and what is kept to be counted with what comes."""
+        counts, sums = self._counted()
+        kept = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
+        return {"counts": counts, "sums": sums, "kept": kept}
+
+    def load_state(self, values: Values) -> None:
+        """Count on from the state of an earlier tally."""
+        counts = values["counts"]
+        self.samples, self._labelled = (int(count) for count in counts[:2])
+        self._confusion = counts[2:].view_as(self._confusion)
+        self.weight, self.loss, *self._sums = values["sums"].tolist()
+        if values["kept"]:
+            outputs, targets = values["kept"]
+            self._outputs, self._targets, self._pending = [outputs], [targets], outputs.numel()
+
+    def _counted(self) -> tuple[Tensor, Tensor]:
         counts = torch.cat([torch.tensor([self.samples, self._labelled]), self._confusion.flatten()])
         sums = [float(total) for total in (self.weight, self.loss, *self._sums)]
         return counts, torch.tensor(sums, dtype=torch.float64)
-
-    def load(self, counts: Tensor, sums: Tensor) -> None:
-        """Count on from the sums of an earlier tally."""
-        self.samples, self._labelled = (int(count) for count in counts[:2])
-        self._confusion = counts[2:].view_as(self._confusion)
-        self.weight, self.loss, *self._sums = sums.tolist()
 
     def _count(self) -> None:
         """Count the outputs that were kept."""

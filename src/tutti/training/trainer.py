@@ -83,10 +83,10 @@ class PlaceInEpoch:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The part of an epoch that was trained before the run was resumed: seconds, and a tally's sums."""
+    """The part of an epoch that was trained before the run was resumed: seconds, and a tally's state."""
 
     seconds: float
-    sums: tuple[Tensor, Tensor]
+    tally: Values
 
 
 class Trainer:
@@ -261,7 +261,7 @@ class Trainer:
         began, tally = self._stages.start(), Tally(replace(self._objective, classes=None))
         if self._resumed is not None:
             began -= self._resumed.seconds
-            tally.load(*self._resumed.sums)
+            tally.load_state(self._resumed.tally)
             self._resumed = None
         last = min(self._updates, (epoch + 1) * self._batches.updates)
         final, open_epoch = last == self._updates, OpenEpoch(epoch, began, tally)
@@ -417,7 +417,7 @@ class Trainer:
     def _places(self, open_epoch: OpenEpoch, ended: bool) -> list[PlaceInEpoch]:
         """Return where each rank is (collective); `ended`: whether this one has made all its updates."""
         start = open_epoch.number * self._batches.updates
-        counts, sums = open_epoch.tally.sums()
+        counts, sums = open_epoch.tally.sums_here()
         here = PlaceInEpoch(ended, self._step - start, counts.tolist(), sums.tolist())
         return cast("list[PlaceInEpoch]", self.comm.all_gather_objects(here))
 
@@ -448,6 +448,7 @@ class Trainer:
             "buffers": named_buffers(self.replica.module),
             "remembered": remembered,
             "random": random_state(),
+            "tally": open_epoch.tally.state(),
             "schedule": self._learning_rate.state(),
             "steps": self._steps,
             "stages": self._stages.seconds(),
@@ -492,20 +493,21 @@ class Trainer:
         if own is not None:
             place = places[self.comm.rank]
             self._step = epoch * self._batches.updates + place.round
-            sums = torch.tensor(place.counts), torch.tensor(place.sums, dtype=torch.float64)
+            tally = own["tally"]
             self._steps = own["steps"]
             self._stages.load(own["stages"])
             self.worker.traffic.load(own["traffic"])
             load_random_state(own["random"])
         else:
             mine = places if self.comm.rank == 0 else []
-            sums = (
-                torch.tensor([place.counts for place in mine] or [[0] * len(places[0].counts)]).sum(dim=0),
-                torch.tensor(
-                    [place.sums for place in mine] or [[0.0] * len(places[0].sums)], dtype=torch.float64
-                ).sum(dim=0),
-            )
-        self._resumed = Resumed(at["seconds"], sums)
+            counts = [place.counts for place in mine] or [[0] * len(places[0].counts)]
+            sums = [place.sums for place in mine] or [[0.0] * len(places[0].sums)]
+            tally = {
+                "counts": torch.tensor(counts).sum(dim=0),
+                "sums": torch.tensor(sums, dtype=torch.float64).sum(dim=0),
+                "kept": [],
+            }
+        self._resumed = Resumed(at["seconds"], tally)
         load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
         remembered = (own or at)["remembered"]
         for memory, values in zip(self._memories, remembered["modules"], strict=True):
