@@ -46,8 +46,8 @@ class CountingNorm(nn.BatchNorm1d):
         self.calls += self.training
         return super().forward(x) / (1 + self.calls)
 
-def confidence(outputs, targets):
-    return outputs.softmax(dim=1).amax(dim=1) ** 3 / 7
+def spread(outputs, targets):
+    return outputs[:, 0].mul(1e3).sin() * 1e3**targets
 
 def network(norm=False, width=16):
     middle = CountingNorm(width) if norm else nn.LayerNorm(width)
@@ -139,7 +139,7 @@ def untimed(record: EpochRecord) -> dict[str, Any]:
 
 def remembering(place: Path) -> dict[str, Any]:
     """The options of a run whose model remembers something, and whose figures have a rounding."""
-    metrics = f"accuracy,{place / 'net.py'}:confidence"
+    metrics = f"accuracy,{place / 'net.py'}:spread"
     return {"model_options": {"norm": True}, "metrics": metrics}
 
 
