@@ -21,7 +21,7 @@ from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
 from tutti.replica import Replica
-from tutti.state import Held, Saved, State, TensorPiece, name_of, pieces_of, whole_piece
+from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda
 from tutti.training.best_weights import BestWeights
 from tutti.training.dropout import SampleMasks, drawn_by_sample
