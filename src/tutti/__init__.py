@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         Worker,
     )
     from tutti.studies.cross_validation.api import CrossValidated, cross_validate
+    from tutti.studies.search.api import Found, tune
 
     __version__: str
 
@@ -86,6 +87,7 @@ __all__ = [
     "EASGDSync",
     "EpochRecord",
     "Evaluation",
+    "Found",
     "Gossip",
     "Hogwild",
     "Lazy",
@@ -115,6 +117,7 @@ __all__ = [
     "shard",
     "total",
     "train",
+    "tune",
 ]
 
 # What `torch.distributed.init_process_group("tutti")` needs.

@@ -65,26 +65,28 @@ def tune_shown(
         display.close()
 
 
-def print_findings(found: Tuned, stream: IO[str], command: Callable[[TrainConfig], str]) -> None:
+def print_findings(
+    found: Tuned, stream: IO[str], command: Callable[[TrainConfig], str] | None = None
+) -> None:
     """Print the best trials, how to train the best one alone, what has mattered, and what was saved.
 
     Args:
         found: the search.
         stream: where to.
-        command: spells the command that trains a configuration.
+        command: spells the command that trains a configuration; None: there is none to be shown.
     """
     best, states = found.best, found.states()
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     print(f"trials: {counted}", file=stream)
     for number, why in [*found.failed().items()][:SHOWN]:
         print(f"trial {number} failed: {printable(why)}", file=stream)
-    if len(best) > 1 and len(found.search.aims) > 1:
+    if len(best) > 1:
         console_on(stream).print(_front(found, best))
-    elif best:
+    if best:
         print(f"best: trial {best[0].number}, {_values(found, best[0])}", file=stream)
         for name, value in found.options(best[0]).items():
             print(f"  {printable(name)}: {printable(str(value))}", file=stream)
-    if best:
+    if best and command is not None:
         print(f"to train it alone: {printable(command(found.config(best[0])))}", file=stream)
     shares = found.importance()
     if shares:
@@ -112,8 +114,7 @@ def _front(found: Tuned, best: list[optuna.trial.FrozenTrial]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title="best trials")
     for head in ("trial", *(aim.name for aim in found.search.aims), *names):
         table.add_column(printable(head), justify="right")
-    higher = found.search.aims[0].higher
-    for trial in sorted(best, key=lambda one: one.values[0], reverse=higher):
+    for trial in best:
         figures = [
             metric_text(aim.name, value) for aim, value in zip(found.search.aims, trial.values, strict=True)
         ]

@@ -244,10 +244,16 @@ class Tuned:
 
     @property
     def best(self) -> list[optuna.trial.FrozenTrial]:
-        """The best trial; with several objectives all that no other one is better than; none yet: empty."""
+        """The best trial; none if no trial has come to its end.
+
+        With several objectives all that no other one is better than, the best by the first of these first.
+        """
         if not any(trial.state is COMPLETE for trial in self.study.get_trials(deepcopy=False)):
             return []
-        return list(self.study.best_trials)
+        if len(self.search.aims) == 1:
+            return [self.study.best_trial]
+        higher = self.search.aims[0].higher
+        return sorted(self.study.best_trials, key=lambda one: one.values[0], reverse=higher)
 
     def options(self, trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
         """Return the options of a trial."""
@@ -284,7 +290,7 @@ class Tuned:
         return sum(trained), whole * len(trials)
 
     def importance(self) -> dict[str, float]:
-        """Return the share of each parameter in how good a trial is, by the first objective.
+        """Return the share of each parameter in how good a trial is.
 
         Returns:
             Shares that add up to 1; nothing if there are too few trials to tell.
@@ -292,12 +298,20 @@ class Tuned:
         values = {tuple(one.values) for one in self.study.get_trials(deepcopy=False) if one.state is COMPLETE}
         if len(values) < 4:
             return {}
-        several, sign = len(self.search.aims) > 1, -1.0 if self.search.aims[0].higher else 1.0
+        return dict(optuna.importance.get_param_importances(self.study))
 
-        def first(trial: optuna.trial.FrozenTrial) -> float:
-            return sign * float(trial.values[0])
-
-        return dict(optuna.importance.get_param_importances(self.study, target=first if several else None))
+    def table(self) -> list[dict[str, Any]]:
+        """Return all trials, each with its number, its state, its objectives and its options."""
+        aims = [str(aim) for aim in self.search.aims]
+        return [
+            {
+                "trial": trial.number,
+                "state": trial.state.name.lower(),
+                **dict(zip(aims, trial.values or [None] * len(aims), strict=True)),
+                **{name: self.options(trial)[name] for name in self.search.space.dimensions},
+            }
+            for trial in self.study.get_trials(deepcopy=False)
+        ]
 
     def write_table(self) -> Path:
         """Write all trials as CSV, and return the path.
@@ -305,16 +319,11 @@ class Tuned:
         Raises:
             BadRunFolder: it cannot be written.
         """
-        names, aims = list(self.search.space.dimensions), [str(aim) for aim in self.search.aims]
+        rows = self.table()
         text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["trial", "state", *aims, *names])
-        for trial in self.study.get_trials(deepcopy=False):
-            options = self.options(trial)
-            values = trial.values or [""] * len(aims)
-            table.writerow(
-                [trial.number, trial.state.name.lower(), *values, *(options[name] for name in names)]
-            )
+        table = csv.DictWriter(text, list(rows[0]) if rows else ["trial"], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
         path = self.folder.path / TRIALS
         with refusing(path):
             replace_file(path, text.getvalue().encode())

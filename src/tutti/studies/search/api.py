@@ -1,0 +1,193 @@
+"""`tutti.tune`: a search from a script or a notebook."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from torch import nn
+from torch.optim import Optimizer
+
+from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
+from tutti.run.api import TrainOptions
+from tutti.run.arguments import as_arguments
+from tutti.run.config import TrainConfig
+from tutti.run.pickled_arguments import by_name
+from tutti.strategies import Strategy
+from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.search.objectives import aims_of
+from tutti.studies.search.space import read_space, space_of
+from tutti.terminal import lasting_output
+from tutti.training.intervals import seconds_of
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+    from tutti.studies.search.study import Tuned
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of `tutti.tune`.
+
+    Attributes:
+        best: the options of the best trial, such as {"lr": 0.01, "model.hidden": [64]}; with several
+            objectives those of the best trial by the first one.
+        values: the objectives of that trial, by name.
+        config: the configuration that trains it alone.
+        trials: all trials, each with "trial" (its number), "state", its objectives and its options.
+        importance: the share of each option in how good a trial is; empty: too few trials to tell.
+        folder: of the farm, which has all runs.
+        study: Optuna's.
+    """
+
+    best: dict[str, Any]
+    values: dict[str, float]
+    config: TrainConfig = field(repr=False)
+    trials: list[dict[str, Any]] = field(repr=False)
+    importance: dict[str, float]
+    folder: Path
+    study: Study = field(repr=False)
+
+
+@as_arguments()
+def tune(
+    model: str | nn.Module | Callable[..., nn.Module] = "cnn",
+    data: object = "digits",
+    space: Mapping[str, object] | str | Path | None = None,
+    *,
+    trials: int = 20,
+    sampler: str = "tpe",
+    pruner: str = "none",
+    objective: str | Sequence[str] = "accuracy",
+    folds: int = 1,
+    stratified: bool = False,
+    ahead: int = 8,
+    optimizer: str | Callable[..., Optimizer] | None = None,
+    schedule: str | Callable[..., Any] | None = None,
+    strategy: str | Strategy | None = None,
+    loss: str | Callable[..., Any] = "auto",
+    metrics: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "auto",
+    workers: int = 1,
+    blocks: int | None = None,
+    storage: str | None = None,
+    job_timeout: str | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    **options: Unpack[TrainOptions],
+) -> Found:
+    """Search for the best options of a training run, several trials at a time.
+
+    The same trials are made whatever the number of blocks, and if the search is stopped and goes on. Needs
+    Optuna: pip install 'tutti[tune]'.
+
+    Args:
+        model: as `tutti.train` takes it.
+        data: as `tutti.train` takes it.
+        space: what is searched: for each option a range as a text, "log:1e-4..1e-1", "0.1..0.9", "16..256",
+            or a list of values; an option of a part is called "model.hidden". Or the path of a TOML file.
+        trials: how many.
+        sampler: tpe, gp, cma-es, random, grid or genetic.
+        pruner: what ends trials that are not promising: none, median, asha, hyperband or wilcoxon.
+        objective: loss or a metric on what is held out, seconds, or parameters; "mine:higher" says which
+            values of a metric of your own are better. A list of several looks for all trials that no other is
+            better than.
+        folds: of each trial, whose value is the mean over them; 1: the validation part.
+        stratified: each fold has the same share of each class.
+        ahead: how many trials may be under way; each knows the results of all but so many before it.
+        optimizer: as for `tutti.train`.
+        schedule: as for `tutti.train`.
+        strategy: as for `tutti.train`.
+        loss: as for `tutti.train`.
+        metrics: as for `tutti.train`.
+        workers: the ranks of each run.
+        blocks: runs at a time; by default as many as the cores allow, and no more than help.
+        storage: the URL of a database for the study, in place of a file in the folder.
+        job_timeout: after which time a run is given up, such as "10m".
+        resume: go on with what is in `out`; trials that have finished are kept.
+        quiet: print nothing.
+        **options: the other fields of `TrainConfig`, for all trials; `out` is the folder of everything, by
+            default farms/DATE-MODEL-DATA.
+
+    Returns:
+        The best options, and all trials.
+
+    Raises:
+        UserError: an argument is wrong; the message says which and what to do.
+        TuttiError: no trial has come to its end.
+        RunStopped: it was asked to stop, or its time limit is over; `resume=True` goes on.
+
+    Example:
+        >>> found = tutti.tune("mlp", "mnist", {"lr": "log:1e-4..1e-1"}, trials=30, pruner="asha", epochs=9)
+        >>> print(found.best)
+    """
+    if find_spec("optuna") is None:
+        raise BadOption("tutti.tune needs Optuna: pip install 'tutti[tune]'")
+    from tutti.studies.search.display import print_findings, print_question, tune_shown
+    from tutti.studies.search.study import Search, begin, look
+
+    for name in options:
+        if name not in TrainOptions.__annotations__:
+            raise UnknownName("argument", name, TrainOptions.__annotations__, "See help(tutti.tune).")
+    out, limit = options.pop("out", None), options.pop("time_limit", None)
+    threads = options.pop("threads", None)
+    if resume and out is None:
+        raise BadOption("resume=True needs out: the folder of the search to go on with")
+    given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
+    given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
+    values, objects = by_name(given)
+    search = Search(
+        TrainConfig.from_json({**values, **options}),
+        space_of(read_space(space) if isinstance(space, str | Path) else space or {}),
+        aims_of([objective] if isinstance(objective, str) else objective),
+        sampler,
+        pruner,
+        folds,
+        stratified,
+        ahead,
+        objects,
+    )
+    ranks = Blocks(
+        workers,
+        blocks,
+        threads,
+        None if job_timeout is None else seconds_of(job_timeout, "--job-timeout"),
+        None if limit is None else seconds_of(limit, "--time-limit"),
+    )
+    search.check()
+    search.count(trials)
+    folder = begin(search, look(search, ranks), out, resume)
+    with lasting_output(), open(os.devnull, "w") as nothing:
+        stream = nothing if quiet else sys.stdout
+        print_question(search, trials, stream)
+        tuned = tune_shown(search, folder, trials, ranks, storage, stream)
+        print_findings(tuned, stream)
+    if tuned.outcome.stopped is not None:
+        where = f"resume=True and out={str(folder.path)!r}"
+        raise RunStopped(f"the search was stopped: {tuned.outcome.stopped}; go on with it by {where}")
+    return _found(tuned)
+
+
+def _found(tuned: Tuned) -> Found:
+    best = tuned.best
+    if not best:
+        number, why = next(iter(tuned.failed().items()))
+        raise TuttiError(
+            f"no trial has come to its end: trial {number} failed: {why}; see {tuned.folder.path}"
+        )
+    first = best[0]
+    values = dict(zip(map(str, tuned.search.aims), first.values, strict=True))
+    return Found(
+        tuned.options(first),
+        values,
+        tuned.config(first),
+        tuned.table(),
+        tuned.importance(),
+        tuned.folder.path,
+        tuned.study,
+    )

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+import tutti
+from tutti.errors import UserError
+
+
+def net(shape: tuple[int, ...], outputs: int, width: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(8, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def test_a_search_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((200, 8), dtype=np.float32)
+    data, space = (x, (x[:, 0] > 0).astype(np.int64)), {"lr": "log:1e-3..1e-1", "model.width": [2, 16]}
+    found = tutti.tune(
+        net,
+        data,
+        space,
+        trials=6,
+        objective=["accuracy", "parameters"],
+        epochs=1,
+        blocks=2,
+        out=str(tmp_path / "farm"),
+        quiet=True,
+    )
+    assert capsys.readouterr().out == ""
+    assert len(found.trials) == 6
+    assert {row["model.width"]: row["parameters"] for row in found.trials} == {2: 24, 16: 178}
+    assert found.values["accuracy"] == max(row["accuracy"] for row in found.trials)
+    assert (found.config.lr, found.config.model_options) == (
+        found.best["lr"],
+        {"width": found.best["model.width"]},
+    )
+    assert (found.folder, len(found.study.trials)) == (tmp_path / "farm", 6)
+    with pytest.raises(UserError, match=r"did you mean '--space\.lr'"):
+        tutti.tune(net, data, {"lrr": "0.1..0.2"})
+    with pytest.raises(UserError, match="unknown argument 'epoch'"):
+        tutti.tune(net, data, space, epoch=3)  # type: ignore[call-arg]
+    with pytest.raises(UserError, match="the trials have loss, accuracy"):
+        tutti.tune(
+            net, data, space, trials=1, objective="top5", epochs=1, out=str(tmp_path / "other"), quiet=True
+        )
