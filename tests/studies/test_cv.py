@@ -164,6 +164,7 @@ def test_a_dry_run_prints_the_jobs(data: str, tmp_path: Path, capsys: pytest.Cap
         (("--split", "x:0"), "--split"),
         (("--score", "accurcy"), "did you mean 'accuracy'"),
         (("--optimizer", "adamm"), "did you mean 'adam"),
+        (("--sweep", "model.hiden=3"), "did you mean 'hidden'"),
         (("--group-by", "persons"), "no array 'persons'"),
         (("--block", "4096"), "--block is 4096"),
         (("--job-timeout", "soon"), "--job-timeout is 'soon'"),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
+from tutti import models
 from tutti.comm.base import Communicator
 from tutti.data.arrays import Array
 from tutti.data.contents import Contents
 from tutti.data.pool import PoolOutline
 from tutti.data.sources import read_source
+from tutti.errors import UserError
 from tutti.run.build import given_data, seeded
 from tutti.run.checks import check_job
 from tutti.run.jobs import load_job
+from tutti.run.pickled_arguments import named_or_given
+from tutti.run.train_job import TrainJob
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob
 
 
@@ -39,5 +45,24 @@ def samples_of(job: SamplesJob, contents: Contents[Array] | None = None) -> Samp
             given, options = given_data(job)
             contents = read_source(given, options)
     outline = PoolOutline.of(contents)
+    for one in job.candidates:
+        _refuse_unfit(one, outline)
     _, targets = contents.parts["train"]
     return Samples(outline.name, targets, outline.classes, outline.labels, outline.fingerprint)
+
+
+def _refuse_unfit(job: TrainJob, outline: PoolOutline) -> None:
+    """Refuse a model with options that it does not have, or that is not for such inputs.
+
+    Raises:
+        UserError: it is.
+    """
+    outputs = outline.classes or max(1, math.prod(outline.target_shape))
+    with seeded(job.config.seed):
+        try:
+            models.build(named_or_given(job, "model"), outline.shape, outputs, job.config.model_options)
+        except UserError:
+            raise
+        except Exception:
+            # The program's own error: its jobs fail by it, with the traceback in their folders.
+            return
