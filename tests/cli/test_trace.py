@@ -16,6 +16,8 @@ from tutti.records.trace import Trace
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import ProfiledSteps, TrainJob
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 RUN = ("train", "mlp", "--data", "digits", "--batch-size", "64", "--steps", "30")
 
 

@@ -20,6 +20,8 @@ from tutti.cli.main import main
 from tutti.errors import BadModel, UserError
 from tutti.run.pickled_arguments import name_of
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 INPUTS = torch.rand(120, 6, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)
 DATA = ((INPUTS, TARGETS), (INPUTS[:40], TARGETS[:40]))

@@ -16,6 +16,8 @@ from tutti.run.train import captured_by
 from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES, Loss
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 
 def test_a_loss_with_a_denominator_of_its_own_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(Part(torch.zeros(4, 2), torch.zeros(4)), 4)

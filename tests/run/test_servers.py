@@ -17,6 +17,8 @@ from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.studies.verify.follow import work as verify
 from tutti.studies.verify.tolerance import VerifyJob
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 
 def job(**options: Any) -> TrainJob:
     """A short run that prints and writes nothing."""

@@ -19,6 +19,8 @@ from tutti.strategies import (
     Sync,
 )
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 PERIODS = [
     (EASGD(every=7), 7),
     (EASGDSync(every=7), 7),

@@ -14,6 +14,8 @@ from tutti.records.run_folder import CONFIG, SEAL, WEIGHTS, RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.trust import Untrusted, code_named, seal, state_folder
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 CODE = "code_of_somebody.py"
 MODEL = """from pathlib import Path
 from torch import nn

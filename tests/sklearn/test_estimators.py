@@ -26,6 +26,8 @@ from tutti.errors import UnknownName
 from tutti.sklearn import Classifier, Regressor
 from tutti.sklearn.estimators import Estimator
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 X, Y = make_blobs(60, centers=3, cluster_std=0.5, random_state=0)
 X = X.astype(np.float32)
 NAMES = np.array(["red", "green", "blue"])[Y]

@@ -21,6 +21,8 @@ from tutti.training import loggers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook, Logger, figures_of, hyper_parameters
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 CONFIG: Json = {
     "model": "mlp",
     "model_options": {"hidden": [32, 16], "dropout": None},

@@ -13,6 +13,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import tutti
 from tutti.errors import BadOption
 
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
 INPUTS = torch.rand(90, 6, generator=torch.Generator().manual_seed(0))
 DATA = INPUTS, (INPUTS.sum(1) * 2).long().clamp(0, 4)
 RULE = {"factor": 0.5, "patience": 1, "threshold": 0.1}
