@@ -53,7 +53,8 @@ class FarmProgress:
     """The progress of a farm.
 
     Attributes:
-        epochs: how many each job is to have, by name, of the jobs that are known; None: it has steps.
+        epochs: how many each job is to have, by name; None: it has steps. Empty: nobody knows yet which jobs
+            there will be.
         done: how the jobs have ended, by name.
         lanes: what each block works on.
     """
@@ -101,7 +102,7 @@ class FarmProgress:
 
     def left_s(self, now: float) -> float | None:
         """Estimate the seconds that are left; None: nothing is known yet."""
-        if not self._seconds:
+        if not self._seconds or not self.epochs:
             return None
         known = {group: mean(found) for group, found in self._seconds.items()}
         usual = mean(known.values())
@@ -116,7 +117,8 @@ class FarmProgress:
     def headline(self, now: float) -> str:
         """Describe the farm in one line."""
         counted = Counter(self.done.values())
-        text = f"{counted[JobState.FINISHED]} of {len(self.epochs)} jobs done, {len(self.lanes)} running"
+        of = f" of {len(self.epochs)}" if self.epochs else ""
+        text = f"{counted[JobState.FINISHED]}{of} jobs done, {len(self.lanes)} running"
         for state in (JobState.STOPPED, JobState.FAILED):
             text += f", {counted[state]} {state.value}" if counted[state] else ""
         left = self.left_s(now)
@@ -130,9 +132,10 @@ class FarmProgress:
         for block, lane in sorted(self.lanes.items()):
             table.add_row(str(block), *self._cells(lane), duration(now - lane.began))
         parts: list[RenderableType] = [Text(self.headline(now))]
-        parts += [ProgressBar(total=max(1, len(self.epochs)), completed=len(self.done), width=60), table]
+        if self.epochs:
+            parts.append(ProgressBar(total=len(self.epochs), completed=len(self.done), width=60))
         best = self.best()
-        return Group(*parts, *([Text(f"best so far: {best}")] if best else []))
+        return Group(*parts, table, *([Text(f"best so far: {best}")] if best else []))
 
     def _cells(self, lane: Lane) -> list[str]:
         """Return the job, its epoch, and the figures of that."""
@@ -237,7 +240,7 @@ def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | 
     finally:
         display.close()
     progress = read_progress(folder)
-    finished = all(progress.done.get(job) is JobState.FINISHED for job in progress.epochs)
+    finished = all(progress.done.get(job) is JobState.FINISHED for job in progress.epochs or progress.done)
     console_on(stream).print(Text(progress.headline(clock.now())))
     if not finished:
         print("nobody works on it: the command that began it goes on with --resume", file=stream, flush=True)
