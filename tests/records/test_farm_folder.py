@@ -81,10 +81,15 @@ def test_the_state_of_a_job_is_that_of_its_run_folder(tmp_path: Path) -> None:
     assert farm.state("cnn/fold-1") is JobState.WAITING
 
 
-def test_events_are_read_in_order(tmp_path: Path) -> None:
+def test_events_of_all_launches_are_read_in_order(tmp_path: Path) -> None:
     farm = FarmFolder.begin(tmp_path / "farm", "cv", QUESTION)
     assert farm.events().records == []
-    events = [FarmEvent(1.0, "began", "a", 0), FarmEvent(2.5, "ended", "a", 0, "failed", 1.5, "killed")]
-    for event in events:
-        farm.note(event)
+    events = [
+        FarmEvent(1.0, "began", "a", 0),
+        FarmEvent(2.0, "began", "b", 0),
+        FarmEvent(2.5, "ended", "a", 0, "failed", 1.5, "killed"),
+    ]
+    with farm.launch() as first, farm.launch() as second:
+        for event, launch in zip(events, (first, second, first), strict=True):
+            launch.note(event)
     assert farm.events().records == events

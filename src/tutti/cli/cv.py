@@ -84,7 +84,7 @@ class CvCommand(Command):
         parser.option("--time-limit", limit, "TIME")
         out = "folder of all runs and results (default: farms/DATE-MODELS-DATA)"
         parser.option("--out", out, "FOLDER")
-        parser.option("--resume", "go on in --out: what has finished there is kept")
+        parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
         parser.option("--dry-run", "look at the data, print the runs and end")
         parser.config_options(leave_out=[*({*NOT_SWEPT} - {"data", "data_options", "seed"}), "schedule"])
         parser.fields.append("schedule_options")

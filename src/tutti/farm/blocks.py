@@ -15,13 +15,14 @@ import pickle
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
 from tutti.errors import BadOption, TuttiError, in_one_line
+from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import (
     BlockFailed,
     Coordinator,
@@ -36,7 +37,7 @@ from tutti.farm.coordinator import (
     StopAsked,
 )
 from tutti.farm.finisher import Finisher
-from tutti.farm.jobs import FarmJob, JobOutcome, JobSource, blocks_for
+from tutti.farm.jobs import FarmJob, JobSource, blocks_for
 from tutti.farm.messages import (
     INDEX_BYTES,
     BlockReady,
@@ -63,7 +64,7 @@ from tutti.launch.stop_request import StopPage, Stopping
 from tutti.launch.supervisor import CAUSE_S
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
-from tutti.records.run import EpochRecord, Summary
+from tutti.records.launches import Launch
 from tutti.records.run_folder import CONFIG, LOG, RunFolder
 from tutti.run.resume import Resume
 from tutti.run.train_job import TrainJob
@@ -95,6 +96,7 @@ def work_on(
     job_timeout_s: float | None = None,
     time_limit_s: float | None = None,
     listener: Listener | None = None,
+    shared: bool = False,
 ) -> FarmOutcome:
     """Work on the jobs of a farm with blocks of ranks on this host, until there are none left.
 
@@ -102,7 +104,7 @@ def work_on(
     checkpoint, and those that had failed are tried again.
 
     Args:
-        folder: of the farm; this process alone works on it meanwhile.
+        folder: of the farm.
         source: the jobs.
         block: the ranks of each block.
         blocks: how many there are; None: as many as the cores allow, and no more than help with `jobs`.
@@ -111,18 +113,24 @@ def work_on(
         job_timeout_s: after how many seconds a job counts as hanging: it fails. None: never.
         time_limit_s: after how many seconds the farm saves and stops; None: never.
         listener: is told of all that happens.
+        shared: other launches may work on the same jobs meanwhile: each job is one launch's alone, and all
+            end with the last job. Else this one works on the farm alone.
 
     Returns:
         How the work has ended. If it was asked to stop, all jobs that had begun can go on later.
 
     Raises:
         BadOption: this host has no room for such blocks.
-        BadRunFolder: another process works on the farm.
+        BadRunFolder: another process works on the farm, and it is not shared.
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
         TuttiError: blocks do not come to work.
     """
     placement, count = place_blocks(block, blocks, threads, jobs)
-    with folder.lock(), SignalWatch() as signals:
+    with (
+        nullcontext() if shared else folder.lock(),
+        folder.launch() as launch,
+        SignalWatch() as signals,
+    ):
         # The farm itself looks for requests all the time.
         stopping = Stopping(signals, StopPage())
         stopping.page.stoppable = True
@@ -134,13 +142,14 @@ def work_on(
             # One for all jobs: to start one for each would take longer than many a job.
             sampler = Sampler({}, allowed_cores().logical)
             stack.callback(sampler.abandon)
-            sampler.begin(folder.usage)
+            sampler.begin(launch.usage)
             finisher = stack.enter_context(Finisher())
             # Before the finisher ends.
             stack.callback(pool.close)
-            recorder = _Recorder(folder, finisher, listener)
+            recorder = _Recorder(folder, launch, finisher, listener)
+            left = Unclaimed(folder, launch, source, recorder.note)
             coordinator = Coordinator(
-                pool, _Remaining(folder, source), job_timeout_s, time_limit_s, recorder.note
+                pool, left, job_timeout_s, time_limit_s, recorder.note, elsewhere=left.elsewhere
             )
             with suppress(EndedBySignal):
                 pool.gather()
@@ -188,49 +197,28 @@ def place_blocks(
     return share_host(cores, blocks * block, threads), blocks
 
 
-class _Remaining:
-    """The jobs of a source that are left: it hears at once of those that have finished earlier."""
-
-    def __init__(self, folder: FarmFolder, source: JobSource) -> None:
-        self._folder, self._source = folder, source
-
-    def next(self) -> FarmJob | None:
-        """Return the next job that is not finished."""
-        while (job := self._source.next()) is not None:
-            if self._folder.state(job.name) is not JobState.FINISHED:
-                return job
-            summary = RunFolder(self._folder.job(job.name)).read(Summary)
-            self._source.ended(job, JobOutcome(JobState.FINISHED, 0.0, summary))
-        return None
-
-    def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
-        """Pass it on."""
-        return self._source.epoch(job, record)
-
-    def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Pass it on."""
-        self._source.ended(job, outcome)
-
-
 class _Recorder:
     """Writes into the folder of the farm what happens, and tells who else wants to know."""
 
-    def __init__(self, folder: FarmFolder, finisher: Finisher, listener: Listener | None) -> None:
-        self._folder, self._finisher, self._listener = folder, finisher, listener
+    def __init__(
+        self, folder: FarmFolder, launch: Launch, finisher: Finisher, listener: Listener | None
+    ) -> None:
+        self._folder, self._launch = folder, launch
+        self._finisher, self._listener = finisher, listener
 
     def note(self, what: Happening) -> None:
         """Note what has happened."""
-        now, folder = time.time(), self._folder
+        now, folder, launch = time.time(), self._folder, self._launch
         if isinstance(what, JobBegan):
-            folder.note(FarmEvent(now, "began", what.job.name, what.block))
+            launch.note(FarmEvent(now, "began", what.job.name, what.block, launch=launch.name))
         elif isinstance(what, JobEnded):
             outcome = what.outcome
             if outcome.state is JobState.FINISHED:
                 self._finisher.add(folder.job(what.job.name))
             elif outcome.state is JobState.FAILED:
                 folder.write_error(what.job.name, what.traceback or outcome.why)
-            state, seconds = outcome.state.value, outcome.seconds
-            folder.note(FarmEvent(now, "ended", what.job.name, what.block, state, seconds, outcome.why))
+            how = outcome.state.value, outcome.seconds, outcome.why
+            launch.note(FarmEvent(now, "ended", what.job.name, what.block, *how, launch.name))
         if self._listener is not None:
             self._listener(what)
 

@@ -24,6 +24,9 @@ STOP_S: Final = 600.0
 START_S: Final = 10.0
 """How long after it a job may take that cannot be stopped yet, as it reads its data, or no more."""
 
+LOOK_S: Final = 0.2
+"""How often a free block looks whether a job that others work on is left to it."""
+
 
 # --- what a pool reports
 
@@ -149,13 +152,21 @@ class JobEnded:
 
 
 @dataclass(frozen=True)
+class JobFound:
+    """A job is known to have ended that no block of these has worked on."""
+
+    job: FarmJob
+    outcome: JobOutcome
+
+
+@dataclass(frozen=True)
 class Stopping:
     """The farm has been asked to save and stop; no further job begins."""
 
     why: str
 
 
-Happening = JobBegan | EpochEnded | JobEnded | Stopping
+Happening = JobBegan | EpochEnded | JobEnded | JobFound | Stopping
 Listener = Callable[[Happening], None]
 
 
@@ -202,6 +213,7 @@ class Coordinator:
         job_timeout_s: after how long a job counts as hanging; None: never.
         time_limit_s: after how long the farm saves and stops; None: never.
         listener: is told of all that happens.
+        elsewhere: tells whether others work on jobs of the source, which it may give later.
     """
 
     pool: Pool
@@ -209,6 +221,7 @@ class Coordinator:
     job_timeout_s: float | None = None
     time_limit_s: float | None = None
     listener: Listener | None = None
+    elsewhere: Callable[[], bool] = lambda: False
     _running: dict[int, _Work] = field(default_factory=dict)
     _ended: Counter[JobState] = field(default_factory=Counter)
     _busy_s: float = 0.0
@@ -216,15 +229,17 @@ class Coordinator:
     _asked_at: float = 0.0
 
     def run(self) -> FarmOutcome:
-        """Hand out jobs until there are none left and none runs, or the farm has stopped."""
+        """Hand out jobs until there are none left and none runs, here or elsewhere, or it has stopped."""
         began = self.pool.now()
         over = None if self.time_limit_s is None else began + self.time_limit_s
         free = list(range(self.pool.blocks))[::-1]
         while True:
             self._hand_out(free)
-            if not self._running:
+            waits = self._stopped is None and self.elsewhere()
+            if not self._running and not waits:
                 break
             limits = [] if over is None or self._stopped is not None else [over]
+            limits += [self.pool.now() + LOOK_S] if waits and free else []
             limits += [self._deadline(block) for block in self._watched()]
             for event in self.pool.wait(min(limits, default=None)):
                 self._handle(event, free)

@@ -3,12 +3,11 @@
     farm.json             what the farm was asked, and its jobs: `FarmPlan`
     farm.seal             proof that this user has written it, if it names code: `tutti.run.trust`
     splits.npz            the rows of each fold, of a cross-validation
-    usage.jsonl           one `UsageRecord` a line: the cores of this host while the farm was worked on
-    events.jsonl          one `FarmEvent` a line: which block has worked on which job, and when
+    launches/, claims/    who works on it, on which job, and what happens: `tutti.records.launches`
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
     jobs/NAME/log.txt     what the job has printed
     jobs/NAME/error.txt   why it has failed: the traceback
-    .lock                 there while a process works on the farm: `FolderLock`
+    .lock                 there while a process works on a farm that is one's alone: `FolderLock`
 
 The state of a job is that of its run folder, which alone has it. Needs neither torch nor MPI.
 """
@@ -27,17 +26,16 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.records.files import refusing, replace_file
+from tutti.records.files import make_file, refusing, replace_file, replace_shared_file, unfinished_file
 from tutti.records.folder_lock import LOCK, FolderLock, is_locked
 from tutti.records.json_lines import Json, JsonLinesFile, Record, read_lines, read_record, to_json
+from tutti.records.launches import EVENTS, LAUNCHES, USAGE, Launch, Launches
 from tutti.records.run_folder import ERROR, LOG, RunFolder
 from tutti.records.untrusted import read_file
 
 FARM: Final = "farm.json"
 FARM_SEAL: Final = "farm.seal"
 SPLITS: Final = "splits.npz"
-EVENTS: Final = "events.jsonl"
-USAGE: Final = "usage.jsonl"
 JOBS: Final = "jobs"
 
 VERSION: Final = 1
@@ -86,6 +84,7 @@ class FarmEvent(Record):
         state: of a job that has ended, a `JobState`.
         seconds: how long the block has worked on it.
         why: it has stopped or failed.
+        launch: whose block it is: each launch numbers its own.
     """
 
     time: float
@@ -95,6 +94,7 @@ class FarmEvent(Record):
     state: str = ""
     seconds: float = 0.0
     why: str = ""
+    launch: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,22 +133,18 @@ class FarmFolder:
         """
         plan, folder = FarmPlan(kind, question, dict(jobs or {})), cls(Path(path))
         _refuse_nested(plan.jobs)
-        if resume and (folder.path / FARM).is_file():
-            folder._refuse_other(plan)
-            return folder
-        with refusing(folder.path):
-            if folder.path.is_dir() and any(place.name != LOCK for place in folder.path.iterdir()):
-                there = (
-                    "has a farm in it: --resume goes on with that; or"
-                    if (folder.path / FARM).is_file()
-                    else "is not empty;"
-                )
-                raise BadRunFolder(f"the folder {folder.path} {there} name another one with --out")
-            (folder.path / JOBS).mkdir(parents=True, exist_ok=True)
-            if seal is not None:
-                replace_file(folder.path / FARM_SEAL, seal.encode() + b"\n")
-            # Last: without it there is no farm.
-            replace_file(folder.path / FARM, to_json(plan, indent=2).encode() + b"\n")
+        if not (resume and (folder.path / FARM).is_file()):
+            folder._refuse_used(resume)
+            with refusing(folder.path):
+                folder.path.mkdir(parents=True, exist_ok=True)
+                if seal is not None:
+                    replace_shared_file(folder.path / FARM_SEAL, seal.encode() + b"\n")
+                # Last: without it there is no farm. Another launch may make the same one just now.
+                if make_file(folder.path / FARM, to_json(plan, indent=2).encode() + b"\n"):
+                    return folder
+            if not resume:
+                folder._refuse_used(resume)
+        folder._refuse_other(plan)
         return folder
 
     @classmethod
@@ -184,17 +180,35 @@ class FarmFolder:
         return self.path / SPLITS
 
     @property
-    def usage(self) -> Path:
-        """The file with the samples of cores."""
-        return self.path / USAGE
+    def usage(self) -> list[Path]:
+        """The files with the samples of cores, one for each launch."""
+        return [file for file in self._of_launches(USAGE) if file.is_file()]
 
     def lock(self) -> FolderLock:
-        """Lock the farm, which one process works on at a time.
+        """Lock a farm that one process works on at a time.
 
         Raises:
             BadRunFolder: another one does.
         """
         return FolderLock(self.path)
+
+    def launch(self) -> Launch:
+        """Begin to work on the farm, beside those who do already.
+
+        Raises:
+            BadRunFolder: the folder cannot be written.
+        """
+        return Launch(self.path)
+
+    @cached_property
+    def launches(self) -> Launches:
+        """The launches that work on the farm, or have worked."""
+        return Launches(self.path)
+
+    @property
+    def worked_on(self) -> bool:
+        """Whether somebody works on the farm."""
+        return any(self.launches.alive(name) for name in self.launches.names)
 
     def job(self, name: str) -> Path:
         """Return the run folder of a job.
@@ -248,17 +262,28 @@ class FarmFolder:
             folder.mkdir(parents=True, exist_ok=True)
             return os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
-    def note(self, event: FarmEvent) -> None:
-        """Add an event to those before."""
-        path = self.path / EVENTS
-        # Nothing is derived from it but figures, so it is not flushed to the disk.
-        with refusing(path), open(path, "ab") as file:
-            file.write(to_json(event).encode() + b"\n")
-
     def events(self) -> JsonLinesFile[FarmEvent]:
-        """Read all events; none if there are none yet."""
-        path = self.path / EVENTS
-        return read_lines(path, FarmEvent) if path.is_file() else JsonLinesFile([], [])
+        """Read the events of all launches, in the order of time; none if there are none yet."""
+        found = [read_lines(path, FarmEvent) for path in self._of_launches(EVENTS) if path.is_file()]
+        records = sorted((record for lines in found for record in lines.records), key=lambda one: one.time)
+        return JsonLinesFile(records, [sentence for lines in found for sentence in lines.damage])
+
+    def _of_launches(self, file: str) -> list[Path]:
+        return [self.path / LAUNCHES / name / file for name in self.launches.names]
+
+    def _refuse_used(self, resume: bool) -> None:
+        """Refuse a folder with something in it that is not of a farm in the making."""
+        with refusing(self.path):
+            there = [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
+        own = LOCK, FARM_SEAL
+        begun = unfinished_file(Path(FARM)).name, unfinished_file(Path(FARM_SEAL)).name
+        if FARM in there and not resume:
+            raise BadRunFolder(
+                f"the folder {self.path} has a farm in it: --resume goes on with that; or name another one "
+                "with --out"
+            )
+        if FARM not in there and any(name not in own and not name.startswith(begun) for name in there):
+            raise BadRunFolder(f"the folder {self.path} is not empty; name another one with --out")
 
     def _refuse_other(self, plan: FarmPlan) -> None:
         differ = differences(FarmFolder.open(self.path).plan, plan)

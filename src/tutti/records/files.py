@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,53 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
         raise
     if flush:
         flush_folder(path.parent)
+
+
+def replace_shared_file(path: Path, content: bytes) -> None:
+    """Make `content` the content of `path`, as `replace_file` does, while others may do so too.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with _written_beside(path, content) as file:
+        os.replace(file, path)
+    flush_folder(path.parent)
+
+
+def make_file(path: Path, content: bytes) -> bool:
+    """Make `content` the content of `path`, unless there is a file already; tell whether there was none.
+
+    Of several processes that do so at once, one does.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with _written_beside(path, content) as file:
+        try:
+            os.link(file, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            # A file system without links: there the last one wins.
+            os.replace(file, path)
+    flush_folder(path.parent)
+    return True
+
+
+@contextmanager
+def _written_beside(path: Path, content: bytes) -> Iterator[Path]:
+    """Write a file that no other process writes, and remove it if it is still there afterwards."""
+    beside = path.with_name(f"{unfinished_file(path).name}-{secrets.token_hex(8)}")
+    try:
+        with open(beside, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield beside
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def unfinished_file(path: Path) -> Path:

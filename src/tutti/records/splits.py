@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tutti.errors import BadData
-from tutti.records.files import refusing, replace_file
+from tutti.records.files import refusing, replace_shared_file
 from tutti.records.npz import keys_of, npz_bytes, read_npz
 
 Indices = NDArray[np.int64]
@@ -109,7 +109,7 @@ def write_splits(path: Path, splits: Sequence[Split], fingerprint: str) -> None:
         for name, part in (("train", split.train), ("test", split.test))
     }
     with refusing(path):
-        replace_file(path, npz_bytes({**arrays, _FINGERPRINT: np.array(fingerprint)}))
+        replace_shared_file(path, npz_bytes({**arrays, _FINGERPRINT: np.array(fingerprint)}))
 
 
 def count_splits(path: Path) -> int:

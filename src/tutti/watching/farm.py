@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import IO, Final
@@ -21,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.records.farm_folder import FarmFolder, JobState
-from tutti.records.folder_lock import is_locked
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import SHARES, duration, figures, metric_text
@@ -72,6 +72,10 @@ class FarmProgress:
         self.lanes[block] = Lane(job, now)
         self._blocks = max(self._blocks, len(self.lanes))
 
+    def found(self, job: str, state: JobState) -> None:
+        """Note how a job has ended that no block of these has worked on."""
+        self.done[job] = state
+
     def epoch(self, block: int, record: EpochRecord) -> None:
         """Note an epoch of a block's job."""
         self.lanes[block].record = record
@@ -96,9 +100,9 @@ class FarmProgress:
         (name,) = names
         means = {group: mean(value for _, value in found) for group, found in self._figures.items()}
         best = (max if name in SHARES else min)(means, key=lambda group: means[group])
-        count = len(self._figures[best])
-        jobs = f"in {count} job{'' if count == 1 else 's'}"
-        return f"{best}: validation {name} {metric_text(name, means[best])} {jobs}"
+        jobs = len(self._figures[best])
+        known = f"in {jobs} job{'' if jobs == 1 else 's'}"
+        return f"{best}: validation {name} {metric_text(name, means[best])} {known}"
 
     def left_s(self, now: float) -> float | None:
         """Estimate the seconds that are left; None: nothing is known yet."""
@@ -188,21 +192,29 @@ class FarmDisplay:
 
 def read_progress(folder: FarmFolder) -> FarmProgress:
     """Read the progress of a farm from its records."""
-    progress = FarmProgress(known_jobs(folder))
-    for event in folder.events().records:
+    progress, working = FarmProgress(known_jobs(folder)), dict[tuple[str, int], int]()
+    events = folder.events().records
+    ended = {(event.launch, event.job) for event in events if event.event == "ended"}
+    alive = {name for name in folder.launches.names if folder.launches.alive(name)}
+    for event in events:
+        block = event.launch, event.block
         if event.event == "began":
-            progress.begin(event.job, event.block, event.time)
-        elif event.block in progress.lanes and progress.lanes[event.block].job == event.job:
-            state = JobState(event.state)
+            # A launch that was killed has noted no end.
+            if event.launch in alive or (event.launch, event.job) in ended:
+                # Each launch numbers its blocks from 0.
+                taken = set(working.values())
+                working[block] = next(lane for lane in count(event.block) if lane not in taken)
+                progress.begin(event.job, working[block], event.time)
+        elif block in working:
+            lane, state = working.pop(block), JobState(event.state)
             if state is JobState.FINISHED:
-                progress.lanes[event.block].record = _final_record(folder.job(event.job))
-            progress.end(event.block, state, event.seconds)
-    for block, lane in list(progress.lanes.items()):
-        # A farm that was killed has noted no end.
-        if folder.state(lane.job) is not JobState.RUNNING:
-            del progress.lanes[block]
+                progress.lanes[lane].record = _final_record(folder.job(event.job))
+            progress.end(lane, state, event.seconds)
+    for number, work in list(progress.lanes.items()):
+        if folder.state(work.job) is not JobState.RUNNING:
+            del progress.lanes[number]
             continue
-        lane.record = _last_record(folder.job(lane.job))
+        work.record = _last_record(folder.job(work.job))
     return progress
 
 
@@ -234,7 +246,7 @@ def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | 
         return JobState.FAILED not in progress.done.values()
     display = FarmDisplay(progress.done, stream)
     try:
-        while is_locked(folder.path):
+        while folder.worked_on:
             display.show(progress := read_progress(folder), clock.now())
             clock.sleep(REFRESH_S)
     finally:

@@ -11,7 +11,7 @@ from typing import IO, Final
 from rich import box
 from rich.table import Table
 
-from tutti.farm.coordinator import EpochEnded, FarmOutcome, Happening, JobBegan, JobEnded
+from tutti.farm.coordinator import EpochEnded, FarmOutcome, Happening, JobBegan, JobEnded, JobFound
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run_folder import ERROR
 from tutti.records.texts import duration
@@ -63,6 +63,8 @@ def train_shown(plan: Plan, folder: FarmFolder, blocks: Blocks, stream: IO[str])
             progress.epoch(what.block, what.record)
         elif isinstance(what, JobEnded):
             progress.end(what.block, what.outcome.state, what.outcome.seconds)
+        elif isinstance(what, JobFound):
+            progress.found(what.job.name, what.outcome.state)
         display.show(progress, now)
 
     try:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from sklearn import metrics
 from tutti.errors import BadData, UnknownName
-from tutti.records.files import refusing, replace_file
+from tutti.records.files import refusing, replace_shared_file
 from tutti.records.predictions import Predictions
 
 Array = NDArray[Any]
@@ -191,7 +191,7 @@ def write_table(path: Path, lines: Sequence[Sequence[object]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     with refusing(path):
-        replace_file(path, text.getvalue().encode())
+        replace_shared_file(path, text.getvalue().encode())
 
 
 def _cell(score: float) -> str:

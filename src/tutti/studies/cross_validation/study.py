@@ -21,7 +21,7 @@ from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.records.farm_folder import SPLITS, FarmFolder, JobState
-from tutti.records.files import refusing, replace_file
+from tutti.records.files import make_file, refusing
 from tutti.records.json_lines import Json
 from tutti.records.npz import npz_bytes, open_data_file
 from tutti.records.predictions import Predictions
@@ -195,7 +195,7 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
     arrays = plan.question.arrays
     if arrays is not None and not (folder.path / DATA).is_file():
         with refusing(folder.path):
-            replace_file(folder.path / DATA, npz_bytes(arrays))
+            make_file(folder.path / DATA, npz_bytes(arrays))
     if not folder.splits.is_file():
         write_splits(folder.splits, plan.splits, plan.fingerprint)
     return folder
@@ -226,6 +226,7 @@ def train_folds(
         job_timeout_s=blocks.job_timeout_s,
         time_limit_s=blocks.time_limit_s,
         listener=listener,
+        shared=True,
     )
 
 

@@ -1,0 +1,89 @@
+"""The jobs that are left to this launch, where several work on one farm. No torch.
+
+source ──next──► finished, or failed just now ──► ended, at once
+                 this launch has claimed it   ──► its blocks
+                 another launch has it        ──► looked at again, until one of the others is true
+"""
+
+from __future__ import annotations
+
+import time
+
+from tutti.farm.coordinator import LOOK_S, JobFound, Listener
+from tutti.farm.jobs import FarmJob, JobOutcome, JobSource
+from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.launches import Launch
+from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import ERROR, RunFolder
+
+
+class Unclaimed:
+    """The jobs of a source that no other launch works on; it hears of those that have ended elsewhere, too.
+
+    Args:
+        folder: of the farm.
+        launch: this one.
+        source: the jobs, the same for all launches.
+        listener: is told of jobs that have ended elsewhere.
+    """
+
+    def __init__(self, folder: FarmFolder, launch: Launch, source: JobSource, listener: Listener) -> None:
+        self._folder, self._launch, self._source, self._listener = folder, launch, source, listener
+        self._elsewhere: list[FarmJob] = []
+        self._look_at = 0.0
+
+    def next(self) -> FarmJob | None:
+        """Return a job that is this launch's alone."""
+        while (job := self._source.next()) is not None:
+            if self._is_ours(job):
+                return job
+        if time.monotonic() < self._look_at:
+            return None
+        others, self._elsewhere = self._elsewhere, []
+        for number, job in enumerate(others):
+            if self._is_ours(job):
+                self._elsewhere = others[number + 1 :] + self._elsewhere
+                return job
+        self._look_at = time.monotonic() + LOOK_S / 2
+        # What others have found out may have the source go on.
+        return self.next() if len(self._elsewhere) < len(others) else None
+
+    def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
+        """Pass it on."""
+        return self._source.epoch(job, record)
+
+    def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
+        """Pass it on."""
+        self._source.ended(job, outcome)
+
+    def elsewhere(self) -> bool:
+        """Tell whether others work on jobs of the source."""
+        return bool(self._elsewhere)
+
+    def _is_ours(self, job: FarmJob) -> bool:
+        """Claim a job; False: it has ended, which the source has heard, or another launch has it."""
+        state, found = self._folder.state(job.name), False
+        if state not in (JobState.FINISHED, JobState.RUNNING) and not self._has_failed(job, state):
+            found = self._launch.claim(job.name)
+            # Whoever had it may have come to its end just now.
+            state = self._folder.state(job.name)
+        if state is JobState.FINISHED:
+            summary = RunFolder(self._folder.job(job.name)).read(Summary)
+            self._end(job, JobOutcome(state, 0.0, summary))
+            return False
+        if not found and self._has_failed(job, state):
+            why = (self._folder.error(job.name) or "").strip().rpartition("\n")[2]
+            self._end(job, JobOutcome(state, 0.0, None, why))
+            return False
+        if not found:
+            self._elsewhere.append(job)
+        return found
+
+    def _has_failed(self, job: FarmJob, state: JobState) -> bool:
+        """Tell whether another launch has just tried a job in vain."""
+        error = self._folder.job(job.name) / ERROR
+        return state is JobState.FAILED and self._launch.is_news(job.name, error)
+
+    def _end(self, job: FarmJob, outcome: JobOutcome) -> None:
+        self._listener(JobFound(job, outcome))
+        self._source.ended(job, outcome)
