@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,15 +82,20 @@ def test_the_state_of_a_job_is_that_of_its_run_folder(tmp_path: Path) -> None:
     assert farm.state("cnn/fold-1") is JobState.WAITING
 
 
-def test_events_of_all_launches_are_read_in_order(tmp_path: Path) -> None:
+def test_events_of_all_launches_are_read_in_order_with_blocks_that_differ(tmp_path: Path) -> None:
     farm = FarmFolder.begin(tmp_path / "farm", "cv", QUESTION)
     assert farm.events().records == []
-    events = [
-        FarmEvent(1.0, "began", "a", 0),
-        FarmEvent(2.0, "began", "b", 0),
-        FarmEvent(2.5, "ended", "a", 0, "failed", 1.5, "killed"),
-    ]
-    with farm.launch() as first, farm.launch() as second:
-        for event, launch in zip(events, (first, second, first), strict=True):
-            launch.note(event)
-    assert farm.events().records == events
+    with farm.launch() as killed, farm.launch() as first, farm.launch() as second:
+        events = [
+            (killed, FarmEvent(0.5, "began", "c", 0), 0),
+            (first, FarmEvent(1.0, "began", "a", 0), 0),
+            (second, FarmEvent(2.0, "began", "b", 0), 1),
+            (first, FarmEvent(2.5, "ended", "a", 0, "failed", 1.5, "killed"), 0),
+            (first, FarmEvent(3.0, "began", "c", 0), 0),
+            (second, FarmEvent(3.5, "ended", "b", 0, "finished", 1.5), 1),
+        ]
+        for launch, event, _ in events:
+            launch.note(replace(event, launch=launch.name))
+        killed.end()
+        expected = [replace(event, launch=launch.name, block=block) for launch, event, block in events]
+        assert farm.events().records == expected

@@ -66,12 +66,13 @@ def test_each_job_that_ends_is_a_line_without_a_terminal() -> None:
 
 def test_a_farm_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
     folder = FarmFolder.begin(tmp_path / "farm", "cv", {}, {name: {"epochs": 3} for name in JOBS})
-    for event in (
-        FarmEvent(1.0, "began", "a/fold-0", 0),
-        FarmEvent(2.0, "began", "a/fold-1", 1),
-        FarmEvent(3.0, "ended", "a/fold-0", 0, "failed", 2.0, "no model"),
-    ):
-        folder.note(event)
+    with folder.launch() as launch:
+        for event in (
+            FarmEvent(1.0, "began", "a/fold-0", 0),
+            FarmEvent(2.0, "began", "a/fold-1", 1),
+            FarmEvent(3.0, "ended", "a/fold-0", 0, "failed", 2.0, "no model"),
+        ):
+            launch.note(event)
     stream = io.StringIO()
     assert not follow_farm(folder.path, stream)
     first, second = stream.getvalue().splitlines()

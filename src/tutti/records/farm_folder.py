@@ -19,9 +19,10 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -263,10 +264,30 @@ class FarmFolder:
             return os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def events(self) -> JsonLinesFile[FarmEvent]:
-        """Read the events of all launches, in the order of time; none if there are none yet."""
+        """Read the events of all launches, in the order of time; none if there are none yet.
+
+        Each launch numbers its blocks from 0; here those that work at the same time have different numbers.
+        """
         found = [read_lines(path, FarmEvent) for path in self._of_launches(EVENTS) if path.is_file()]
         records = sorted((record for lines in found for record in lines.records), key=lambda one: one.time)
-        return JsonLinesFile(records, [sentence for lines in found for sentence in lines.damage])
+        return JsonLinesFile(self._renumbered(records), [text for lines in found for text in lines.damage])
+
+    def _renumbered(self, events: list[FarmEvent]) -> list[FarmEvent]:
+        ended = {(event.launch, event.job) for event in events if event.event == "ended"}
+        alive = {name for name in self.launches.names if self.launches.alive(name)}
+        working, found = dict[tuple[str, int], int](), list[FarmEvent]()
+        for event in events:
+            block = event.launch, event.block
+            if event.event == "ended":
+                number = working.pop(block, event.block)
+            else:
+                taken = set(working.values())
+                number = next(one for one in count(event.block) if one not in taken)
+                # A launch that was killed has noted no end.
+                if event.launch in alive or (event.launch, event.job) in ended:
+                    working[block] = number
+            found.append(replace(event, block=number))
+        return found
 
     def _of_launches(self, file: str) -> list[Path]:
         return [self.path / LAUNCHES / name / file for name in self.launches.names]
@@ -331,7 +352,7 @@ def _refuse_nested(names: Mapping[str, object]) -> None:
     """Refuse jobs of which one's folder would lie in that of another."""
     for name in names:
         parts = name.split("/")
-        for count in range(1, len(parts)):
-            outer = "/".join(parts[:count])
+        for length in range(1, len(parts)):
+            outer = "/".join(parts[:length])
             if outer in names:
                 raise BadOption(f"the jobs '{outer}' and '{name}' cannot both have their names; rename one")

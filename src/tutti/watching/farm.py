@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import IO, Final
@@ -69,6 +68,8 @@ class FarmProgress:
     def begin(self, job: str, block: int, now: float) -> None:
         """Note that a block has begun to work on a job."""
         self.done.pop(job, None)
+        # It may have been taken over.
+        self.lanes = {number: lane for number, lane in self.lanes.items() if lane.job != job}
         self.lanes[block] = Lane(job, now)
         self._blocks = max(self._blocks, len(self.lanes))
 
@@ -192,29 +193,21 @@ class FarmDisplay:
 
 def read_progress(folder: FarmFolder) -> FarmProgress:
     """Read the progress of a farm from its records."""
-    progress, working = FarmProgress(known_jobs(folder)), dict[tuple[str, int], int]()
-    events = folder.events().records
-    ended = {(event.launch, event.job) for event in events if event.event == "ended"}
-    alive = {name for name in folder.launches.names if folder.launches.alive(name)}
-    for event in events:
-        block = event.launch, event.block
+    progress = FarmProgress(known_jobs(folder))
+    for event in folder.events().records:
         if event.event == "began":
-            # A launch that was killed has noted no end.
-            if event.launch in alive or (event.launch, event.job) in ended:
-                # Each launch numbers its blocks from 0.
-                taken = set(working.values())
-                working[block] = next(lane for lane in count(event.block) if lane not in taken)
-                progress.begin(event.job, working[block], event.time)
-        elif block in working:
-            lane, state = working.pop(block), JobState(event.state)
+            progress.begin(event.job, event.block, event.time)
+        elif event.block in progress.lanes and progress.lanes[event.block].job == event.job:
+            state = JobState(event.state)
             if state is JobState.FINISHED:
-                progress.lanes[lane].record = _final_record(folder.job(event.job))
-            progress.end(lane, state, event.seconds)
-    for number, work in list(progress.lanes.items()):
-        if folder.state(work.job) is not JobState.RUNNING:
-            del progress.lanes[number]
+                progress.lanes[event.block].record = _final_record(folder.job(event.job))
+            progress.end(event.block, state, event.seconds)
+    for block, lane in list(progress.lanes.items()):
+        # A farm that was killed has noted no end.
+        if folder.state(lane.job) is not JobState.RUNNING:
+            del progress.lanes[block]
             continue
-        work.record = _last_record(folder.job(work.job))
+        lane.record = _last_record(folder.job(lane.job))
     return progress
 
 

@@ -162,22 +162,20 @@ def _lines(rows: Data, field: str, title: str, of: str = "block") -> Any:
 
 def _busy(folder: FarmFolder, work: Data) -> Data:
     """The load of each core; several neighbouring samples of a long farm as one."""
-    if not work or not folder.usage.is_file():
-        return []
-    records = read_lines(folder.usage, UsageRecord).records
-    first = min(one["began"] - one["from"] for one in work)
-    together = -(-len(records) // SAMPLES)
-    parts = [records[at : at + together] for at in range(0, len(records), together)] if records else []
-    return [
-        {
-            "core": f"core {core}",
-            "job": f"core {core}",
-            "seconds": mean(record.time for record in some) - first,
-            "busy": mean(load),
-        }
-        for some in parts
-        for core, load in enumerate(zip(*(record.cores for record in some), strict=False))
-    ]
+    first = min((one["began"] - one["from"] for one in work), default=0.0)
+    read = [read_lines(file, UsageRecord).records for file in folder.usage] if work else []
+    many = len({record.host for records in read for record in records}) > 1
+    rows: Data = []
+    for records in read:
+        together = -(-len(records) // SAMPLES)
+        parts = [records[at : at + together] for at in range(0, len(records), together)] if records else []
+        for some in parts:
+            host = f"{some[0].host}, " if many else ""
+            for core, load in enumerate(zip(*(record.cores for record in some), strict=False)):
+                name = f"{host}core {core}"
+                seconds = mean(record.time for record in some) - first
+                rows.append({"core": name, "job": name, "seconds": seconds, "busy": mean(load)})
+    return rows
 
 
 def _labels(found: Findings, count: int) -> list[str]:
