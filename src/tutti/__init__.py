@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         Worker,
     )
     from tutti.studies.cross_validation.api import CrossValidated, cross_validate
+    from tutti.studies.ensemble.module import load_ensemble
     from tutti.studies.search.api import Found, tune
 
     __version__: str
@@ -112,6 +113,7 @@ __all__ = [
     "distribute",
     "finish",
     "init",
+    "load_ensemble",
     "mean",
     "settled",
     "shard",

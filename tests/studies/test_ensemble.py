@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+import tutti
 from tutti.cli.main import main
+from tutti.records.ensemble import Combination
+from tutti.records.predictions import Predictions
+from tutti.studies.ensemble.combining import combine
+from tutti.studies.ensemble.gain import gain_of
+from tutti.studies.ensemble.library import Kind
+from tutti.studies.ensemble.module import combined
 
 MODELS = Path(__file__).with_name("cv_models.py")
 SAMPLES = 90
 
 
 def _images(path: Path, seed: int) -> Path:
-    """Images of three classes that differ in brightness."""
+    """Images of three classes that differ in brightness, with a test part."""
     draw = np.random.default_rng(seed)
     targets = np.arange(SAMPLES) % 3
     noise = draw.integers(0, 200, (SAMPLES, 8, 8), dtype=np.uint8)
-    np.savez(path, x=noise + 20 * targets.astype(np.uint8)[:, None, None], y=targets)
+    inputs = noise + 20 * targets.astype(np.uint8)[:, None, None]
+    np.savez(path, x_train=inputs[:60], y_train=targets[:60], x_test=inputs[60:], y_test=targets[60:])
     return path
 
 
@@ -46,7 +57,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_gain_over_the_best_single_model_is_said(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for method in ("mean", "weighted", "stacking", "greedy"):
-        assert main(["ensemble", str(farm), "--method", method]) == 0
+        assert main(["ensemble", str(farm), "--method", method, "--dry-run"]) == 0
         said = capsys.readouterr().out
         assert "linear/none" in said
         assert "the ensemble, chosen on other folds" in said
@@ -64,12 +75,137 @@ def test_bad_input(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--top is 0" in refused(str(farm), "--top", "0")
     assert "no folder of a farm" in refused(str(tmp_path))
     assert "does not exist" in refused(str(tmp_path / "none"))
+    assert "is there already; name another folder" in refused(str(farm), "--out", str(farm))
     assert "'weigthed'" in refused(str(farm), "--method", "weigthed")
     copy = tmp_path / "copy"
     shutil.copytree(farm, copy)
     (copy / "jobs/linear/none/fold-1/summary.json").unlink()
     assert "candidates that have finished are 1: mlp/none" in refused(str(copy), "--top", "2")
-    assert main(["ensemble", str(copy)]) == 0
+    assert main(["ensemble", str(copy), "--dry-run"]) == 0
     assert "not all of its folds have finished: linear/none" in capsys.readouterr().out
     (copy / "jobs/mlp/none/fold-0/summary.json").unlink()
     assert "no candidate of" in refused(str(copy))
+
+
+@pytest.fixture(scope="module")
+def ensemble(farm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both candidates stacked."""
+    out = tmp_path_factory.mktemp("ensembles") / "stacked"
+    assert main(["ensemble", str(farm), "--method", "stacking", "--out", str(out), "-n", "1"]) == 0
+    return out
+
+
+def _test_part(farm: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    with np.load(farm.parent / "images.npz") as file:
+        return torch.from_numpy(file["x_test"])[:, None], torch.from_numpy(file["y_test"])
+
+
+def test_a_saved_ensemble_is_a_module_that_combines_its_networks(farm: Path, ensemble: Path) -> None:
+    loaded = tutti.load_ensemble(ensemble)
+    assert not loaded.training
+    inputs, targets = _test_part(farm)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=7)
+    with torch.no_grad():
+        found = torch.cat([loaded(batch) for batch, _ in loader])
+        alone = np.stack([member(inputs).numpy() for member in loaded.members])
+    record = loaded.record
+    assert [one.candidate for one in record.members] == ["mlp/none"] * 3 + ["linear/none"] * 3 or [
+        one.candidate for one in record.members
+    ] == ["linear/none"] * 3 + ["mlp/none"] * 3
+    values = np.stack([Kind.CLASSES.values(one) for one in alone]).reshape(2, 3, *alone.shape[1:]).mean(1)
+    wanted = Kind.CLASSES.outputs(combine(record.combination, Kind.CLASSES, values))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-6)
+    assert found.exp().sum(1).numpy() == pytest.approx(np.ones(30), rel=1e-5)
+
+
+def test_its_networks_are_those_of_the_folds(farm: Path, ensemble: Path) -> None:
+    loaded = tutti.load_ensemble(ensemble)
+    with np.load(farm.parent / "images.npz") as file:
+        inputs = torch.from_numpy(file["x_train"])[:, None]
+    counts = {"mlp/none": 0, "linear/none": 0}
+    for member, record in zip(loaded.members, loaded.record.members, strict=True):
+        path = farm / "jobs" / record.candidate / f"fold-{counts[record.candidate]}" / "predictions.npz"
+        counts[record.candidate] += 1
+        before = Predictions.read(path)
+        with torch.no_grad():
+            outputs = member(inputs[torch.from_numpy(before.rows)]).numpy()
+        np.testing.assert_allclose(outputs, before.outputs, rtol=1e-5, atol=1e-6)
+    assert counts == {"mlp/none": 3, "linear/none": 3}
+
+
+def test_an_ensemble_is_evaluated_the_same_on_any_number_of_ranks(
+    farm: Path, ensemble: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inputs, targets = _test_part(farm)
+    with torch.no_grad():
+        right = (tutti.load_ensemble(ensemble)(inputs).argmax(1) == targets).double().mean()
+    said = []
+    for ranks in ("1", "2"):
+        assert main(["evaluate", str(ensemble), "-n", ranks]) == 0
+        said.append(capfd.readouterr().out.partition("\n")[2])
+    assert said[0] == said[1]
+    assert f"test part of images: 30 samples, accuracy {right:.2%}" in said[0]
+    other = _images(tmp_path / "other.npz", 1)
+    assert main(["evaluate", str(ensemble), "-n", "1", "--data", str(other), "--part", "train"]) == 0
+    assert "train part of other: 54 samples" in capfd.readouterr().out
+
+
+def test_the_gain_on_new_samples_is_said(
+    farm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ensemble", str(farm), "--out", str(tmp_path / "e"), "--top", "1", "-n", "1", "--trust"]
+    assert main([*words, "--data", str(_images(tmp_path / "other.npz", 1))]) == 0
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("on the test part of other the ensemble has accuracy ")
+    assert "(the mean of 3 networks): a difference of " in last
+    plain = tmp_path / "plain.npz"
+    np.savez(plain, x=np.zeros((9, 8, 8), np.uint8), y=np.arange(9) % 3)
+    assert main([*words[:3], str(tmp_path / "f"), *words[4:], "--data", str(plain)]) == 0
+    assert "no test part, so the ensemble is not evaluated" in capfd.readouterr().out
+    assert len(tutti.load_ensemble(tmp_path / "f").members) == 3
+
+
+def test_an_ensemble_of_somebody_else_runs_no_code(
+    ensemble: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(ensemble, copy)
+    (copy / "config.seal").unlink()
+    assert main(["evaluate", str(copy)]) == 2
+    assert "would have code run" in capsys.readouterr().err
+    with pytest.raises(tutti.UserError, match="would have code run"):
+        tutti.load_ensemble(copy)
+    assert tutti.load_ensemble(copy, trust=True)
+    record = json.loads((copy / "ensemble.json").read_text())
+    record["combination"]["intercepts"].pop()
+    (copy / "ensemble.json").write_text(json.dumps(record))
+    with pytest.raises(tutti.BadRunFolder, match="coefficients are not those of these candidates"):
+        tutti.load_ensemble(copy)
+    with pytest.raises(tutti.BadRunFolder, match="so it is no ensemble"):
+        tutti.load_ensemble(tmp_path)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_torch_and_numpy_combine_alike(kind: Kind) -> None:
+    draw = np.random.default_rng(0)
+    values = kind.values(draw.normal(size=(10, 4))).reshape(2, 5, 4)
+    ways = [Combination("weighted", ("a", "b"), (0.25, 0.75))]
+    if kind is not Kind.FLAGS:
+        lines = tuple(map(tuple, draw.normal(size=(4, 8)).tolist()))
+        ways.append(Combination("stacking", ("a", "b"), (), lines, (0.1, 0.2, 0.3, 0.4)))
+    for way in ways:
+        found = combined(way, kind, [torch.from_numpy(one) for one in values]).numpy()
+        np.testing.assert_allclose(
+            kind.values(found), kind.values(kind.outputs(combine(way, kind, values))), 1e-12
+        )
+
+
+def test_a_bootstrap_finds_the_interval_of_a_known_difference() -> None:
+    # Right in 100 of 100 against right in 80: the difference varies as a share of 0.2 in 100 samples does.
+    targets, rows = np.arange(100) % 2, np.arange(100)
+    right = np.eye(2)[targets]
+    wrong = np.where((rows < 20)[:, None], 1 - right, right)
+    gain = gain_of(Predictions(rows, right, targets), [Predictions(rows, wrong, targets)], "auto", False)
+    assert (gain.ensemble, gain.single, gain.metric) == (1.0, 0.8, "accuracy")
+    assert gain.low == pytest.approx(0.2 - 1.96 * 0.04, abs=0.02)
+    assert gain.high == pytest.approx(0.2 + 1.96 * 0.04, abs=0.02)

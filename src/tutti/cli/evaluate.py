@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from
+from tutti.errors import BadOption
 from tutti.launch.cores import allowed_cores
+from tutti.records.ensemble import ENSEMBLE
 from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.run.start import run as run_job
 from tutti.run.train_job import PARTS, EvaluateJob
+from tutti.studies.ensemble.evaluation_job import EnsembleJob
+from tutti.studies.ensemble.making import HERE, read_trusted
 
 
 @part("evaluate")
 class EvaluateCommand(Command):
-    """Evaluate the network of a run folder.
+    """Evaluate the network of a run folder, or an ensemble.
 
     Each sample once, with the count, the accuracy of every class and the confusion matrix.
     """
@@ -28,7 +33,9 @@ class EvaluateCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        parser.add_argument("folder", metavar="RUN", help="the run folder that 'tutti train' wrote")
+        parser.add_argument(
+            "folder", metavar="RUN", help="the folder that 'tutti train' or 'tutti ensemble' wrote"
+        )
         parser.option("--part", "which part of the data to evaluate", default="test", choices=PARTS)
         of = (
             "what to evaluate in place of the run's final weights: a checkpoint, or what 'tutti export' reads"
@@ -40,6 +47,9 @@ class EvaluateCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        if (Path(own.folder) / ENSEMBLE).is_file():
+            _evaluate_ensemble(own, given, dotted)
+            return 0
         other_data = "data" in given or bool(dotted)
         here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
         here |= {"weights": None, "parallel": None, "parallel_options": {}, "predictions": False}
@@ -57,6 +67,14 @@ class EvaluateCommand(Command):
         config = config_from({**here, **given}, dotted, trained)
         run_job(EvaluateJob(config, own.folder, own.part, other_data or left, own.weights))
         return 0
+
+
+def _evaluate_ensemble(own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> None:
+    if own.weights is not None:
+        raise BadOption("--weights is for a single network; an ensemble has those of its members")
+    record = read_trusted(Path(own.folder), own.trust)
+    config = config_from({**HERE, **given}, dotted, TrainConfig.from_json(record.members[0].config))
+    run_job(EnsembleJob(config, record, own.folder, own.part))
 
 
 def _fits(config: TrainConfig) -> bool:

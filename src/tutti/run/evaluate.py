@@ -44,7 +44,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     with seeded(job.config.seed):
         dataset = open_config_data(job, comm)
         if job.other_data:
-            dataset = _seen_as(dataset, folder.read(TrainedOn))
+            dataset = seen_as(dataset, folder.read(TrainedOn))
         if getattr(dataset, job.part) is None:
             have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
             raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")
@@ -59,7 +59,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     return result
 
 
-def _seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
+def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
     """Other data, seen by the model as it saw the data that it was trained on: same scale, same classes.
 
     Raises:

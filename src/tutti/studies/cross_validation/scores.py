@@ -121,8 +121,8 @@ def score_folds(
     if name not in MEASURES:
         raise UnknownName("metric", name, MEASURES)
     measure = MEASURES[name].function
-    flat = [None if found is None else _labelled(found, amounts) for found in folds]
-    outputs, targets = _labelled(out_of_fold(there), amounts)
+    flat = [None if found is None else labelled(found, amounts) for found in folds]
+    outputs, targets = labelled(out_of_fold(there), amounts)
     confusion = _confusion(outputs, targets, classes) if labels else None
     return Scores(
         name,
@@ -205,7 +205,7 @@ def _score(measure: Callable[[Array, Array], float], outputs: Array, targets: Ar
     return float(measure(outputs, targets))
 
 
-def _labelled(found: Predictions, amounts: bool) -> tuple[Array, Array]:
+def labelled(found: Predictions, amounts: bool) -> tuple[Array, Array]:
     """Return outputs and targets of what has a label; of a label for each position one row for each."""
     outputs, targets = found.outputs, found.targets
     if targets.dtype.kind not in "iu":
