@@ -23,8 +23,8 @@ from tutti.run.train_job import PARTS
 from tutti.studies.cross_validation.scores import MEASURES, Scores
 from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Choice, choose, read_trained
 from tutti.studies.ensemble.combining import METHODS
-from tutti.studies.ensemble.evaluation_job import EnsembleJob
-from tutti.studies.ensemble.making import FOLDER, HERE, ensemble_of, refuse_there
+from tutti.studies.ensemble.evaluation_job import HERE, EnsembleJob
+from tutti.studies.ensemble.making import FOLDER, ensemble_of, refuse_there
 from tutti.terminal import console_on
 
 

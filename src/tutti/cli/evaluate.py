@@ -18,8 +18,7 @@ from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.run.start import run as run_job
 from tutti.run.train_job import PARTS, EvaluateJob
-from tutti.studies.ensemble.evaluation_job import EnsembleJob
-from tutti.studies.ensemble.making import HERE, read_trusted
+from tutti.studies.ensemble.evaluation_job import HERE, EnsembleJob, read_trusted
 
 
 @part("evaluate")

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
-from tutti.records.ensemble import EnsembleRecord, Member
+from tutti.records.ensemble import ENSEMBLE, EnsembleRecord, Member, read_ensemble
 from tutti.run.jobs import Job
+from tutti.run.trust import check as check_trust
+
+HERE: Final[dict[str, Any]] = {
+    "split": None,
+    "predictions": False,
+    "weights": None,
+    "strategy": "auto",
+    "strategy_options": {},
+    "parallel": None,
+    "parallel_options": {},
+    "workers": "auto",
+    "threads": None,
+    "hosts": None,
+    "servers": 0,
+    "levels": 1,
+    "server_period": None,
+}
+"""The fields of a member's configuration that are others where an ensemble is evaluated."""
 
 
 @dataclass(frozen=True)
@@ -41,3 +60,16 @@ class EnsembleJob(Job):
     folder: str
     part: str | None
     making: Making | None = None
+
+
+def read_trusted(folder: Path, trust: bool) -> EnsembleRecord:
+    """Read the record of an ensemble, unless it names code of others.
+
+    Raises:
+        BadRunFolder: there is none, or it is damaged.
+        Untrusted: it names code, and no run of this user has written it.
+    """
+    record = read_ensemble(folder)
+    if not trust:
+        check_trust(folder / ENSEMBLE, record.configs)
+    return record

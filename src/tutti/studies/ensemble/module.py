@@ -20,8 +20,8 @@ from tutti.run.build import seeded
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import named_or_given
+from tutti.studies.ensemble.evaluation_job import read_trusted
 from tutti.studies.ensemble.library import Kind
-from tutti.studies.ensemble.making import read_trusted
 from tutti.training.precision import Arithmetic
 from tutti.training.weights import load_weights
 
