@@ -40,6 +40,7 @@ LONGEST_FIRST = (
     "cli/test_console.py",
     "strategies/test_centre_state.py",
     "studies/test_compare.py",
+    "studies/test_cv.py",
     "ecosystem/",
     "torch_backend/test_launching.py",
     "torch_backend/test_several_hosts_of_a_group.py",

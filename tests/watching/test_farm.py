@@ -6,7 +6,9 @@ import io
 from pathlib import Path
 
 from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.folder_lock import FolderLock
 from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.run_folder import RunFolder
 from tutti.terminal import console_on
 from tutti.watching.farm import FarmDisplay, FarmProgress, follow_farm
 
@@ -87,3 +89,17 @@ def test_a_search_has_no_jobs_that_are_known_before(tmp_path: Path) -> None:
     stream = io.StringIO()
     assert not follow_farm(folder.path, stream, once=True)
     assert stream.getvalue().startswith("0 jobs done, 0 running, 1 failed\n")
+
+
+def test_a_job_in_its_first_epoch_is_shown(tmp_path: Path) -> None:
+    folder = FarmFolder.begin(tmp_path / "farm", "cv", {}, {name: {"epochs": 3} for name in JOBS})
+    folder.note(FarmEvent(1.0, "began", "a/fold-0", 0))
+    folder.job("a/fold-0").mkdir(parents=True)
+    stream = io.StringIO()
+    with FolderLock(folder.job("a/fold-0")):
+        assert follow_farm(folder.path, stream, once=True)
+        RunFolder(folder.job("a/fold-0")).append(record(1, 0.6))
+        assert follow_farm(folder.path, stream, once=True)
+    before, after = stream.getvalue().split("0 of 4 jobs done, 1 running\n")[1:]
+    assert "a/fold-0" in before
+    assert "1/3" in after

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run import EpochRecord
-from tutti.records.run_folder import RunFolder
+from tutti.records.run_folder import HISTORY, RunFolder
 from tutti.records.texts import SHARES, duration, figures, metric_text
 from tutti.records.untrusted import printable
 from tutti.terminal import console_on
@@ -212,7 +212,9 @@ def read_progress(folder: FarmFolder) -> FarmProgress:
 
 
 def _last_record(path: Path) -> EpochRecord | None:
-    history = RunFolder(path).history().records
+    """Return the record of a run's newest epoch; None: the first one goes on."""
+    run = RunFolder(path)
+    history = run.history().records if run.has(HISTORY) else []
     return history[-1] if history else None
 
 
