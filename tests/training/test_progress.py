@@ -127,6 +127,36 @@ def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late
     assert [line.split()[-2:] for line in stream.getvalue().splitlines()] == [["0:04", "left"]] * 2
 
 
+def test_time_left_of_a_resumed_run_is_reckoned_from_the_steps_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda times=iter([0.0, 8.0]): next(times))
+    stream = io.StringIO()
+    lines = PlainLines(stream)
+    lines.begin(RunLength(updates=24, per_epoch=8), 16)
+    lines.epoch(RECORD)  # one that was still to be validated
+    lines.moment(Moment(3, 20, TRAIN, 10_000.0))
+    first, second = stream.getvalue().splitlines()
+    assert "left" not in first
+    assert second.endswith("  0:08 left")
+
+
+def test_a_bar_of_a_resumed_run_counts_no_step_of_before_as_made_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    clock, stream = [0.0], Terminal()
+    progress = Live(stream)
+    monkeypatch.setattr(progress._bar, "get_time", lambda: clock[0])
+    progress.begin(RunLength(updates=24, per_epoch=8), 16)
+    for step in (18, 20):
+        clock[0] += 4.0
+        progress.moment(Moment(3, step, TRAIN, 10_000.0))
+    progress.end()
+    assert "epoch 3/3" in stream.getvalue()
+    assert "epoch 1/3" not in stream.getvalue()
+    assert "00:08" in stream.getvalue()
+
+
 class Noted:
     """Notes what it is told."""
 
@@ -134,7 +164,7 @@ class Noted:
         self.every_s = every_s
         self.calls: list[str] = []
 
-    def begin(self, span: RunLength) -> None:
+    def begin(self, span: RunLength, step: int = 0) -> None:
         self.calls.append("begin")
 
     def moment(self, moment: Moment) -> None:

@@ -390,7 +390,7 @@ class Notes(Progress):
         self.calls: list[str] = []
         self.broken = broken
 
-    def begin(self, span: RunLength) -> None:
+    def begin(self, span: RunLength, step: int = 0) -> None:
         self.calls.append(f"begin {span.updates} {span.per_epoch}")
 
     def moment(self, moment: Moment) -> None:

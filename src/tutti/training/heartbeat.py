@@ -59,10 +59,14 @@ class HeartbeatThread(Progress):
         if self._writable:
             self._write()
 
-    def begin(self, span: RunLength) -> None:
-        """Training begins."""
-        self._note(state=TRAINING, epoch=1, began=time.time(), updates=span.updates, per_epoch=span.per_epoch)
-        self._before = (1, 0, time.monotonic(), 0)
+    def begin(self, span: RunLength, step: int = 0) -> None:
+        """Training begins, or goes on after `step` updates."""
+        length = {"updates": span.updates, "per_epoch": span.per_epoch}
+        self._note(
+            state=TRAINING, epoch=step // span.per_epoch + 1, step=step, began=time.time(), **length
+        )
+        # How many samples of its epoch are over is not known to a run that goes on.
+        self._before = (0 if step else 1, step, time.monotonic(), 0)
 
     def moment(self, moment: Moment) -> None:
         """An epoch goes on."""

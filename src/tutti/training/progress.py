@@ -45,8 +45,8 @@ class Progress:
 
     every_s = math.inf
 
-    def begin(self, span: RunLength) -> None:
-        """Training begins."""
+    def begin(self, span: RunLength, step: int = 0) -> None:
+        """Training begins, or goes on after `step` updates."""
 
     def moment(self, moment: Moment) -> None:
         """An epoch goes on."""
@@ -68,11 +68,11 @@ class PlainLines(Progress):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._span, self._began, self._step = RunLength(0, 1), 0.0, 0
+        self._span, self._began, self._first, self._step = RunLength(0, 1), 0.0, 0, 0
 
-    def begin(self, span: RunLength) -> None:
+    def begin(self, span: RunLength, step: int = 0) -> None:
         """Remember how long the run is, for the time left."""
-        self._span, self._began, self._step = span, time.monotonic(), 0
+        self._span, self._began, self._first, self._step = span, time.monotonic(), step, step
 
     def moment(self, moment: Moment) -> None:
         """Print how much of the epoch is done."""
@@ -88,9 +88,10 @@ class PlainLines(Progress):
     def _print(self, step: int, *parts: str) -> None:
         # The record of an epoch may come while later ones are being trained.
         self._step = step = max(step, self._step)
-        left_s = (time.monotonic() - self._began) / step * (self._span.updates - step)
-        left = [f"{duration(left_s)} left"] if step < self._span.updates else []
-        print(*parts, *left, sep="  ", file=self._stream, flush=True)
+        made, to_go = step - self._first, self._span.updates - step
+        if made > 0 and to_go > 0:
+            parts += (f"{duration((time.monotonic() - self._began) / made * to_go)} left",)
+        print(*parts, sep="  ", file=self._stream, flush=True)
 
 
 class Live(Progress):
@@ -117,11 +118,13 @@ class Live(Progress):
         self._task = self._bar.add_task("", figures="")
         self._span, self._step = RunLength(0, 1), 0
 
-    def begin(self, span: RunLength) -> None:
-        """Show an empty bar."""
-        self._span, self._step = span, 0
+    def begin(self, span: RunLength, step: int = 0) -> None:
+        """Show the bar as far as the run is."""
+        self._span = span
+        # The time left is reckoned from what is added to this.
+        self._bar.reset(self._task, total=span.updates, completed=step)
         self._bar.start()
-        self._show(1, 0, "")
+        self._show(step // span.per_epoch + 1, step, "")
 
     def moment(self, moment: Moment) -> None:
         """Move the bar."""
@@ -154,10 +157,10 @@ class Several(Progress):
         self.every_s = min(way.every_s for way in ways)
         self._due = dict.fromkeys(ways, 0.0)
 
-    def begin(self, span: RunLength) -> None:
-        """Training begins."""
+    def begin(self, span: RunLength, step: int = 0) -> None:
+        """Training begins, or goes on after `step` updates."""
         for way in self._due:
-            way.begin(span)
+            way.begin(span, step)
         self._wait()
 
     def moment(self, moment: Moment) -> None:

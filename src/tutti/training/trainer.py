@@ -184,7 +184,7 @@ class Trainer:
             self._remembered()  # What cannot be kept is refused before the first step.
         if self._agenda is not None:
             self._agenda.start(self._step, self._begun)
-        self._progress.begin(RunLength(self._updates, self._batches.updates))
+        self._progress.begin(RunLength(self._updates, self._batches.updates), self._step)
         try:
             with drawn_by_sample(module, self._batches.seed) as self._masks:
                 self._run()
