@@ -128,6 +128,8 @@ def test_options_of_the_machine_and_of_the_end_may_differ() -> None:
         (["--checkpoint", "often"], "give an interval, such as 10m"),
         (["cnn"], "--model cnn (was mlp)"),
         (["--batch-size", "7", "--seed", "5"], "--batch-size 7 (was"),
+        (["--model.hidden", "50"], "--model.hidden 50 (was none)"),
+        (["--weights", "other"], "--weights other (was none)"),
         (["--config", "config.json"], "leave --config out"),
     ],
 )

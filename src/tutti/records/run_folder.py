@@ -482,7 +482,10 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
             and folder.is_dir()
             and any(place.name not in BEFORE for place in folder.iterdir())
         ):
-            raise BadRunFolder(f"run folder {folder} is not empty; name another one with --out, or delete it")
+            more = ", resume the run in it," if (folder / CONFIG).is_file() else ","
+            raise BadRunFolder(
+                f"run folder {folder} is not empty; name another one with --out{more} or delete it"
+            )
         existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         # Permission bits say nothing to root or on a read-only disk; only writing shows it.
         with tempfile.TemporaryFile(dir=existing) as probe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ AUTO: Final = "auto"
 MAY_DIFFER: Final = frozenset(
     {
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
-        *("weights", "strategy", "strategy_options", "parallel", "parallel_options", "balance"),
+        *("strategy", "strategy_options", "parallel", "parallel_options", "balance"),
         *("validate", "precision", "layout"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
         "predictions",
@@ -121,15 +121,26 @@ def check_same(before: TrainConfig, now: TrainConfig) -> None:
         BadOption: the message names them all.
     """
     differ = [
-        f"{flag(f.name)} {_shown(getattr(now, f.name))} (was {_shown(getattr(before, f.name))})"
+        f"{option} {_shown(value)} (was {_shown(was)})"
         for f in fields(TrainConfig)
-        if f.name not in MAY_DIFFER and getattr(now, f.name) != getattr(before, f.name)
+        if f.name not in MAY_DIFFER
+        for option, was, value in _options(f.name, getattr(before, f.name), getattr(now, f.name))
+        if value != was
     ]
     if differ:
         raise BadOption(
             f"a resumed run cannot go on with {', '.join(differ)}: that would be another training; leave "
             f"{'it' if len(differ) == 1 else 'them'} out, or begin a new run in another folder"
         )
+
+
+def _options(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
+    """Yield the options of the command line that a field is made of, with what they were and are."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        yield flag(name), before, now
+        return
+    for key in dict.fromkeys((*before, *now)):
+        yield f"--{name.removesuffix('_options')}.{key}", before.get(key), now.get(key)
 
 
 def _shown(value: object) -> str:

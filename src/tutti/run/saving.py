@@ -51,24 +51,12 @@ class Saving:
         self.step: int | None = None
 
     def agenda(self, strategy: Strategy) -> Agenda:
-        """Return the times at which this run is saved, or stops.
-
-        Raises:
-            BadOption: its time limit is over already.
-        """
-        config, limit = self._parts.config, self._parts.config.time_limit
-        over = None if limit is None else self._job.began + seconds_of(limit, "--time-limit")
-        if over is not None:
-            now = cast("float", self._comm.broadcast_object(time.time()))
-            if now >= over:
-                raise BadOption(
-                    f"--time-limit is '{limit}', which is over before the first step: to come there took "
-                    f"{now - self._job.began:.1f} s; give more"
-                )
+        """Return the times at which this run is saved, or stops."""
+        config, over = self._parts.config, _over(self._job)
 
         def stop() -> str | None:
             if over is not None and self._comm.rank == 0 and time.time() >= over:
-                return f"its time limit of {limit} is over"
+                return f"its time limit of {config.time_limit} is over"
             return ASKED if stop_requested() else None
 
         every = Every.parse(config.checkpoint, "--checkpoint")
@@ -90,6 +78,29 @@ class Saving:
         self.saver.save(step, self._parts.portion.to_whole(state), self._facts(), score, wait=final)
         if final:
             self.lost = cast("bool", self._comm.broadcast_object(self.saver.last != step))
+
+
+def refuse_over(comm: Communicator, job: TrainJob) -> None:
+    """Refuse a run whose time limit is over before its first step (collective).
+
+    Raises:
+        BadOption: it is.
+    """
+    over = _over(job)
+    if over is None:
+        return
+    now = cast("float", comm.broadcast_object(time.time()))
+    if now >= over:
+        raise BadOption(
+            f"--time-limit is '{job.config.time_limit}', which is over before the first step: to come there "
+            f"took {now - job.began:.1f} s; give more"
+        )
+
+
+def _over(job: TrainJob) -> float | None:
+    """The time at which the run's limit is over, in seconds since the epoch; None: it has none."""
+    limit = job.config.time_limit
+    return None if limit is None else job.began + seconds_of(limit, "--time-limit")
 
 
 @contextmanager

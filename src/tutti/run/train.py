@@ -48,7 +48,7 @@ from tutti.run.jobs import layout_of, load_job
 from tutti.run.recording import Recording, observed
 from tutti.run.restore import anew, found_by, history_of, load_model, refuse_shorter, saved_for
 from tutti.run.rollback import take_back_after_me
-from tutti.run.saving import saving
+from tutti.run.saving import refuse_over, saving
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
@@ -191,6 +191,7 @@ def _train(
         reseed(job.config.seed, 1 + portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
         recording.profile(parts.schedule.updates)
+        refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
         start = RunStart(now(), World(comm.size, comm.hosts, torch.get_num_threads()))
         if checkpoint is not None and saved is not None:
             refuse_shorter(checkpoint, saved, parts.schedule)
