@@ -108,6 +108,8 @@ def test_options_that_decide_what_is_learned_must_be_as_they_were() -> None:
     for part in ("cnn (was mlp)", f"7 (was {CONFIG.batch_size})", "one_cycle (was none)", "leave them out"):
         assert part in str(error.value)
     assert "--workers" not in str(error.value)
+    with pytest.raises(BadOption, match="give it as at first, or begin a new run"):
+        check_same(replace(CONFIG, model="object:Net"), replace(CONFIG, model="cnn"))
     with pytest.raises(BadOption, match="leave it out"):
         check_same(CONFIG, replace(CONFIG, batch_size=7, workers="3"))
 

@@ -30,9 +30,9 @@ from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.optim.sharded import announce
 from tutti.records.run import Evaluation
 from tutti.run import summary_lines
-from tutti.run.config import Options, TrainConfig, split_of
+from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
-from tutti.run.pickled_arguments import OBJECT, named_or_given
+from tutti.run.pickled_arguments import named_or_given
 from tutti.run.train_job import PARTS
 from tutti.state import Saved, Values
 from tutti.strategies import STRATEGIES, Clip, Strategy

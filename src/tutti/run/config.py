@@ -35,6 +35,9 @@ NEEDS_GPU_SAMPLES: Final = (
     "most half of its memory, and no --balance queue; or leave --cuda-graph at auto"
 )
 
+OBJECT: Final = "object:"
+"""Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
+
 UNDIVIDED: Final = "none"
 """The layout in which each rank has the whole model, where a configuration must say so."""
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import cloudpickle
 
 from tutti.errors import BadOption
-from tutti.run.config import flag
+from tutti.run.config import OBJECT, flag
 from tutti.run.jobs import Job
 from tutti.strategies import STRATEGIES, Strategy
-
-OBJECT: Final = "object:"
-"""Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
-
 
 def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Turn what the caller gave in Python into what a configuration can hold.

@@ -140,7 +140,10 @@ def load_model(module: nn.Module, saved: Saved) -> None:
     ]
     if differ:
         more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
-        raise BadCheckpoint(f"the checkpoint is of another model: {'; '.join(differ[:3])}{more}")
+        raise BadCheckpoint(
+            f"the checkpoint is of another model: {'; '.join(differ[:3])}{more}; resume with the model that "
+            "the run began with"
+        )
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(weights[name])

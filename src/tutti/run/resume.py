@@ -11,7 +11,7 @@ from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.records import checkpoints
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
-from tutti.run.config import TrainConfig, flag
+from tutti.run.config import OBJECT, TrainConfig, flag
 
 AUTO: Final = "auto"
 """Goes on with the run in --out if it has a checkpoint, and begins it if it has none."""
@@ -128,9 +128,12 @@ def check_same(before: TrainConfig, now: TrainConfig) -> None:
         if value != was
     ]
     if differ:
+        what = "it" if len(differ) == 1 else "them"
+        given = any(f"(was {OBJECT}" in one for one in differ)  # nothing can be left out in place of that
         raise BadOption(
-            f"a resumed run cannot go on with {', '.join(differ)}: that would be another training; leave "
-            f"{'it' if len(differ) == 1 else 'them'} out, or begin a new run in another folder"
+            f"a resumed run cannot go on with {', '.join(differ)}: that would be another training; "
+            + (f"give {what} as at first" if given else f"leave {what} out")
+            + ", or begin a new run in another folder"
         )
 
 
