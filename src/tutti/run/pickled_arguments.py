@@ -12,6 +12,7 @@ from tutti.run.config import OBJECT, flag
 from tutti.run.jobs import Job
 from tutti.strategies import STRATEGIES, Strategy
 
+
 def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Turn what the caller gave in Python into what a configuration can hold.
 
