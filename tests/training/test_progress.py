@@ -128,7 +128,8 @@ def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late
 
 
 def test_time_left_of_a_resumed_run_is_reckoned_from_the_steps_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.monotonic", lambda times=iter([0.0, 8.0]): next(times))
+    times = iter([0.0, 8.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
     stream = io.StringIO()
     lines = PlainLines(stream)
     lines.begin(RunLength(updates=24, per_epoch=8), 16)
