@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from tests.kept_writers import keeping_writers
 from tests.own_loop.jobs import differences
@@ -358,12 +358,79 @@ def _workers(folder: Path | None, stop: bool) -> Any:
     return numbers(model)
 
 
-LOOPS = [_two_models_and_loaders, _two_optimizers, _at_the_top, _iterable, _generators]
+class Curriculum(Sampler[int]):
+    """More samples in each epoch, in an order of its own random numbers."""
+
+    def __init__(self) -> None:
+        self.epoch, self.random = 0, random.Random(7)
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(self.random.sample(range(20), 4 + 8 * self.epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        _, words, _ = self.random.getstate()
+        return {"epoch": self.epoch, "words": list(words)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+        self.random.setstate((3, tuple(state["words"]), None))
+
+
+class Counting(Sampler[int]):
+    """Draws sample by sample from torch's random numbers, and begins behind those that it has counted."""
+
+    def __init__(self) -> None:
+        self.drawn, self.begins = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.drawn, self.begins = self.begins, 0
+        while self.drawn < 20:
+            self.drawn += 1
+            yield int(torch.randint(20, ()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begins = state["drawn"]
+
+
+def _sampler(sampler: Callable[[], Any], workers: int, folder: Path | None, stop: bool) -> Any:
+    """The sampler has a state; it stops in the middle of the first epoch."""
+    ((model, optimizer),) = made(adam)
+    own = sampler()
+    run = kept(folder, own=own)
+    step = run.restore() if run else 0
+    with children_allowed():
+        loader = DataLoader(samples(20), 2, sampler=own, num_workers=workers)
+        for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
+            for inputs, targets in distribute.shard(loader):
+                optimizer.zero_grad()
+                fit(model, inputs, targets).backward()
+                optimizer.step()
+                step += 1
+                if run and stop and step == 3:
+                    run.save(step, wait=True, epoch=epoch)
+                    return None
+    return numbers(model)
+
+
+def _curriculum(folder: Path | None, stop: bool) -> Any:
+    return _sampler(Curriculum, 0, folder, stop)
+
+
+def _drawn_ahead(folder: Path | None, stop: bool) -> Any:
+    """The loader's processes are given more than the loop has trained on."""
+    return _sampler(Counting, 1, folder, stop)
+
+
+LOOPS = [_two_models_and_loaders, _two_optimizers, _at_the_top, _iterable, _generators, _curriculum]
 
 
 @pytest.mark.parametrize(
     ("loop", "sizes"),
-    [(loop, (2, 3)) for loop in LOOPS] + [(_iterable, (1, 1)), (_workers, (1, 1))],
+    [(loop, (2, 3)) for loop in LOOPS] + [(one, (1, 1)) for one in (_iterable, _workers, _drawn_ahead)],
     ids=lambda value: value.__name__[1:] if callable(value) else str(value),
 )
 def test_loops_go_on(worlds: Worlds, tmp_path: Path, loop: Loop, sizes: tuple[int, int]) -> None:

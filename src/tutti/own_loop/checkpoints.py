@@ -82,6 +82,7 @@ class Checkpoints:
         loop.folders[folder] = self.close
         loop.keeps_places = True
         loop.generators += [thing for thing in objects.values() if isinstance(thing, torch.Generator)]
+        loop.objects += [thing for thing in objects.values() if not isinstance(thing, torch.Generator)]
         for parameter in {
             p: None for one in self._first_of_models() for p in one.replica.module.parameters()
         }:
@@ -358,7 +359,10 @@ class Checkpoints:
         places = [LoopPlace(**place) for place in one["places"]]
         comm, together = self._loop.comm, self._loop.pace is Pace.TOGETHER
         generators = [[state.clone() for state in states] for states in start["generators"]]
-        begun = IterationStart(start["random"], generators, len(generators))
+        # Earlier checkpoints have no samplers.
+        begun = IterationStart(
+            start["random"], generators, start.get("samplers", []), len(generators), start.get("drawn", 0)
+        )
         return ResumedIteration.of(begun, places, comm.rank, comm.size, together)
 
     def _first_of_models(self) -> list[Stepper]:

@@ -374,7 +374,7 @@ class shard:
         if resumed is not None:
             mine.first, mine.dealt, mine.stepped = resumed.first, resumed.own, resumed.own
             mine.check = resumed.check
-            resumed.begin()
+            resumed.begin(loop.kept_samplers(self.batches))
         own = from_loader(cast("DataLoader[Any]", self.batches), loop, mine.start, resumed) if loads else None
         all_batches = own or behind(compared(self.batches, loop), mine.start, resumed)
         if loop.pace is Pace.TOGETHER:

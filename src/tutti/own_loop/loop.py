@@ -23,7 +23,7 @@ from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Looked
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.places import IterationStart, ResumedIteration
+from tutti.own_loop.places import IterationStart, ResumedIteration, samplers_of
 from tutti.replica import Replica
 from tutti.state import Saved, State, Values
 from tutti.strategies.base import Pace, Strategy
@@ -105,6 +105,7 @@ class OwnLoop:
         keeps_places: whether somebody may ask how far an iteration has come.
         resumed: the places where the next iterations go on, to train.
         generators: those whose states checkpoints have.
+        objects: what else has a state in them.
         folders: what ends the use of each folder of checkpoints.
         passed: whether a backward pass has come since the last step, that the exchange does not see; noticed
             only where checkpoints are taken.
@@ -119,6 +120,7 @@ class OwnLoop:
     keeps_places: bool = False
     resumed: list[ResumedIteration] = field(default_factory=list)
     generators: list[torch.Generator] = field(default_factory=list)
+    objects: list[Any] = field(default_factory=list)
     folders: dict[Path, Callable[[], None]] = field(default_factory=dict)
     passed: bool = False
 
@@ -136,6 +138,10 @@ class OwnLoop:
     def pace(self) -> Pace:
         """The relation of the workers' steps to each other."""
         return self.steppers[0].strategy.pace if self.steppers else Pace.TOGETHER
+
+    def kept_samplers(self, batches: object) -> list[Any]:
+        """Return the samplers of a loader whose states checkpoints have."""
+        return [one for one in samplers_of(batches) if any(one is kept for kept in self.objects)]
 
     def note_step(self) -> None:
         """Take the batches that are there for trained, as an optimizer has been stepped."""

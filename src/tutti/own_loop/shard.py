@@ -68,7 +68,7 @@ class ShardSampler:
         if self.loop.comm.size > 1:
             self._fingerprint = of_dataset(self.dataset, self.loop.looked)
         if self.start is not None:
-            self.start.pass_point(self._loader)
+            self.start.pass_point(self._loader, self.loop.kept_samplers(self._loader))
         # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
         return self._own(iter(self.batches))
 
@@ -78,6 +78,8 @@ class ShardSampler:
         while True:
             ahead = self._ahead()
             drawn = [list(batch) for batch in islice(source, ahead)]
+            if self.start is not None:
+                self.start.drawn += len(drawn)
             if not _is_alike(self._fingerprint, self.loop):
                 _refuse_other_samples(self._fingerprint, self.loop.comm)
             with self.loop.exchange.meetings.explaining(Purpose.DEAL):
@@ -101,7 +103,7 @@ class ShardSampler:
         """Leave out what was trained on earlier; returns how many of its own this rank leaves out yet."""
         resumed, self.resumed = self.resumed, None
         if self.start is not None:
-            self.start.pass_point(self._loader)
+            self.start.pass_point(self._loader, self.loop.kept_samplers(self._loader))
         if resumed is None:
             return 0, source
         left_out, source = resumed.leave_out(source)

@@ -28,8 +28,8 @@ from tutti.records.run_folder import PREDICTIONS
 from tutti.run.api import TrainOptions
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
-from tutti.run.config import TrainConfig
-from tutti.run.pickled_arguments import OBJECT, by_name
+from tutti.run.config import OBJECT, TrainConfig
+from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
 from tutti.studies.cross_validation.candidates import (
     NONE,
