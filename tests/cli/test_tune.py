@@ -58,6 +58,18 @@ def test_what_is_printed_and_written(whole: Path, capsys: pytest.CaptureFixture[
     assert int(saved[1]) == sum(map(len, histories)) < 36
 
 
+def test_the_page_can_be_made_again_from_the_folder(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (whole / "report.html").is_file()
+    assert main(["report", str(whole), "--out", str(tmp_path)]) == 0
+    assert "best: trial " in capsys.readouterr().out
+    assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} >= {"history", "slices", "together"}
+    page = (tmp_path / "report.html").read_text()
+    assert page.partition("</main>")[0].count("<tr") == 7
+    assert "model.hidden" in page
+
+
 def test_killed_and_resumed_on_two_blocks_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     words = [sys.executable, "-m", "tutti", *WORDS, "--blocks", "2", "--out", str(folder), "--resume"]

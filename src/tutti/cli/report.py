@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -23,10 +23,13 @@ from tutti.run.config import Options
 FOLDER = Path("reports")
 """Where the page of several runs goes that the user gave no place for."""
 
+TUNE: Final = "tune"
+"""The kind of farm that 'tutti tune' makes."""
+
 
 @part("report")
 class ReportCommand(Command):
-    """Make the table and the page of a comparison or a cross-validation, from its records.
+    """Make the table and the page of a comparison, cross-validation or search, from its records.
 
     Or put runs of different days side by side: on any machine, without torch and without MPI.
     """
@@ -36,7 +39,8 @@ class ReportCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         of = (
-            "the folder that 'tutti compare' or 'tutti cv' wrote, or one or more run folders of 'tutti train'"
+            "the folder that 'tutti compare', 'tutti cv' or 'tutti tune' wrote, or one or more run folders "
+            "of 'tutti train'"
         )
         parser.add_argument("folders", nargs="+", metavar="FOLDER", help=of)
         parser.option(
@@ -52,7 +56,8 @@ class ReportCommand(Command):
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         folders = [Path(folder) for folder in own.folders]
         if len(folders) == 1 and (folders[0] / FARM).is_file():
-            return _report_farm(FarmFolder.open(folders[0]), own.out)
+            _report_farm(FarmFolder.open(folders[0]), own.out)
+            return 0
         results = read_results(folders, own.force)
         if own.target is not None:
             results = replace(results, comparison=replace(results.comparison, target=own.target))
@@ -63,8 +68,19 @@ class ReportCommand(Command):
         return 0
 
 
-def _report_farm(folder: FarmFolder, out: str | None) -> int:
+def _report_farm(folder: FarmFolder, out: str | None) -> None:
     """Print and draw what a farm has come to."""
+    page = None if out is None else _named(out)
+    if folder.plan.kind == TUNE:
+        # With Optuna, which other reports do without.
+        from tutti.studies.search.display import print_findings as print_trials
+        from tutti.studies.search.page import write_tune_page
+        from tutti.studies.search.study import read_search
+
+        tuned = read_search(folder)
+        print_trials(tuned, sys.stdout)
+        print(f"report: {write_tune_page(tuned, page)}")
+        return
     # With scikit-learn, which other reports do without.
     from tutti.studies.cross_validation.display import print_scores
     from tutti.studies.cross_validation.page import write_cv_page
@@ -72,9 +88,7 @@ def _report_farm(folder: FarmFolder, out: str | None) -> int:
 
     found = findings_of(folder)
     print_scores(found, sys.stdout)
-    page = None if out is None else _named(out)
     print(f"report: {write_cv_page(folder, found, page)}")
-    return 0
 
 
 def _named(out: str) -> Path:

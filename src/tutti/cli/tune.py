@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, command_words, config_from, words_of
-from tutti.errors import EXIT_INTERRUPTED, BadOption
+from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.studies.search.space import NOT_SEARCHED, read_space, space_of
@@ -88,6 +88,7 @@ class TuneCommand(Command):
         from tutti.studies.cross_validation.study import Blocks
         from tutti.studies.search.display import print_findings, print_question, tune_shown
         from tutti.studies.search.objectives import aims_of
+        from tutti.studies.search.page import write_tune_page
         from tutti.studies.search.study import Search, begin, look
 
         from_file = {} if own.space is None else read_space(own.space)
@@ -124,7 +125,14 @@ class TuneCommand(Command):
             return "tutti train " + shlex.join(command_words(replace(config, workers=str(own.block))))
 
         print_findings(found, sys.stdout, command)
-        if found.outcome.stopped is not None:
+        try:
+            print(f"report: {write_tune_page(found)}", flush=True)
+        except BadRunFolder:
+            raise
+        except UserError as error:
+            then = f"then run 'tutti report {folder.path}'"
+            print(f"tutti: warning: {error}; {then}", file=sys.stderr, flush=True)
+        if found.outcome is not None and found.outcome.stopped is not None:
             how = f"go on by the same command with --resume --out {folder.path}"
             print(f"stopped: {found.outcome.stopped}; {how}")
             return EXIT_INTERRUPTED

@@ -167,7 +167,7 @@ def tune(
         print_question(search, trials, stream)
         tuned = tune_shown(search, folder, trials, ranks, storage, stream)
         print_findings(tuned, stream)
-    if tuned.outcome.stopped is not None:
+    if tuned.outcome is not None and tuned.outcome.stopped is not None:
         where = f"resume=True and out={str(folder.path)!r}"
         raise RunStopped(f"the search was stopped: {tuned.outcome.stopped}; go on with it by {where}")
     return _found(tuned)

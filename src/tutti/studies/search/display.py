@@ -96,7 +96,7 @@ def print_findings(
     if found.search.pruner != "none" and whole:
         print(f"epochs: {trained} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
     outcome = found.outcome
-    if outcome.seconds > 0 and outcome.busy_s > 0:
+    if outcome is not None and outcome.seconds > 0 and outcome.busy_s > 0:
         blocks = f"{outcome.blocks} block{'' if outcome.blocks == 1 else 's'}"
         took = f"{duration(outcome.busy_s)} added up, {duration(outcome.seconds)} by the clock"
         print(f"the jobs took {took} on {blocks}", file=stream)

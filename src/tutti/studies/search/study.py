@@ -12,14 +12,14 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import optuna
 
-from tutti.errors import BadOption
+from tutti.errors import BadOption, BadRunFolder
 from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
@@ -38,10 +38,10 @@ from tutti.studies.cross_validation.splits import make_splits, splitter_of
 from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.crossing import with_options
 from tutti.studies.search.jobs import SearchJobs
-from tutti.studies.search.objectives import Aim
+from tutti.studies.search.objectives import Aim, aims_of
 from tutti.studies.search.pruners import check_pruner
 from tutti.studies.search.samplers import GridSampler, check_sampler
-from tutti.studies.search.space import Range, Space
+from tutti.studies.search.space import Range, Space, space_of
 from tutti.studies.search.trials import (
     COMPLETE,
     NAME,
@@ -61,6 +61,9 @@ FOLDER: Final = Path("farms")
 """The folder of farms without a path of their own."""
 
 TRIALS: Final = "trials.csv"
+
+IN_SPACE: Final = "space."
+"""Begins the name of an option that is searched, in the plan of a farm."""
 
 EPOCHS: Final = 20
 """The epochs of a run that is given neither epochs nor steps."""
@@ -129,7 +132,7 @@ class Search:
         """Return the question as JSON values: who resumes it must ask the same."""
         left_out = ("out", "workers", "threads", "time_limit")
         config = {name: value for name, value in self.config.as_json().items() if name not in left_out}
-        space = {f"space.{name}": one for name, one in self.space.as_json().items()}
+        space = {IN_SPACE + name: one for name, one in self.space.as_json().items()}
         return {
             **config,
             **space,
@@ -140,6 +143,21 @@ class Search:
             "stratified": self.stratified,
             "ahead": self.ahead,
         }
+
+    @classmethod
+    def from_json(cls, values: Json) -> Search:
+        """The question that `record` gave.
+
+        Raises:
+            UserError: a value cannot be used.
+        """
+        known = {one.name for one in fields(TrainConfig)}
+        config = TrainConfig.from_json({name: value for name, value in values.items() if name in known})
+        space = {
+            name.removeprefix(IN_SPACE): one for name, one in values.items() if name.startswith(IN_SPACE)
+        }
+        own = {name: values[name] for name in ("sampler", "pruner", "folds", "stratified", "ahead")}
+        return cls(config, space_of(space), aims_of(values["objective"]), **own)
 
     def count(self, trials: int) -> int:
         """Return how many trials there are, of so many at most: a grid comes to its end.
@@ -234,13 +252,13 @@ class Tuned:
         search: its question.
         folder: of the farm.
         study: Optuna's.
-        outcome: how the work on it has ended.
+        outcome: how the work on it has ended; None: it is read from its folder.
     """
 
     search: Search
     folder: FarmFolder
     study: optuna.Study
-    outcome: FarmOutcome
+    outcome: FarmOutcome | None = None
 
     @property
     def best(self) -> list[optuna.trial.FrozenTrial]:
@@ -379,6 +397,20 @@ def tune(
         listener=listener,
     )
     return Tuned(search, folder, study, outcome)
+
+
+def read_search(folder: FarmFolder) -> Tuned:
+    """Read a search from its folder.
+
+    Raises:
+        BadRunFolder: it is none, or its study is elsewhere.
+    """
+    if folder.plan.kind != KIND:
+        raise BadRunFolder(f"{folder.path} is the farm of a '{folder.plan.kind}', and no search")
+    if not (folder.path / STUDY).is_file():
+        raise BadRunFolder(f"{folder.path} has no {STUDY}: its study is kept in a database (--storage)")
+    search = Search.from_json(folder.plan.question)
+    return Tuned(search, folder, open_study_of(folder, search.aims))
 
 
 def open_study_of(folder: FarmFolder, aims: Sequence[Aim], storage: str | None = None) -> optuna.Study:

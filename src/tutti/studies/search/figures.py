@@ -1,0 +1,182 @@
+"""The figures of a search's page, as altair charts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import altair as alt
+
+from tutti.reports.figures.base import BAR, HEIGHT, TICKS, WIDTH, Data, in_rows, number, table, tips
+from tutti.reports.page import Drawn
+from tutti.studies.search.space import Range
+from tutti.studies.search.study import Tuned
+
+STATES: Final = {"complete": "#4c78a8", "pruned": "#bab0ac"}
+"""The colours of the trials that have a value."""
+
+
+def figures_of(found: Tuned) -> list[Drawn]:
+    """Draw all figures for which there is something to draw."""
+    rows = [row for row in found.table() if row["state"] in STATES]
+    if not rows:
+        return []
+    aims, names = found.search.aims, list(found.search.space.dimensions)
+    # In a field's name a point stands for an object, and a bracket for an array.
+    plain = {name: name.replace(".", " ") for name in names}
+    data: Data = [
+        {
+            "trial": row["trial"],
+            "state": row["state"],
+            **{aim.name: row[str(aim)] for aim in aims},
+            **{plain[name]: _shown(row[name]) for name in names},
+        }
+        for row in rows
+    ]
+    drawn = []
+    if len(aims) > 1:
+        drawn.append(Drawn("front", "The objectives against each other", _front(found, data)))
+    drawn.append(Drawn("history", "The trials, and the best so far", _history(found, data)))
+    shares = found.importance()
+    if shares:
+        drawn.append(Drawn("importance", "What has mattered", _importance(shares)))
+    drawn.append(Drawn("slices", "Each option by itself", _slices(found, data, plain)))
+    drawn.append(Drawn("together", "The options together", _together(found, data, plain)))
+    return drawn
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a chart can have it."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _state() -> Any:
+    scale = alt.Scale(domain=[*STATES], range=[*STATES.values()])
+    return alt.Color("state:N", title=None, scale=scale, legend=alt.Legend(orient="bottom"))
+
+
+def _tips(found: Tuned, data: Data) -> list[Any]:
+    values = [number(aim.name, aim.name) for aim in found.search.aims]
+    options = [name for name in data[0] if name not in {"trial", *(aim.name for aim in found.search.aims)}]
+    return tips(number("trial", "trial", "d"), *values, *(alt.Tooltip(f"{name}:N") for name in options))
+
+
+def _value(found: Tuned, at: int = 0) -> Any:
+    name = found.search.aims[at].name
+    return alt.Y(f"{name}:Q", title=name, scale=alt.Scale(zero=False))
+
+
+def _history(found: Tuned, data: Data) -> Any:
+    """Return the value of each trial by its number, with a line for the best so far."""
+    aim = found.search.aims[0]
+    best, line = math.nan, []
+    for row in data:
+        if row["state"] == "complete":
+            better = max if aim.higher else min
+            best = row[aim.name] if math.isnan(best) else better(best, row[aim.name])
+        if not math.isnan(best):
+            line.append({"trial": row["trial"], aim.name: best})
+    x = alt.X("trial:Q", title="trial", axis=alt.Axis(format="d"))
+    steps = alt.Chart(table(line)).mark_line(interpolate="step-after", color="#f58518")
+    points = alt.Chart(table(data)).mark_point(filled=True, size=50)
+    layers = (
+        steps.encode(x=x, y=_value(found)),
+        points.encode(x=x, y=_value(found), color=_state(), tooltip=_tips(found, data)),
+    )
+    return alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT)
+
+
+def _importance(shares: dict[str, float]) -> Any:
+    data: Data = [{"option": name, "share": share} for name, share in shares.items()]
+    return (
+        alt.Chart(table(data))
+        .mark_bar(color="#4c78a8")
+        .encode(
+            x=alt.X(
+                "share:Q", title="share in how good a trial is", axis=alt.Axis(format="%", tickCount=TICKS)
+            ),
+            y=alt.Y("option:N", sort=None, title=None),
+            tooltip=tips("option:N", number("share", "share", ".1%")),
+        )
+        .properties(width=2 * WIDTH, height=alt.Step(BAR))
+    )
+
+
+def _axis(found: Tuned, name: str, field: str) -> Any:
+    """Return the horizontal axis of an option."""
+    dimension = found.search.space.dimensions[name]
+    if not isinstance(dimension, Range):
+        order = [_shown(value) for value in dimension.ends()]
+        return alt.X(f"{field}:N", title=name, sort=order, axis=alt.Axis(labelAngle=0))
+    scale = alt.Scale(type="log" if dimension.log else "linear", zero=False)
+    return alt.X(f"{field}:Q", title=name, scale=scale)
+
+
+def _slices(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
+    """Return a panel for each option, with the value of each trial."""
+    rows, seen = table(data), _tips(found, data)
+    panels = [
+        alt.Chart(rows)
+        .mark_point(filled=True, size=50)
+        .encode(x=_axis(found, name, field), y=_value(found), color=_state(), tooltip=seen)
+        .properties(width=WIDTH, height=HEIGHT)
+        for name, field in plain.items()
+    ]
+    return in_rows(panels, "state")
+
+
+def _together(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
+    """Return parallel coordinates: a line for each trial through its options and its value."""
+    aim, points = found.search.aims[0], []
+    columns = [*plain.values(), aim.name]
+    places = {column: _places(found, column, plain, data) for column in columns}
+    for row in data:
+        for column in columns:
+            place = places[column][row[column]]
+            shown = {"option": column, "place": place, "is": str(row[column])}
+            points.append({"trial": row["trial"], "value": row[aim.name], **shown})
+    colour = alt.Color("value:Q", title=aim.name, scale=alt.Scale(scheme="viridis", reverse=not aim.higher))
+    return (
+        alt.Chart(table(points))
+        .mark_line(opacity=0.6)
+        .encode(
+            x=alt.X("option:N", sort=columns, title=None, axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("place:Q", title="from the lowest value to the highest", axis=alt.Axis(labels=False)),
+            color=colour,
+            detail=alt.Detail("trial:N"),
+            tooltip=tips("trial:N", "option:N", "is:N", number("value", aim.name)),
+        )
+        .properties(width=2 * WIDTH, height=HEIGHT)
+    )
+
+
+def _places(found: Tuned, column: str, plain: dict[str, str], data: Data) -> dict[Any, float]:
+    """Return where each value of a column is between its lowest (0) and its highest (1)."""
+    dimensions = {plain[name]: one for name, one in found.search.space.dimensions.items()}
+    values = {row[column] for row in data}
+    dimension = dimensions.get(column)
+    if dimension is not None and not isinstance(dimension, Range):
+        order = [_shown(value) for value in dimension.ends()]
+        return {value: order.index(value) / (len(order) - 1) for value in values}
+    scaled = {
+        value: math.log(value) if dimension is not None and dimension.log else value for value in values
+    }
+    low, high = min(scaled.values()), max(scaled.values())
+    return {value: (at - low) / (high - low) if high > low else 0.5 for value, at in scaled.items()}
+
+
+def _front(found: Tuned, data: Data) -> Any:
+    """Return the first two objectives; the trials that no other one is better than are joined by a line."""
+    second = found.search.aims[1]
+    best = {trial.number for trial in found.best}
+    x = alt.X(f"{second.name}:Q", title=second.name, scale=alt.Scale(zero=False))
+    line = alt.Chart(table([row for row in data if row["trial"] in best])).mark_line(
+        color="#f58518", interpolate="step-after", point=True
+    )
+    points = alt.Chart(table(data)).mark_point(filled=True, size=50)
+    order = alt.Order(f"{second.name}:Q")
+    layers = (
+        points.encode(x=x, y=_value(found), color=_state(), tooltip=_tips(found, data)),
+        line.encode(x=x, y=_value(found), order=order),
+    )
+    return alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT)
