@@ -40,10 +40,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def _leave_out_page(patch: pytest.MonkeyPatch) -> None:
+    """A page takes seconds: one test makes it."""
+    patch.setattr(cv, "write_cv_page", lambda folder, found: folder.path / "report.html")
+
+
 @pytest.fixture(autouse=True)
 def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the farm of the module gets a page, which takes seconds."""
-    monkeypatch.setattr(cv, "write_cv_page", lambda folder, found: folder.path)
+    _leave_out_page(monkeypatch)
 
 
 def _words(data: str, out: Path, *further: str) -> list[str]:
@@ -62,7 +66,9 @@ def _predictions(farm: Path) -> dict[str, bytes]:
 def farm(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-validation of two models and two schedules, on one block."""
     out = tmp_path_factory.mktemp("farms") / "one"
-    assert main(_words(data, out, "--blocks", "1")) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        _leave_out_page(patch)
+        assert main(_words(data, out, "--blocks", "1")) == 0
     return out
 
 
@@ -139,6 +145,7 @@ def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.
     said = capfd.readouterr().out
     assert "a job of FailsOn/none failed: ArithmeticError: no model for this fold" in said
     assert "2 of 3" in said
+    assert f"report: {tmp_path / 'farm' / 'report.html'}" in said
     folder = FarmFolder.open(tmp_path / "farm")
     assert "raise ArithmeticError" in (folder.error("FailsOn/none/fold-1") or "")
     assert findings_of(folder).scores["FailsOn/none"].missing == [1]
@@ -202,19 +209,17 @@ def test_the_farm_of_another_question_is_refused(
 
 def test_the_page_has_all_figures(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("altair", reason="needs the extra 'plots'")
+    assert main(["report", str(farm), "--out", str(tmp_path)]) == 0
+    assert f"report: {tmp_path / 'report.html'}" in capsys.readouterr().out
     drawn = {"folds", "blocks", "losses", "classes", "confusion"}
-    assert {path.stem for path in (farm / "figures").glob("*.svg")} >= drawn
-    page = (farm / "report.html").read_text()
+    assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} >= drawn
+    page = (tmp_path / "report.html").read_text()
     found = findings_of(FarmFolder.open(farm))
     assert all(escape(one.sentence) in page for one in found.differences)
     assert all(name in page for name in found.scores)
     losses = json.loads((page.split("const figures = ")[1]).splitlines()[0].rstrip(";"))["losses"]
-    (points,) = (part["values"] for part in [losses["data"]])
     # Two epochs of each of 12 jobs.
-    assert len(points) == 24
-    assert main(["report", str(farm), "--out", str(tmp_path)]) == 0
-    assert "report: " in capsys.readouterr().out
-    assert (tmp_path / "report.html").is_file()
+    assert len(losses["data"]["values"]) == 24
 
 
 def test_a_farm_is_watched(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
