@@ -95,7 +95,7 @@ def test_a_search_goes_on_with_more_trials_but_not_with_another_question(
     assert len(trials(whole)) == 7
 
 
-def test_a_time_limit_saves_and_failures_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_and_idle_blocks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "own.py"
     model.write_text(
         "from torch import nn\n"
@@ -104,11 +104,15 @@ def test_a_time_limit_saves_and_failures_are_told(tmp_path: Path, capsys: pytest
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
     )
     words = ["tune", f"{model}:net", "--space.model.width", "2,1", "--sampler", "grid", "--epochs", "1"]
-    assert main([*words, "--out", str(tmp_path / "farm")]) == 0
-    said = capsys.readouterr().out
+    assert main([*words, "--blocks", "3", "--out", str(tmp_path / "farm")]) == 0
+    said, warned = capsys.readouterr()
+    assert "1 of 3 blocks will have nothing to do: 2 jobs at a time" in warned
     assert "trials: 1 complete, 1 fail" in said
     assert "trial 0 failed: RuntimeError: too wide" in said
     assert "best: trial 1" in said
+
+
+def test_a_time_limit_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tune", "mlp", "--space.lr", "0.1,0.2", "--epochs", "100000", "--out", str(tmp_path / "long")]
     assert main([*words, "--time-limit", "1s"]) == 75
     assert "stopped: its time limit is over; go on" in capsys.readouterr().out

@@ -114,6 +114,12 @@ class TuneCommand(Command):
         )
         search.check()
         search.count(own.trials)
+        most = search.at_a_time(own.trials)
+        if own.blocks is not None and own.blocks > most:
+            idle = (
+                f"{own.blocks - most} of {own.blocks} blocks will have nothing to do: {most} jobs at a time"
+            )
+            print(f"tutti: warning: {idle}; see --ahead", file=sys.stderr, flush=True)
         samples = look(search, blocks)
         print_question(search, own.trials, sys.stdout)
         if own.dry_run:

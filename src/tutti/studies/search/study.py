@@ -171,6 +171,10 @@ class Search:
             return trials
         return min(trials, GridSampler(distributions_of(self.space)).points)
 
+    def at_a_time(self, trials: int) -> int:
+        """Return how many jobs there may be at a time, of so many trials."""
+        return min(self.count(trials), self.ahead) * (self.folds if self.pruner == "none" else 1)
+
     def config_of(self, options: Mapping[str, Any]) -> TrainConfig:
         """Return the configuration of a trial with these options.
 
@@ -383,15 +387,14 @@ def tune(
         search.span,
         partial(_history, folder),
     )
-    # As many as may run at a time; more blocks would have nothing to do.
-    most = min(count, search.ahead) * (search.folds if search.pruner == "none" else 1)
     outcome = work_on(
         folder,
         source,
         block=blocks.block,
         blocks=blocks.blocks,
         threads=blocks.threads,
-        jobs=most,
+        # More blocks would have nothing to do.
+        jobs=search.at_a_time(trials),
         job_timeout_s=blocks.job_timeout_s,
         time_limit_s=blocks.time_limit_s,
         listener=listener,
