@@ -162,7 +162,7 @@ def test_a_queue_follows_steps_and_the_schedule_whoever_takes_the_batches() -> N
     def program(comm: Communicator) -> tuple[int, float, int]:
         trains = trainer(comm, queue=True, steps=8, decay=8, seconds_per_sample=1.0 + 4.0 * comm.rank)
         last = trains.fit()[-1]
-        return last.step, last.lr, trains._schedule.last_epoch
+        return last.step, last.lr, trains._learning_rate._schedule.last_epoch
 
     world = VirtualWorld(2)
     for step, lr, scheduled in world.run(program):

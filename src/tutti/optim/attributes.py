@@ -104,7 +104,7 @@ class _Writer:
     known: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._memory = {parameter.untyped_storage().data_ptr() for parameter in self.names}
+        self._memory = {_address(parameter) for parameter in self.names}
 
     def attributes(self, optimizer: Optimizer) -> Values:
         if is_parameterwise(optimizer):
@@ -143,7 +143,7 @@ class _Writer:
             return {"/parameter": self.names[value]}
         if not value.is_leaf or value.is_complex() or value.layout is not torch.strided:
             return {"/lost": type(value).__name__}
-        if value.numel() and value.untyped_storage().data_ptr() in self._memory:
+        if value.numel() and _address(value) in self._memory:
             return {"/same": None}
         return value.detach()
 
@@ -245,6 +245,12 @@ class _Reader:
         elif mark == "/object" and now is not None:
             load_state_of(now, inner)
         return now
+
+
+def _address(tensor: Tensor) -> int:
+    """Return where the memory of a tensor begins; a DTensor has none but its part's."""
+    own: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own.untyped_storage().data_ptr()
 
 
 def _kind(value: object) -> str:
