@@ -152,7 +152,10 @@ def test_a_job_that_hangs_is_ended(tmp_path: Path) -> None:
 def test_a_block_of_several_ranks(tmp_path: Path) -> None:
     folder = _farm(tmp_path / "farm")
     jobs = [_bad("raising_on_rank_1"), _job("sync"), _job("served", strategy="easgd", servers=1)]
+    jobs.insert(1, _job("all_served", strategy="easgd", servers=2))
     outcomes, _ = _work(folder, jobs, block=2, blocks=1)
+    assert "--servers is 2, but the block has 2 ranks" in outcomes["all_served"].why
+    assert outcomes["all_served"].state is folder.state("all_served") is JobState.FAILED
     assert outcomes["raising_on_rank_1"].why == "ArithmeticError: no model here"
     alone = tutti.train(
         "mlp",

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tutti.errors import BadOption
-from tutti.farm.coordinator import Coordinator, Happening, JobBegan, JobEnded, Stopping
+from tutti.farm.coordinator import Coordinator, Happening, JobBegan, JobEnded, JobOver, Stopping
 from tutti.farm.jobs import FarmJob, JobList, JobOutcome, blocks_for
-from tutti.farm.virtual_pool import NEVER, Course, VirtualPool
+from tutti.farm.virtual_pool import NEVER, Course, VirtualPool, _summary
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord
 from tutti.run.config import TrainConfig
@@ -166,3 +166,14 @@ def test_the_number_of_blocks_is_the_least_with_as_few_waves(jobs: int, most: in
 def test_two_jobs_of_one_name_are_refused() -> None:
     with pytest.raises(BadOption, match="two jobs have the name 'a'"):
         JobList([FarmJob("a", CONFIG), FarmJob("b", CONFIG), FarmJob("a", CONFIG)])
+
+
+def test_a_job_that_is_done_at_the_moment_of_its_time_out_is_done() -> None:
+    class LastWords(VirtualPool):
+        def restart(self, block: int) -> JobOver | None:
+            super().restart(block)
+            return JobOver(block, _summary(5))
+
+    source = JobList(_jobs([1]))
+    Coordinator(LastWords(1, lambda job: Course(NEVER)), source, job_timeout_s=5).run()
+    assert source.outcomes["job-0"].state is FINISHED

@@ -84,8 +84,9 @@ def test_a_farm_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> No
 
 def test_a_search_has_no_jobs_that_are_known_before(tmp_path: Path) -> None:
     folder = FarmFolder.begin(tmp_path / "farm", "tune", {})
-    folder.note(FarmEvent(1.0, "began", "trial-0", 0))
-    folder.note(FarmEvent(3.0, "ended", "trial-0", 0, "failed", 2.0, "no model"))
+    with folder.launch() as launch:
+        launch.note(FarmEvent(1.0, "began", "trial-0", 0))
+        launch.note(FarmEvent(3.0, "ended", "trial-0", 0, "failed", 2.0, "no model"))
     stream = io.StringIO()
     assert not follow_farm(folder.path, stream, once=True)
     assert stream.getvalue().startswith("0 jobs done, 0 running, 1 failed\n")

@@ -11,6 +11,7 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from, sweep_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
+from tutti.farm.host_team import HostTeam, team_of_host
 from tutti.records.farm_folder import FarmFolder
 from tutti.registry import part
 from tutti.run.config import Options
@@ -93,6 +94,12 @@ class CvCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         """Train all folds and print what can be told. The exit code is 1 when a fold has failed."""
+        with team_of_host() as team:
+            return self._run(own, given, dotted, team) if team.leads else 0
+
+    def _run(
+        self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options], team: HostTeam
+    ) -> int:
         config = config_from(given, dotted)
         refuse_own_folds(config)
         if own.resume and own.out is None:
@@ -123,7 +130,8 @@ class CvCommand(Command):
         if own.dry_run:
             print_jobs(plan, sys.stdout)
             return 0
-        folder = begin(plan, own.out or plan.usual_folder(), own.resume)
+        team.wait_for_farm(own.out)
+        folder = begin(plan, own.out or plan.usual_folder(), own.resume or not team.first)
         outcome = train_shown(plan, folder, blocks, sys.stdout)
         found = findings_of(folder)
         write_findings(folder, found)

@@ -37,6 +37,7 @@ from tutti.farm.coordinator import (
     StopAsked,
 )
 from tutti.farm.finisher import Finisher
+from tutti.farm.host_team import job_name
 from tutti.farm.jobs import FarmJob, JobSource, blocks_for
 from tutti.farm.messages import (
     INDEX_BYTES,
@@ -128,7 +129,7 @@ def work_on(
     placement, count = place_blocks(block, blocks, threads, jobs)
     with (
         nullcontext() if shared else folder.lock(),
-        folder.launch() as launch,
+        folder.launch(job_name(os.environ)) as launch,
         SignalWatch() as signals,
     ):
         # The farm itself looks for requests all the time.
@@ -240,7 +241,8 @@ class Block:
         stop = StopPage.make_file()
         self.page = StopPage(stop)
         self.channel, theirs = Channel.pair()
-        self._stack.callback(self.channel.close)
+        self._stack.callback(self._close_channel)
+        self.last_words: list[object] = []
         self.forker = server.branch(ENTRY)
         self._stack.callback(self.forker.close)
         try:
@@ -275,6 +277,11 @@ class Block:
         self.patience = self.patience or time.monotonic() + CAUSE_S
         over = time.monotonic() >= self.patience or all(one.ended for one in self.ranks)
         return error if certain or over else None
+
+    def _close_channel(self) -> None:
+        # Nobody writes into it any more.
+        self.last_words += self.channel.received() or []
+        self.channel.close()
 
     def close(self) -> None:
         """End its ranks, and all that they have started, at once."""
@@ -336,6 +343,14 @@ class HostPool:
 
     def begin(self, block: int, job: FarmJob) -> None:
         """Have a block work on a job."""
+        workers = self._size - job.config.servers
+        if workers < 1:
+            why = (
+                f"BadOption: --servers is {job.config.servers}, but the block has {self._size} "
+                f"rank{'' if self._size == 1 else 's'}, which leaves none to train; give a larger --block"
+            )
+            self._pending.append(BlockFailed(block, why, why))
+            return
         folder = self._folder.job(job.name)
         run = RunFolder(folder)
         self._folder.clear_error(job.name)
@@ -344,7 +359,6 @@ class HostPool:
             # A run that was killed while it made its folder.
             run.remove()
         folder.mkdir(parents=True, exist_ok=True)
-        workers = self._size - job.config.servers
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
         task = TrainJob(config, objects=job.objects, resume=resume)
         self._blocks[block].channel.send(TrainTask(task, folder.absolute() / LOG, job.prunable))
@@ -381,10 +395,11 @@ class HostPool:
         """Tell whether the job of a block is where it can be stopped."""
         return self._blocks[block].page.stoppable
 
-    def restart(self, block: int) -> None:
-        """End a block's ranks at once, whatever they do, and start others."""
-        self._drop(block)
+    def restart(self, block: int) -> JobOver | None:
+        """End a block's ranks at once, whatever they do, and start others; return how its job has ended."""
+        ended = self._drop(block)
         self._start(block)
+        return ended
 
     def close(self) -> None:
         """End all blocks."""
@@ -451,7 +466,8 @@ class HostPool:
         self._tries[number] += not block.ready
         if self._tries[number] >= TRIES:
             raise TuttiError(f"block {number} does not come to work: {error}")
-        self.restart(number)
+        over = self.restart(number)
+        events += [over] if over is not None else []
         return [*events, BlockFailed(number, in_one_line(str(error)), str(error))]
 
     def _start(self, number: int) -> None:
@@ -462,9 +478,11 @@ class HostPool:
             self._selector.register(source, selectors.EVENT_READ, _Reader(number, read))  # type: ignore[arg-type]
         self._selector.register(block.channel, selectors.EVENT_READ, _Reader(number, lambda: True))
 
-    def _drop(self, number: int) -> None:
+    def _drop(self, number: int) -> JobOver | None:
         block = self._blocks.pop(number)
         for source in (*(source for source, _ in block.sources()), block.channel):
             if source in self._selector.get_map():
                 self._selector.unregister(source)  # type: ignore[arg-type]
         block.close()
+        over = [one for one in block.last_words if isinstance(one, TaskDone)]
+        return JobOver(number, over[0].summary, over[0].stopped or "") if over else None

@@ -109,8 +109,12 @@ class Pool(Protocol):
         """Tell whether the job of a block is where it can be stopped."""
         ...
 
-    def restart(self, block: int) -> None:
-        """End a block's ranks at once, whatever they do, and start others, without a `BlockFailed`."""
+    def restart(self, block: int) -> JobOver | None:
+        """End a block's ranks at once, whatever they do, and start others, without a `BlockFailed`.
+
+        Returns:
+            How its job has ended if it did so just now; None: it has not.
+        """
         ...
 
 
@@ -304,8 +308,10 @@ class Coordinator:
     def _give_up(self, block: int, free: list[int]) -> None:
         """End a job that hangs, or that does not stop."""
         work, limit = self._running[block], self.job_timeout_s
-        self.pool.restart(block)
-        if limit is not None and self.pool.now() >= work.began + limit:
+        over = self.pool.restart(block)
+        if over is not None:
+            self._handle(over, free)
+        elif limit is not None and self.pool.now() >= work.began + limit:
             why = f"it was not done after {limit:g} s, its time limit (--job-timeout)"
             self._end(block, free, JobState.FAILED, None, why)
         else:

@@ -95,9 +95,10 @@ class VirtualPool:
         """Tell whether a block's job can be stopped."""
         return self._work[block][1].stops_s != NEVER
 
-    def restart(self, block: int) -> None:
-        """Forget the job of a block."""
+    def restart(self, block: int) -> JobOver | None:
+        """Forget the job of a block, which has not ended."""
         self._work.pop(block, None)
+        return None
 
     def _add(self, seconds: float, block: int, event: PoolEvent) -> None:
         if seconds != NEVER:

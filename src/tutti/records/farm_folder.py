@@ -193,13 +193,16 @@ class FarmFolder:
         """
         return FolderLock(self.path)
 
-    def launch(self) -> Launch:
+    def launch(self, job: str = "") -> Launch:
         """Begin to work on the farm, beside those who do already.
+
+        Args:
+            job: of mpirun or srun, of which this process is a part.
 
         Raises:
             BadRunFolder: the folder cannot be written.
         """
-        return Launch(self.path)
+        return Launch(self.path, job)
 
     @cached_property
     def launches(self) -> Launches:

@@ -57,6 +57,7 @@ class Beat(Record):
         locks: whether its file system has locks.
         count: of beats before.
         over: it has ended.
+        job: the name that mpirun or srun has given the job of which it is a part.
     """
 
     process: int
@@ -65,6 +66,7 @@ class Beat(Record):
     locks: bool
     count: int = 0
     over: bool = False
+    job: str = ""
 
 
 class Launches:
@@ -84,14 +86,21 @@ class Launches:
         folder = self._farm / LAUNCHES
         return sorted(os.listdir(folder)) if folder.is_dir() else []
 
+    def beats(self) -> list[Beat]:
+        """The newest beat of each launch."""
+        return [beat for beat in map(self._beat, self.names) if beat is not None]
+
+    def _beat(self, launch: str) -> Beat | None:
+        try:
+            return parse_record(read_file(self._farm / LAUNCHES / launch / BEAT, _BEAT_BYTES), Beat)
+        except (OSError, ValueError):
+            return None
+
     def alive(self, launch: str) -> bool:
         """Tell whether a launch may still work; of one on another host that is certain only after a while."""
-        folder = self._farm / LAUNCHES / launch
-        try:
-            beat = parse_record(read_file(folder / BEAT, _BEAT_BYTES), Beat)
-        except (OSError, ValueError):
-            return False  # It makes no claim before its first beat.
-        if beat.over:
+        folder, beat = self._farm / LAUNCHES / launch, self._beat(launch)
+        # It makes no claim before its first beat.
+        if beat is None or beat.over:
             return False
         if is_locked(folder):
             return True
@@ -115,6 +124,7 @@ class Launch:
 
     Args:
         farm: the folder of the farm.
+        job: as in `Beat`.
 
     Attributes:
         name: its ID.
@@ -125,7 +135,7 @@ class Launch:
         BadRunFolder: the folder cannot be written.
     """
 
-    def __init__(self, farm: Path) -> None:
+    def __init__(self, farm: Path, job: str = "") -> None:
         host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
         self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host}-{os.getpid()}-{secrets.token_hex(2)}"
         self._farm, self._folder = farm, farm / LAUNCHES / self.name
@@ -134,7 +144,8 @@ class Launch:
         with refusing(self._folder):
             self._folder.mkdir(parents=True)
         self._lock = FolderLock(self._folder)
-        self._beat = Beat(os.getpid(), socket.gethostname(), _kernel(), self._lock.problem is None)
+        locks = self._lock.problem is None
+        self._beat = Beat(os.getpid(), socket.gethostname(), _kernel(), locks, job=job)
         with refusing(self._folder):
             self._write_beat()
             # By the clock of the file system, as errors of jobs have their times.

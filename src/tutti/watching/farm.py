@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tutti.launch.launcher import mpi_place
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import HISTORY, RunFolder
@@ -168,7 +170,8 @@ class FarmDisplay:
     def __init__(self, known: Iterable[str], stream: IO[str]) -> None:
         self._stream, self._drawn, self._told = stream, 0.0, set(known)
         self._live = None
-        if stream.isatty():
+        # mpirun gives a terminal to processes of several hosts, whose tables would overwrite each other.
+        if stream.isatty() and mpi_place(os.environ) is None:
             # No extra thread refreshes the screen: it would take time from the ranks.
             self._live = Live(console=console_on(stream), auto_refresh=False, transient=True)
             self._live.start()

@@ -1,0 +1,160 @@
+"""The processes that mpirun or srun has started: one of each host works on the farm, with the cores of all.
+
+    host a   rank 0 ── the launch of this host    host b   rank 2 ── the launch of this host
+             rank 1 ── asleep until that ends              rank 3 ── asleep until that ends
+
+They speak over a socket of the host, and hosts not at all but through the farm's folder: MPI is not even
+begun, so that a host which fails takes no other one with it. No torch.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import BadOption, UserError
+from tutti.launch.launcher import LaunchContext, started_by, work_alone
+from tutti.records.launches import Launches
+
+MEET_S: Final = 120.0
+"""How long the processes of a host wait for each other, and a host for the farm that the first one makes."""
+
+_PROBE_S: Final = 0.05
+_MOST: Final = 1 << 16
+_JOBS: Final = (("PMIX_NAMESPACE",), ("OMPI_MCA_ess_base_jobid",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+"""The variables by which launchers name a job, the same on all hosts."""
+
+
+@dataclass(frozen=True)
+class HostTeam:
+    """The place of this process among those that a launcher has started.
+
+    Attributes:
+        leads: it works on the farm; else it has nothing to do.
+        first: it is to make the farm, which others only join.
+        job: the launcher's name for all of them.
+        several: there are others on other hosts.
+    """
+
+    leads: bool = True
+    first: bool = True
+    job: str = ""
+    several: bool = False
+
+    def wait_for_farm(self, out: str | None) -> None:
+        """Wait until the first process works on the farm, where this one is another.
+
+        Raises:
+            BadOption: the folder has no name that all hosts know, or this host does not see it.
+        """
+        if self.several and out is None:
+            raise BadOption("a farm on several hosts needs --out: its folder, which all of them see")
+        if self.first or out is None:
+            return
+        until = time.monotonic() + MEET_S
+        launches = Launches(Path(out))
+        while not any(self.job == beat.job for beat in launches.beats()):
+            if time.monotonic() > until:
+                raise BadOption(
+                    f"host {socket.gethostname()} sees nothing in {out} of the farm that rank 0 works on; "
+                    "give --out a folder on a file system that all hosts share, or start the command on one "
+                    "host alone"
+                )
+            time.sleep(_PROBE_S)
+
+
+@contextmanager
+def team_of_host() -> Iterator[HostTeam]:
+    """Yield the place of this process; where it does not lead, the one that does has ended by then.
+
+    Raises:
+        UserError: the launcher does not tell which processes are on this host, or some do not come.
+    """
+    place = started_by()
+    if not place.mpi:
+        yield HostTeam()
+        return
+    if place.local_rank is None or place.local_size is None:
+        raise UserError(
+            f"{place.launcher.value} does not tell which of its processes are on one host; start tutti by "
+            "Open MPI's mpirun or by srun, or once on each host with --resume and the same --out"
+        )
+    job = job_name(os.environ)
+    address = f"\0tutti-farm-{os.getuid()}-{job or os.getppid()}"
+    if place.local_rank:
+        _sleep_beside(address)
+        yield HostTeam(False, False, job)
+        return
+    with ExitStack() as stack:
+        cores = _gather(stack, address, place)
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)
+        stack.callback(os.sched_setaffinity, 0, before)
+        work_alone()
+        yield HostTeam(True, place.rank == 0, job, place.local_size < place.size)
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """Return the launcher's name for the job of this process; empty if it has none."""
+    for names in _JOBS:
+        if all(environ.get(name) for name in names):
+            return ".".join(environ[name] for name in names)
+    return ""
+
+
+def _gather(stack: ExitStack, address: str, place: LaunchContext) -> set[int]:
+    """Wait for the other processes of this host, which sleep from now on; return the cores of all."""
+    assert place.local_size is not None
+    cores = os.sched_getaffinity(0)
+    listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    listener.bind(address)
+    listener.listen(place.local_size)
+    listener.settimeout(MEET_S)
+    for number in range(1, place.local_size):
+        try:
+            other, _ = listener.accept()
+        except TimeoutError:
+            raise UserError(
+                f"{place.launcher.value} has started {place.local_size} processes on this host, of which "
+                f"{number} have come in {MEET_S:g} s; start the same command in all of them"
+            ) from None
+        stack.enter_context(other)
+        if _user_of(other) == os.getuid():
+            cores |= pickle.loads(other.recv(_MOST))
+    return cores
+
+
+def _sleep_beside(address: str) -> None:
+    """Lend the cores of this process to the first one of the host, and sleep until that has ended."""
+    # It stops as the first one does, which may take a while.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    until = time.monotonic() + MEET_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as leader:
+        while True:
+            try:
+                leader.connect(address)
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > until:
+                    raise UserError(
+                        "the first process of this host does not come; see what it says"
+                    ) from None
+                time.sleep(_PROBE_S)
+        with suppress(ConnectionResetError, BrokenPipeError):
+            leader.send(pickle.dumps(os.sched_getaffinity(0)))
+            leader.recv(1)
+
+
+def _user_of(other: socket.socket) -> int:
+    _, user, _ = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)
