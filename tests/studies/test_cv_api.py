@@ -88,6 +88,8 @@ def test_what_has_finished_is_kept_and_another_question_refused(result: CrossVal
     assert {name: one.folds for name, one in again.scores.items()} == {
         name: one.folds for name, one in result.scores.items()
     }
+    with pytest.raises(tutti.BadRunFolder, match="resume=True goes on with that"):
+        _validated(result.folder)
     with pytest.raises(BadOption, match="another farm: candidates is"):
         _validated(result.folder, resume=True)
     with pytest.raises(BadOption, match="fingerprint"):
@@ -109,6 +111,8 @@ def test_a_fold_is_an_ordinary_run_of_files(result: CrossValidated) -> None:
     [
         ({"models": ["mlp", "mlp"]}, BadOption, "named 2 times"),
         ({"models": [nn.Linear(6, 2), nn.Linear(6, 2)]}, BadOption, "both called 'Linear'"),
+        ({"cv": 1}, BadOption, "^cv is 1; the smallest"),
+        ({"blocks": 0}, BadOption, "^blocks is 0"),
         ({"cv": "five"}, BadOption, "cv is a str"),
         ({"epoch": 2}, UnknownName, "did you mean 'epochs'"),
         ({"split": "a:0"}, BadOption, "split .*is for a single run"),

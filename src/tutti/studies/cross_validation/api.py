@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Final, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +21,7 @@ from torch.utils.data import Dataset
 from tutti.data.arrays import Array
 from tutti.data.contents import Contents
 from tutti.data.sources import read_source
-from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
+from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, UserError
 from tutti.farm.blocks import place_blocks
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import FarmFolder
@@ -119,6 +121,34 @@ class CrossValidated:
         return text.getvalue().rstrip()
 
 
+SPELLED: Final = {
+    "resume": "resume=True",
+    "folds": "cv",
+    "block": "workers",
+    "blocks": "blocks",
+    "score": "score",
+    "sweep": "sweep",
+    "job-timeout": "job_timeout",
+}
+"""The options of `tutti cv` that messages name, as arguments of `cross_validate`."""
+
+_OPTION: Final = re.compile(rf"(?<![\w-])--({'|'.join(SPELLED)})(?![\w-])")
+
+
+@contextmanager
+def _spelled_anew() -> Iterator[None]:
+    """Spell the options of `tutti cv` in a `UserError` as arguments."""
+    try:
+        yield
+    except UserError as error:
+        error.args = tuple(
+            _OPTION.sub(lambda found: SPELLED[found[1]], one) if isinstance(one, str) else one
+            for one in error.args
+        )
+        raise
+
+
+@_spelled_anew()
 @as_arguments()
 def cross_validate(
     models: Model | Sequence[Model] | Mapping[str, Model] = "cnn",
