@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tutti.cli.main import main
 from tutti.records.ensemble import Combination
 from tutti.records.predictions import Predictions
+from tutti.studies.cross_validation.splits import Bootstraps, make_splits
 from tutti.studies.ensemble.combining import combine
 from tutti.studies.ensemble.gain import gain_of
 from tutti.studies.ensemble.library import Kind
@@ -78,7 +80,7 @@ def test_bad_input(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "is there already; name another folder" in refused(str(farm), "--out", str(farm))
     assert "'weigthed'" in refused(str(farm), "--method", "weigthed")
     copy = tmp_path / "copy"
-    shutil.copytree(farm, copy)
+    shutil.copytree(farm, copy, symlinks=True)
     (copy / "jobs/linear/none/fold-1/summary.json").unlink()
     assert "candidates that have finished are 1: mlp/none" in refused(str(copy), "--top", "2")
     assert main(["ensemble", str(copy), "--dry-run"]) == 0
@@ -209,3 +211,80 @@ def test_a_bootstrap_finds_the_interval_of_a_known_difference() -> None:
     assert (gain.ensemble, gain.single, gain.metric) == (1.0, 0.8, "accuracy")
     assert gain.low == pytest.approx(0.2 - 1.96 * 0.04, abs=0.02)
     assert gain.high == pytest.approx(0.2 + 1.96 * 0.04, abs=0.02)
+
+
+def test_a_run_with_cycles_makes_a_snapshot_ensemble(
+    farm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, data = tmp_path / "run", str(farm.parent / "images.npz")
+    warm = ["--schedule", "warm", "--schedule.T_0", "2", "--schedule.T_mult", "1"]
+    words = [
+        "train",
+        "mlp",
+        "--data",
+        data,
+        "--batch-size",
+        "27",
+        "-n",
+        "1",
+        "--threads",
+        "1",
+        *warm,
+        "--checkpoint",
+        "1 epoch",
+    ]
+    # A checkpoint that is due while another is written is left out: that at the end of a run never is.
+    assert main([*words, "--epochs", "1", "--out", str(run)]) == 0
+    assert main(["train", "--resume", str(run), "--epochs", "2"]) == 0
+    capfd.readouterr()
+    assert main(["ensemble", str(run), "--top", "3"]) == 2
+    assert "has 2 checkpoints, and --top is 3" in capfd.readouterr().err
+    assert main(["ensemble", str(run), "--method", "greedy"]) == 2
+    assert "--method greedy is for candidates" in capfd.readouterr().err
+    assert main(["ensemble", str(run), "-n", "1"]) == 0
+    said = capfd.readouterr().out
+    assert said.startswith("snapshots: step-00000002, step-00000004")
+    assert "the best single model" in said.splitlines()[-1]
+    loaded = tutti.load_ensemble(run / "ensemble")
+    weights = load_file(run / "weights.safetensors")
+    first, final = (member.model.state_dict() for member in loaded.members)
+    assert all(torch.equal(final[name], weights[name]) for name in weights)
+    assert not all(torch.equal(first[name], weights[name]) for name in weights)
+
+
+def test_bags_hold_out_what_they_have_not_drawn(
+    farm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = str(farm.parent / "images.npz")
+    words = ["cv", "mlp", "--data", data, "--epochs", "1", "--threads", "1", "--blocks", "1"]
+    out = tmp_path / "bags"
+    assert main([*words, "--bag", "3", "--out", str(out)]) == 0
+    with np.load(out / "splits.npz") as splits:
+        for bag in range(3):
+            drawn, held_out = splits[f"train-{bag}"], splits[f"test-{bag}"]
+            assert len(drawn) == 60
+            assert sorted({*drawn, *held_out}) == list(range(60))
+            assert 0.2 < len(held_out) / 60 < 0.55
+            np.testing.assert_array_equal(
+                Predictions.read(out / f"jobs/mlp/none/fold-{bag}/predictions.npz").rows, held_out
+            )
+    capfd.readouterr()
+    assert main(["ensemble", str(out), "-n", "1"]) == 0
+    assert "3 networks" in capfd.readouterr().out
+    for further, message in (
+        (("--stratified",), "--stratified is about"),
+        (("--folds", "3"), "--folds is about"),
+    ):
+        assert main([*words, "--bag", "3", *further, "--out", str(tmp_path / "no")]) == 2
+        assert message in capfd.readouterr().err
+    assert main([*words, "--bag", "1", "--out", str(tmp_path / "no")]) == 2
+    assert "--bag is 1; the smallest possible is 2" in capfd.readouterr().err
+
+
+def test_bags_of_groups_draw_groups() -> None:
+    groups = np.arange(30) // 3
+    for split in make_splits(Bootstraps(4, 0), np.zeros(30), groups):
+        counts = np.bincount(split.train, minlength=30).reshape(10, 3)
+        assert (counts == counts[:, :1]).all()
+        assert counts[:, 0].sum() == 10
+        assert set(groups[split.test]) == set(np.flatnonzero(counts[:, 0] == 0))

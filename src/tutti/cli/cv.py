@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -25,7 +25,7 @@ from tutti.studies.cross_validation.candidates import (
 from tutti.studies.cross_validation.display import print_findings, print_jobs, train_shown
 from tutti.studies.cross_validation.page import write_cv_page
 from tutti.studies.cross_validation.scores import MEASURES
-from tutti.studies.cross_validation.splits import splitter_of
+from tutti.studies.cross_validation.splits import Bootstraps, splitter_of
 from tutti.studies.cross_validation.study import (
     Blocks,
     CrossValidation,
@@ -36,6 +36,9 @@ from tutti.studies.cross_validation.study import (
     write_findings,
 )
 from tutti.training.intervals import seconds_of
+
+FOLDS: Final = 5
+"""The folds, where the user does not say how many."""
 
 
 @part("cv")
@@ -52,9 +55,11 @@ class CvCommand(Command):
     def define(self, parser: Parser) -> None:
         models = "models with commas, each as for 'tutti train' (default: cnn)"
         parser.add_argument("models", metavar="MODELS", nargs="?", default="cnn", help=models)
-        parser.option("--folds", "parts that are held out in turn", "K", 5, type=int)
+        parser.option("--folds", "parts that are held out in turn", "K", FOLDS, type=int)
         repeats = "how often all samples are divided, each time in another way"
         parser.option("--repeats", repeats, "N", 1, type=int)
+        bags = "instead of folds: train on N bags of samples drawn with replacement, and hold out the others"
+        parser.option("--bag", bags, "N", type=int)
         parser.option("--stratified", "each fold has the same share of each class")
         parser.option(
             "--group-by",
@@ -111,6 +116,10 @@ class CvCommand(Command):
         grouped = own.group_by is not None
         splitter = splitter_of(own.folds, own.repeats, config.seed, own.stratified, grouped)
         said = {"folds": own.folds, "repeats": own.repeats, "stratified": own.stratified}
+        folds = own.folds * own.repeats
+        if own.bag is not None:
+            _refuse_folds(own)
+            splitter, said, folds = Bootstraps(own.bag, config.seed), {"bag": own.bag}, own.bag
         question = CrossValidation(
             config,
             contenders(config, models, schedules, sweep_of(own.sweep)),
@@ -126,7 +135,7 @@ class CvCommand(Command):
             None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
             None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
         )
-        plan = plan_folds(question, blocks, own.folds * own.repeats)
+        plan = plan_folds(question, blocks, folds)
         if own.dry_run:
             print_jobs(plan, sys.stdout)
             return 0
@@ -151,6 +160,18 @@ class CvCommand(Command):
         except UserError as error:
             print(
                 f"tutti: warning: {error}; then run 'tutti report {folder.path}'", file=sys.stderr, flush=True
+            )
+
+
+def _refuse_folds(own: argparse.Namespace) -> None:
+    """Refuse options of folds beside --bag."""
+    if own.bag < 2:
+        raise BadOption(f"--bag is {own.bag}; the smallest possible is 2")
+    asked = {"--folds": own.folds != FOLDS, "--repeats": own.repeats != 1, "--stratified": own.stratified}
+    for name, given in asked.items():
+        if given:
+            raise BadOption(
+                f"{name} is about dividing the samples, and --bag draws them; leave one of them out"
             )
 
 

@@ -14,7 +14,10 @@ from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from
-from tutti.records.farm_folder import FarmFolder
+from tutti.errors import BadOption
+from tutti.records.ensemble import EnsembleRecord
+from tutti.records.farm_folder import FARM, FarmFolder
+from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.records.untrusted import printable
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
@@ -23,8 +26,8 @@ from tutti.run.train_job import PARTS
 from tutti.studies.cross_validation.scores import MEASURES, Scores
 from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Choice, choose, read_trained
 from tutti.studies.ensemble.combining import METHODS
-from tutti.studies.ensemble.evaluation_job import HERE, EnsembleJob
-from tutti.studies.ensemble.making import FOLDER, ensemble_of, refuse_there
+from tutti.studies.ensemble.evaluation_job import HERE, EnsembleJob, Making
+from tutti.studies.ensemble.making import FOLDER, ensemble_of, refuse_there, snapshots_of
 from tutti.terminal import console_on
 
 
@@ -34,17 +37,20 @@ class EnsembleCommand(Command):
 
     Chooses by what each model predicts for the samples that it never saw, and scores the ensemble on
     folds that it was not chosen by. Saves the networks of all folds as one thing, and evaluates that on
-    new samples.
+    new samples. Of a run its checkpoints are combined: a snapshot ensemble.
     """
 
     example = "tutti ensemble farms/2026-01-31-120000-lenet-mlp-mnist --top 3 --method greedy"
 
     @override
     def define(self, parser: Parser) -> None:
-        parser.add_argument("farm", metavar="FARM", help="the folder that 'tutti cv' wrote")
-        parser.option("--top", "combine the K best candidates (default: all)", "K", type=int)
-        how = "mean; weights of the least loss; stacking by a linear model; greedy selection of candidates"
-        parser.option("--method", how, default="greedy", choices=tuple(METHODS))
+        parser.add_argument("farm", metavar="FARM", help="the folder that 'tutti cv' or 'tutti train' wrote")
+        top = "combine the K best candidates, or the K newest checkpoints of a run (default: all)"
+        parser.option("--top", top, "K", type=int)
+        how = (
+            "mean; weights of the least loss; stacking by a linear model; greedy selection (default: greedy)"
+        )
+        parser.option("--method", how, choices=tuple(METHODS))
         parser.option("--part", "which part of the data to evaluate it on (default: test)", choices=PARTS)
         parser.option("--out", f"folder of the ensemble (default: {FOLDER} in FARM)", "FOLDER")
         parser.option("--dry-run", "choose, print what can be told and end")
@@ -55,26 +61,47 @@ class EnsembleCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         """Choose, print what can be told, save the ensemble and evaluate it."""
-        folder = FarmFolder.open(own.farm)
-        out = Path(own.out or folder.path / FOLDER)
+        place = Path(own.farm)
+        out = Path(own.out or place / FOLDER)
         if not own.dry_run:
             refuse_there(out)
-        trained = read_trained(folder)
-        found = choose(trained, own.method, own.top)
-        console_on(sys.stdout).print(_table(found))
-        for name in trained.left_out:
-            print(f"left out, as not all of its folds have finished: {printable(name)}")
-        print(printable(found.gain.sentence), flush=True)
+        of_run = (place / CONFIG).is_file() and not (place / FARM).exists()
+        record, making = _snapshots(own) if of_run else _candidates(own)
         if own.dry_run:
             return 0
-        record, making = ensemble_of(folder, found, trained.metric, own.trust)
-        if own.part in ("train", "validation") and "data" not in given:
+        seen = ["train"] if of_run else ["train", "validation"]
+        if own.part in seen and "data" not in given:
             print(
-                f"warning: the networks have been trained on samples of the {own.part} part", file=sys.stderr
+                f"tutti: warning: the networks have trained on samples of the {own.part} part",
+                file=sys.stderr,
             )
         config = config_from({**HERE, **given}, dotted, TrainConfig.from_json(record.members[0].config))
         run_job(EnsembleJob(config, record, str(out), own.part, making))
         return 0
+
+
+def _candidates(own: argparse.Namespace) -> tuple[EnsembleRecord, Making]:
+    """Choose candidates of a cross-validation, and print what can be told."""
+    folder = FarmFolder.open(own.farm)
+    trained = read_trained(folder)
+    found = choose(trained, own.method or "greedy", own.top)
+    console_on(sys.stdout).print(_table(found))
+    for name in trained.left_out:
+        print(f"left out, as not all of its folds have finished: {printable(name)}")
+    print(printable(found.gain.sentence), flush=True)
+    return ensemble_of(folder, found, trained.metric, own.trust)
+
+
+def _snapshots(own: argparse.Namespace) -> tuple[EnsembleRecord, Making]:
+    """Take the checkpoints of a run, and print which."""
+    if own.method not in (None, "mean"):
+        raise BadOption(
+            f"--method {own.method} is for candidates of a cross-validation; of the checkpoints of a run "
+            "there is the mean"
+        )
+    record, making = snapshots_of(RunFolder.open(own.farm), own.top, own.trust)
+    print(f"snapshots: {', '.join(one.candidate for one in record.members)}", flush=True)
+    return record, making
 
 
 def _table(found: Choice) -> Table:

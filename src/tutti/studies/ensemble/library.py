@@ -28,14 +28,6 @@ Array = NDArray[Any]
 LEAST: Final = 1e-15
 """The least probability whose logarithm is taken."""
 
-_LOSSES: Final = {
-    "cross_entropy": "classes",
-    "nll": "classes",
-    "bce": "flags",
-    "mse": "amounts",
-    "l1": "amounts",
-}
-
 
 class Kind(Enum):
     """The kind of a model's outputs, which says how they are averaged."""
@@ -60,6 +52,16 @@ class Kind(Enum):
             return np.log(np.maximum(values, LEAST))
         found: Array = special.logit(np.clip(values, LEAST, 1 - np.finfo(np.float64).eps))
         return found
+
+
+LOSSES: Final = {
+    "cross_entropy": Kind.CLASSES,
+    "nll": Kind.CLASSES,
+    "bce": Kind.FLAGS,
+    "mse": Kind.AMOUNTS,
+    "l1": Kind.AMOUNTS,
+}
+"""The kind of outputs that each loss makes."""
 
 
 @dataclass(frozen=True)
@@ -170,13 +172,13 @@ def kind_of(loss: str, found: Predictions) -> Kind:
     """
     whole = found.targets.dtype.kind in "iu"
     scores = found.outputs.ndim == found.targets.ndim + 1 and found.outputs.shape[1] > 1
-    kind = Kind(_LOSSES[loss]) if loss in _LOSSES else Kind.CLASSES if whole and scores else Kind.AMOUNTS
+    kind = LOSSES.get(loss, Kind.CLASSES if whole and scores else Kind.AMOUNTS)
     if kind is Kind.CLASSES and not (whole and scores):
         raise BadData(
             f"models of the loss '{loss}' are combined where each sample has one class, and here the "
             "targets are shares of classes; train with another loss"
         )
-    if kind is Kind.AMOUNTS and whole and loss not in _LOSSES:
+    if kind is Kind.AMOUNTS and whole and loss not in LOSSES:
         raise BadData(
             f"the loss '{loss}' gives a single number for each class number, and what that means is not "
             "known; train with 'cross_entropy', 'bce' or 'mse'"

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadOption
-from tutti.records.ensemble import EnsembleRecord, Member
+from tutti.records import checkpoints
+from tutti.records.ensemble import Combination, EnsembleRecord, Member
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.study import job_name
 from tutti.studies.ensemble.choosing import Choice
 from tutti.studies.ensemble.evaluation_job import Making
+from tutti.studies.ensemble.library import LOSSES, Kind
 
 FOLDER: Final = "ensemble"
 """The folder of an ensemble in that of its farm, unless the user names another."""
@@ -41,6 +43,44 @@ def ensemble_of(
         EnsembleRecord(choice.kind.value, choice.combination, members),
         Making(places, singles, metric),
     )
+
+
+def snapshots_of(folder: RunFolder, top: int | None, trust: bool) -> tuple[EnsembleRecord, Making]:
+    """Return the ensemble of a run's checkpoints, which have the same weight.
+
+    Huang, Li, Pleiss, Liu, Hopcroft and Weinberger, Snapshot ensembles: train 1, get M for free, ICLR 2017:
+    the learning rate falls to 0 and is set up again, several times, and the weights at the end of each cycle
+    are a network. It is compared with the one that the run has ended with.
+
+    Args:
+        folder: of the run.
+        top: take so many of the newest; None: all that there are.
+        trust: as for `ensemble_of`.
+
+    Raises:
+        BadOption: there are not so many.
+        UserError: the run cannot be read, or names code, and no run of this user has written it.
+    """
+    config = TrainConfig.read(folder.path, trust)
+    places = checkpoints.present(folder.path / checkpoints.FOLDER)
+    wanted = 2 if top is None else top
+    if not 1 <= wanted <= len(places):
+        asked = "an ensemble needs 2 at least" if top is None else f"--top is {top}"
+        raise BadOption(
+            f"{folder.path} has {len(places)} checkpoint{'' if len(places) == 1 else 's'}, and {asked}; "
+            "train with --schedule warm, and with --checkpoint and --keep such that the weights at the end "
+            "of each cycle stay"
+        )
+    data = folder.read(TrainedOn)
+    kind = LOSSES.get(config.loss, Kind.AMOUNTS if data.classes is None else Kind.CLASSES)
+    chosen = places[-(top or len(places)) :]
+    names = tuple(place.name for place in chosen)
+    values = replace(config, split=None).as_json()
+    members = tuple(Member(name, values, data) for name in names)
+    combination = Combination("mean", names, (1 / len(names),) * len(names))
+    single = Member(folder.path.name, values, data), str(folder.path.absolute())
+    making = Making(tuple(str(place.absolute()) for place in chosen), (single,), "auto")
+    return EnsembleRecord(kind.value, combination, members), making
 
 
 def refuse_there(out: Path) -> None:
