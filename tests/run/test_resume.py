@@ -40,8 +40,8 @@ def left_by(folder: Path, *steps: int, finished: bool = False) -> Path:
 
 def test_a_run_is_found_by_its_folder_and_goes_on_from_the_newest(tmp_path: Path) -> None:
     run = left_by(tmp_path / "run", 5, 10)
-    for out in (None, str(run), f"{run}/"):
-        found = Resume.find(str(run), out)
+    for where, out in ((run, None), (run, str(run)), (run, f"{run}/"), (run / FOLDER, None)):
+        found = Resume.find(str(where), out)
         assert found == Resume(run)
         assert found.goes_on
 

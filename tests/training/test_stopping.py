@@ -70,6 +70,10 @@ def test_a_rule_is_parsed_to_what_it_was_printed_from(rule: StopRule) -> None:
         ("validation  loss not better for 4 epochs", "validation loss not better for 4 epochs"),
         ("validation accuracy>=97%", "validation accuracy >= 0.97"),
         ("validation accuracy >= 99.9%", "validation accuracy >= 0.999"),
+        (
+            "validation accuracy >= 99.9 % or training loss < .1",
+            "validation accuracy >= 0.999 or training loss < 0.1",
+        ),
         ("training loss < 1e-3", "training loss < 0.001"),
         (
             "after 3 epochs, validation accuracy < .5 or training loss not lower for 1 epochs",

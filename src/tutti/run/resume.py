@@ -72,6 +72,9 @@ class Resume:
             there = ", ".join(one.name for one in checkpoints.present(path.parent)) or "none"
             raise BadRunFolder(f"there is no checkpoint {path.name} in {path.parent}; there are: {there}")
         refuse_no_folder(path)
+        above = path.absolute().parent
+        if path.name == checkpoints.FOLDER and not (path / CONFIG).is_file() and (above / CONFIG).is_file():
+            path = above
         # A run folder may be in one of that name, too.
         inside = path.absolute().parent.name == checkpoints.FOLDER and not (path / CONFIG).is_file()
         checkpoint = path.resolve() if inside else None

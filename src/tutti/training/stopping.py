@@ -50,7 +50,7 @@ _EXAMPLE: Final = (
     "several, joined by 'or'"
 )
 
-_WORD: Final = re.compile(r"[<>]=?|,|[^\s<>,]+")
+_WORD: Final = re.compile(r"[<>]=?|,|[\d.]+\s*%|[^\s<>,]+")
 _COUNT: Final = re.compile(r"[0-9]{1,9}")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,4})?", re.IGNORECASE)
 
@@ -356,7 +356,7 @@ class _RuleParser:
         return count
 
     def _number(self, quantity: Quantity) -> float:
-        digits = self._next.removesuffix("%")
+        digits = self._next.removesuffix("%").rstrip()
         if not _NUMBER.fullmatch(digits) or not math.isfinite(float(digits)):
             self._refuse("a number")
         # 99.9% is 0.999 to the last bit.
