@@ -35,7 +35,7 @@ def hosts() -> Iterator[Hosts]:
 @needs_mpirun
 def test_each_host_has_one_launch_and_all_print_the_same_scores(hosts: Hosts, tmp_path: Path) -> None:
     out = tmp_path / "farm"
-    words = [sys.executable, "-m", "tutti", *CV, "--blocks", "1", "--out", str(out)]
+    words = [sys.executable, "-m", "tutti", *CV, "--blocks", "1", "--threads", "1", "--out", str(out)]
     done = hosts.mpirun({"a": 2, "b": 1}, words)
     assert done.returncode == 0, done.stderr
     folder = FarmFolder.open(out)

@@ -94,10 +94,10 @@ def test_a_search_has_no_jobs_that_are_known_before(tmp_path: Path) -> None:
 
 def test_a_job_in_its_first_epoch_is_shown(tmp_path: Path) -> None:
     folder = FarmFolder.begin(tmp_path / "farm", "cv", {}, {name: {"epochs": 3} for name in JOBS})
-    folder.note(FarmEvent(1.0, "began", "a/fold-0", 0))
     folder.job("a/fold-0").mkdir(parents=True)
     stream = io.StringIO()
-    with FolderLock(folder.job("a/fold-0")):
+    with folder.launch() as launch, FolderLock(folder.job("a/fold-0")):
+        launch.note(FarmEvent(1.0, "began", "a/fold-0", 0, launch=launch.name))
         assert follow_farm(folder.path, stream, once=True)
         RunFolder(folder.job("a/fold-0")).append(record(1, 0.6))
         assert follow_farm(folder.path, stream, once=True)
