@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -162,6 +164,15 @@ def test_three_that_err_independently_are_better_together() -> None:
     assert found.combination.weights == pytest.approx([1 / 3] * 3)
     assert found.gain.better == ENSEMBLE
     assert found.gain.sentence.startswith("the ensemble is better than the best single model by ")
+
+
+def test_labels_of_0_or_1_are_scored_by_how_many_are_right() -> None:
+    targets = np.array([0.0, 1, 0, 1, 1, 0, 1, 0])
+    values = np.array([np.where(targets, 0.9, 0.1), np.where(targets, 0.4, 0.6)])[..., None]
+    trained = replace(_trained(_library(values, targets, Kind.FLAGS)), metric="accuracy", classes=None)
+    found = choose(trained, "greedy")
+    assert found.combination.candidates == ("a",)
+    assert (found.scores["a"].mean, found.scores["b"].mean, found.scores[ENSEMBLE].mean) == (1.0, 0.0, 1.0)
 
 
 def test_bad_input() -> None:

@@ -113,7 +113,9 @@ def read_trained(folder: FarmFolder) -> Trained:
         )
     amounts = any(loss in AMOUNTS for loss in losses.values())
     library = library_of(found, losses)
-    return Trained(library, asked["score"], asked["classes"], amounts, ratios_of(folder, asked), left_out)
+    # Labels of 0 or 1 may be floats, whose automatic score is that of amounts: an error of logits.
+    metric = "accuracy" if asked["score"] == "auto" and library.kind is Kind.FLAGS else asked["score"]
+    return Trained(library, metric, asked["classes"], amounts, ratios_of(folder, asked), left_out)
 
 
 def choose(trained: Trained, method: str, top: int | None = None) -> Choice:

@@ -79,7 +79,11 @@ def snapshots_of(folder: RunFolder, top: int | None, trust: bool) -> tuple[Ensem
     members = tuple(Member(name, values, data) for name in names)
     combination = Combination("mean", names, (1 / len(names),) * len(names))
     single = Member(folder.path.name, values, data), str(folder.path.absolute())
-    making = Making(tuple(str(place.absolute()) for place in chosen), (single,), "auto")
+    making = Making(
+        tuple(str(place.absolute()) for place in chosen),
+        (single,),
+        "accuracy" if kind is Kind.FLAGS else "auto",
+    )
     return EnsembleRecord(kind.value, combination, members), making
 
 
