@@ -39,7 +39,7 @@ def test_each_host_has_one_launch_and_all_print_the_same_scores(hosts: Hosts, tm
     done = hosts.mpirun({"a": 2, "b": 1}, words)
     assert done.returncode == 0, done.stderr
     folder = FarmFolder.open(out)
-    beats = folder.launches.beats()
+    beats = folder.launches.beats().values()
     assert sorted(beat.host for beat in beats) == ["a", "b"]
     assert len({beat.job for beat in beats}) == 1
     assert {folder.state(name) for name in folder.plan.jobs} == {JobState.FINISHED}

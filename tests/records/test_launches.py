@@ -19,11 +19,13 @@ def test_a_job_is_one_launchs_as_long_as_that_lives(tmp_path: Path) -> None:
         assert first.claim("a/b")
         assert not second.claim("a/b")
         assert second.claim("a/c")
+        assert second.shares_cores()
         seen = Launches(tmp_path)
         assert [seen.alive(one.name) for one in (first, second)] == [True, True]
         assert seen.owner("a/b") == first.name
         first.end()
         assert [seen.alive(one.name) for one in (first, second)] == [False, True]
+        assert not second.shares_cores()
         assert second.claim("a/b")
         assert seen.owner("a/b") == second.name
         assert seen.owner("a/d") is None

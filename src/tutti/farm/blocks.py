@@ -138,6 +138,9 @@ def work_on(
         outcome = None
         with ExitStack() as stack:
             crowded = bool(placement.warnings)
+            if launch.shares_cores():
+                # Ranks that are bound, and threads that wait busily, would keep the others from working.
+                placement, crowded = replace(placement, cores=()), True
             server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
             pool = HostPool(server, folder, placement, count, stopping)
             # One for all jobs: to start one for each would take longer than many a job.

@@ -62,7 +62,7 @@ class HostTeam:
             return
         until = time.monotonic() + MEET_S
         launches = Launches(Path(out))
-        while not any(self.job == beat.job for beat in launches.beats()):
+        while not any(self.job == beat.job for beat in launches.beats().values()):
             if time.monotonic() > until:
                 raise BadOption(
                     f"host {socket.gethostname()} sees nothing in {out} of the farm that rank 0 works on; "

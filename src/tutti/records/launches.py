@@ -58,6 +58,7 @@ class Beat(Record):
         count: of beats before.
         over: it has ended.
         job: the name that mpirun or srun has given the job of which it is a part.
+        cores: the logical CPUs that it may use.
     """
 
     process: int
@@ -67,6 +68,7 @@ class Beat(Record):
     count: int = 0
     over: bool = False
     job: str = ""
+    cores: tuple[int, ...] = ()
 
 
 class Launches:
@@ -86,9 +88,10 @@ class Launches:
         folder = self._farm / LAUNCHES
         return sorted(os.listdir(folder)) if folder.is_dir() else []
 
-    def beats(self) -> list[Beat]:
-        """The newest beat of each launch."""
-        return [beat for beat in map(self._beat, self.names) if beat is not None]
+    def beats(self) -> dict[str, Beat]:
+        """Read the newest beat of each launch, by its ID."""
+        found = {name: self._beat(name) for name in self.names}
+        return {name: beat for name, beat in found.items() if beat is not None}
 
     def _beat(self, launch: str) -> Beat | None:
         try:
@@ -145,7 +148,8 @@ class Launch:
             self._folder.mkdir(parents=True)
         self._lock = FolderLock(self._folder)
         locks = self._lock.problem is None
-        self._beat = Beat(os.getpid(), socket.gethostname(), _kernel(), locks, job=job)
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        self._beat = Beat(os.getpid(), socket.gethostname(), _kernel(), locks, job=job, cores=cores)
         with refusing(self._folder):
             self._write_beat()
             # By the clock of the file system, as errors of jobs have their times.
@@ -193,6 +197,15 @@ class Launch:
             except FileExistsError:
                 return False
         return True
+
+    def shares_cores(self) -> bool:
+        """Tell whether another launch works on the farm with cores of this one."""
+        mine, others = self._beat, self._others
+        return any(
+            beat.kernel == mine.kernel and {*beat.cores} & {*mine.cores} and others.alive(name)
+            for name, beat in others.beats().items()
+            if name != self.name
+        )
 
     def is_news(self, job: str, error: Path) -> bool:
         """Tell whether a job has failed in the hands of another launch while this one was there.
