@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,20 @@ def test_a_run_that_was_asked_to_stop_goes_on_in_another_layout(
 ) -> None:
     run = tmp_path / "run"
     assert "saving, then stopping" in stopped_by(
-        signal.SIGUSR1, [*TRAIN, "-n", "2", "--parallel", "pipeline", "--parallel.schedule", "gpipe"], run
+        signal.SIGUSR1,
+        [
+            sys.executable,
+            "-m",
+            "tutti",
+            *TRAIN,
+            "-n",
+            "2",
+            "--parallel",
+            "pipeline",
+            "--parallel.schedule",
+            "gpipe",
+        ],
+        run,
     )
     # A rule that ends the run with the epoch in which it was stopped.
     end = ("--stop", "training loss >= 0", "--restore-best")
