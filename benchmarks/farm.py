@@ -396,7 +396,7 @@ def memory_of(file: Path, out: Path) -> tuple[float, float]:
         # Both blocks have mapped the data by then, and both still have work.
         if 4 <= ended < 28 and (size := tree_bytes(job.pid)):
             found.append(size)
-        time.sleep(0.02)
+        time.sleep(0.05)
     if job.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {job.returncode}")
     if not found:
@@ -548,11 +548,12 @@ def noise_file(path: Path, samples: int) -> Path:
 
 def events_of(farm: Path) -> list[tuple[float, str, str]]:
     """When which job began or ended, as far as it is written."""
-    path = farm / "events.jsonl"
-    if not path.is_file():
+    from tutti.records.farm_folder import FARM, FarmFolder
+
+    # Written whole, and first of all.
+    if not (farm / FARM).is_file():
         return []
-    records = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n"]
-    return [(one["time"], one["event"], one["job"]) for one in records]
+    return [(one.time, one.event, one.job) for one in FarmFolder.open(farm).events().records]
 
 
 def job_spans(farm: Path) -> list[tuple[float, float]]:
