@@ -9,7 +9,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -105,13 +104,10 @@ def nothing_beside() -> Iterator[None]:
     a small training.
     """
     # Most tests import no torch, or not yet.
-    from tests.kept_writers import end_writers, keeping_writers
+    from tests.kept_writers import nothing_beside_runs
 
-    with keeping_writers(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tutti.run.train.sampling", lambda comm, wanted: nullcontext())
-        patch.setattr("tutti.run.train.take_back_after_me", lambda folder: None)
+    with nothing_beside_runs():
         yield
-    end_writers()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""Writers of checkpoints whose process serves one run after the other.
+"""Small runs without the processes that each has of its own: those take longer to start than the run takes.
 
-A process of its own for each run takes longer to start than a small run takes altogether.
+A writer of checkpoints serves one run after the other.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -48,3 +48,15 @@ def end_writers() -> None:
         process, connection = _idle.pop()
         with process, connection:
             process.kill()
+
+
+@contextmanager
+def nothing_beside_runs() -> Iterator[None]:
+    """Have runs of this process start neither a sampler, nor a guard, nor one writer after the other."""
+    with keeping_writers(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tutti.run.train.sampling", lambda comm, wanted: nullcontext())
+        patch.setattr("tutti.run.train.take_back_after_me", lambda folder: None)
+        try:
+            yield
+        finally:
+            end_writers()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.comm.ranks import World
+from tests.kept_writers import nothing_beside_runs
 from tests.model_parallel.runs import CNN, MLP, TOLERANCE, Found, Run, deviation, found_by
 from tutti.comm.base import Communicator
 from tutti.comm.shm.communicator import HostCommunicator
@@ -55,18 +56,19 @@ Start = tuple[Run, str, Resume | None]
 
 def train_all(comm: Communicator, starts: list[Start]) -> list[Found]:
     """Train one run after the other, or go on with it."""
-    return [
-        found_by(
-            comm,
-            TrainJob(
-                replace(TrainConfig.from_json(config), out=out),
-                quiet=True,
-                bring_weights=True,
-                resume=resume,
-            ),
-        )
-        for config, out, resume in starts
-    ]
+    with nothing_beside_runs():
+        return [
+            found_by(
+                comm,
+                TrainJob(
+                    replace(TrainConfig.from_json(config), out=out),
+                    quiet=True,
+                    bring_weights=True,
+                    resume=resume,
+                ),
+            )
+            for config, out, resume in starts
+        ]
 
 
 def on(ranks: int, starts: Mapping[str, Start]) -> dict[str, Found]:
