@@ -299,7 +299,7 @@ def test_nothing_grows_with_the_number_of_jobs(tmp_path: Path) -> None:
     folder, sizes = _farm(tmp_path / "farm"), list[tuple[int, int, int]]()
 
     def look(what: Happening) -> None:
-        if isinstance(what, JobEnded) and int(what.job.name) in (19, 199):
+        if isinstance(what, JobEnded) and int(what.job.name) in {*range(10, 20), *range(190, 200)}:
             here = psutil.Process()
             # The sampler is a child of this process.
             ranks = {one for one in here.children(recursive=True) if not one.children()} - {*here.children()}
@@ -312,8 +312,11 @@ def test_nothing_grows_with_the_number_of_jobs(tmp_path: Path) -> None:
     jobs = [FarmJob(str(number), TINY, cost=200 - number) for number in range(200)]
     outcomes, _ = _work_with(folder, jobs, look)
     assert {one.state for one in outcomes.values()} == {JobState.FINISHED}
-    (files, maps, nbytes), (files_later, maps_later, nbytes_later) = sizes
-    assert files_later == files
+    # The job after the one that has ended may have opened files of its own.
+    (files, maps, nbytes), (files_later, maps_later, nbytes_later) = (
+        map(min, zip(*some, strict=True)) for some in (sizes[:10], sizes[10:])
+    )
+    assert files_later <= files
     assert maps_later <= maps + 10
     assert nbytes_later < nbytes + (8 << 20)
 

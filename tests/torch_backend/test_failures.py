@@ -263,10 +263,11 @@ def test_an_exception_in_a_ddp_hook_of_one_rank_ends_the_step_of_the_others(doom
 
 def test_a_timeout_names_who_did_not_come():
     def late(rank):
+        group = distributed.new_group(timeout=timedelta(seconds=1))
         distributed.barrier()
-        return said_by(lambda: distributed.all_reduce(torch.ones(1))) if rank != 1 else None
+        return said_by(lambda: distributed.all_reduce(torch.ones(1), group=group)) if rank != 1 else None
 
-    with Ranks(3, timeout_s=1.0) as ranks:
+    with Ranks(3) as ranks:
         ranks.start(late)
         assert ranks.outcome(1) is None
         for rank in (0, 2):

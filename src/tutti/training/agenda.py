@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -61,11 +61,11 @@ class Decision:
 
     Attributes:
         save: the state is to be saved.
-        stop: the run ends here, and can go on later.
+        stop: why the run ends here, to go on later; None: it goes on.
     """
 
     save: bool
-    stop: bool
+    stop: str | None
 
 
 class Agenda:
@@ -77,7 +77,6 @@ class Agenda:
 
     Attributes:
         free: the workers wait for nobody.
-        reason: why this rank was asked to stop; None: it was not.
     """
 
     def __init__(self, comm: Communicator, wishes: Wishes) -> None:
@@ -86,7 +85,7 @@ class Agenda:
         self._counter = comm.counter() if wishes.free else None
         self._seen, self._asked = 0, False
         self._has_saved = False
-        self.reason: str | None = None
+        self._reason: str | None = None
         self.start(0, 0)
 
     def start(self, step: int, epoch: int) -> None:
@@ -124,7 +123,9 @@ class Agenda:
         if save or stop:
             self._has_saved = True
             self.start(step, epoch)
-        return Decision(save or stop, stop)
+        # Rank 0 may not have heard yet what another rank was told.
+        reasons = self._comm.all_gather_objects(self._reason) if stop else []
+        return Decision(save or stop, cast("str | None", next(filter(None, reasons), None)))
 
     def keeps_end(self, early: bool) -> bool:
         """Tell whether the state is saved at the end of the run: the same on all ranks.
@@ -135,8 +136,8 @@ class Agenda:
         return self._wishes.every is not None and (early or self._wishes.end or self._has_saved)
 
     def _wants_stop(self) -> bool:
-        self.reason = self.reason or self._wishes.stop()
-        return self.reason is not None
+        self._reason = self._reason or self._wishes.stop()
+        return self._reason is not None
 
     def _wants_save(self, step: int, epoch: int) -> bool:
         every = self._wishes.every

@@ -407,9 +407,8 @@ class Trainer:
         if not all_ended:
             decision = agenda.decide(self._step, open_epoch.number)
             if decision.save and self._hooks.save is not None:
-                self._hooks.save(self._step, self._state(open_epoch, places), decision.stop)
-            if decision.stop:
-                self.stopped = agenda.reason or "another rank was asked to"
+                self._hooks.save(self._step, self._state(open_epoch, places), decision.stop is not None)
+            self.stopped = decision.stop
         self.worker.resume()
         self._stages.lap("checkpoint")
         return all_ended
