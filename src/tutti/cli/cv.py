@@ -25,7 +25,6 @@ from tutti.studies.cross_validation.candidates import (
 from tutti.studies.cross_validation.display import print_findings, print_jobs, train_shown
 from tutti.studies.cross_validation.page import write_cv_page
 from tutti.studies.cross_validation.scores import MEASURES
-from tutti.studies.cross_validation.splits import Bootstraps, splitter_of
 from tutti.studies.cross_validation.study import (
     Blocks,
     CrossValidation,
@@ -113,27 +112,32 @@ class CvCommand(Command):
             raise UnknownName("value", own.score, ["auto", *MEASURES], of="--score")
         models = choices_of("model", _listed(own.models))
         schedules = choices_of("schedule", _listed(own.schedules))
-        grouped = own.group_by is not None
-        splitter = splitter_of(own.folds, own.repeats, config.seed, own.stratified, grouped)
-        said = {"folds": own.folds, "repeats": own.repeats, "stratified": own.stratified}
-        folds = own.folds * own.repeats
-        if own.bag is not None:
-            _refuse_folds(own)
-            splitter, said, folds = Bootstraps(own.bag, config.seed), {"bag": own.bag}, own.bag
-        question = CrossValidation(
-            config,
-            contenders(config, models, schedules, sweep_of(own.sweep)),
-            splitter,
-            {**said, "group_by": own.group_by},
-            groups=own.group_by,
-            score=own.score,
-        )
+        candidates = contenders(config, models, schedules, sweep_of(own.sweep))
         blocks = Blocks(
             own.block,
             own.blocks,
             own.threads,
             None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
             None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
+        )
+        folds = own.folds * own.repeats if own.bag is None else own.bag
+        blocks.prepare(max(0, folds) * len(candidates))
+        # scikit-learn takes a second to import.
+        from tutti.studies.cross_validation.splits import Bootstraps, splitter_of
+
+        grouped = own.group_by is not None
+        splitter = splitter_of(own.folds, own.repeats, config.seed, own.stratified, grouped)
+        said = {"folds": own.folds, "repeats": own.repeats, "stratified": own.stratified}
+        if own.bag is not None:
+            _refuse_folds(own)
+            splitter, said = Bootstraps(own.bag, config.seed), {"bag": own.bag}
+        question = CrossValidation(
+            config,
+            candidates,
+            splitter,
+            {**said, "group_by": own.group_by},
+            groups=own.group_by,
+            score=own.score,
         )
         plan = plan_folds(question, blocks, folds)
         if own.dry_run:

@@ -16,6 +16,7 @@ from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
+from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.search.space import NOT_SEARCHED, read_space, space_of
 from tutti.training.intervals import seconds_of
 
@@ -85,14 +86,24 @@ class TuneCommand(Command):
         """Search, and print what is best. The exit code is 1 when no trial has come to its end."""
         if find_spec("optuna") is None:
             raise BadOption("'tutti tune' needs Optuna: pip install 'tutti[tune]'")
-        from tutti.studies.cross_validation.study import Blocks
+        from_file = {} if own.space is None else read_space(own.space)
+        space = space_of({**from_file, **dotted.pop(SPACE, {})})
+        blocks = Blocks(
+            own.block,
+            own.blocks,
+            own.threads,
+            None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
+            None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
+        )
+        # As `Search.at_a_time` counts, but for a grid of fewer trials.
+        at_a_time = min(own.trials, own.ahead) * (own.folds if own.pruner == "none" else 1)
+        blocks.prepare(max(0, at_a_time))
+        # Optuna takes a second to import.
         from tutti.studies.search.display import print_findings, print_question, tune_shown
         from tutti.studies.search.objectives import aims_of
         from tutti.studies.search.page import write_tune_page
         from tutti.studies.search.study import Search, begin, look
 
-        from_file = {} if own.space is None else read_space(own.space)
-        space = space_of({**from_file, **dotted.pop(SPACE, {})})
         search = Search(
             config_from(given, dotted),
             space,
@@ -105,13 +116,6 @@ class TuneCommand(Command):
         )
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the search to go on with")
-        blocks = Blocks(
-            own.block,
-            own.blocks,
-            own.threads,
-            None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
-            None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
-        )
         search.check()
         search.count(own.trials)
         most = search.at_a_time(own.trials)
@@ -120,7 +124,7 @@ class TuneCommand(Command):
                 f"{own.blocks - most} of {own.blocks} blocks will have nothing to do: {most} jobs at a time"
             )
             print(f"tutti: warning: {idle}; see --ahead", file=sys.stderr, flush=True)
-        samples = look(search, blocks)
+        samples = look(search, blocks, own.trials)
         print_question(search, own.trials, sys.stdout)
         if own.dry_run:
             return 0

@@ -119,7 +119,8 @@ class ForkServer(RankForker):
 
     def suits(self, threads: int, crowded: bool) -> bool:
         """Tell whether a server made now for such ranks would be the same, and this one still runs."""
-        return self._made_for == _circumstances(threads, crowded) and self.clear(0.0)
+        runs = self.clear(0.0) if self.ready else self._process.poll() is None
+        return runs and self._made_for == _circumstances(threads, crowded)
 
     def branch(self, entry: str) -> RankForker:
         """Have a server like this one forked, whose ranks run `entry`, and begin and end without others."""
@@ -190,11 +191,7 @@ _kept: Final[list[ForkServer]] = []
 @contextmanager
 def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
     """Yield a fork server for one job: the kept one, if it suits, else a new one; it is kept afterwards."""
-    server = _take()
-    if server is not None and not server.suits(threads, crowded):
-        server.close()
-        server = None
-    server = server or ForkServer(threads, crowded)
+    server = _taken_or_new(threads, crowded)
     usable = False
     try:
         yield server
@@ -207,6 +204,24 @@ def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
                 _kept.append(server)
             else:
                 server.close()
+
+
+def prepare_ranks(threads: int, crowded: bool) -> None:
+    """Start the process that ranks will come from, unless it is kept: it imports torch from here on.
+
+    Args:
+        threads: as for `fork_server`, which the ranks will be started with.
+        crowded: likewise.
+    """
+    _kept.append(_taken_or_new(threads, crowded))
+
+
+def _taken_or_new(threads: int, crowded: bool) -> ForkServer:
+    server = _take()
+    if server is not None and not server.suits(threads, crowded):
+        server.close()
+        server = None
+    return server or ForkServer(threads, crowded)
 
 
 def _take() -> ForkServer | None:

@@ -235,6 +235,7 @@ def cross_validate(
         config = replace(config, data_options=kept)
     chosen = _choices("model", models), _choices("schedule", schedules)
     candidates = contenders(config, *chosen, sweep or {}, objects)
+    ranks.prepare(max(0, cv) * len(candidates) if isinstance(cv, int) else None)
     if isinstance(cv, int):
         said: dict[str, Any] = {"folds": cv}
         cv = splitter_of(cv, seed=config.seed, grouped=groups is not None)

@@ -21,7 +21,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sklearn import metrics
 from tutti.errors import BadData, UnknownName
 from tutti.records.files import refusing, replace_shared_file
 from tutti.records.predictions import Predictions
@@ -238,6 +237,8 @@ def _confusion(outputs: Array, targets: Array, classes: int | None) -> NDArray[n
     most = max(classes or 2, outputs.shape[1], *(int(part.max(initial=0)) + 1 for part in (targets, found)))
     if not len(targets):
         return np.zeros((most, most), np.int64)
+    from sklearn import metrics  # Takes a second.
+
     counts: NDArray[np.int64] = metrics.confusion_matrix(targets, found, labels=range(most))
     return counts
 
@@ -258,6 +259,8 @@ def _balanced_accuracy(outputs: Array, targets: Array) -> float:
 
 
 def _f1(outputs: Array, targets: Array) -> float:
+    from sklearn import metrics
+
     found = metrics.f1_score(targets, _predicted(outputs, targets), average="macro", zero_division=0.0)
     return float(found)
 
@@ -270,15 +273,17 @@ def _top5(outputs: Array, targets: Array) -> float:
     return float((best == targets[:, None]).any(1).mean())
 
 
-def _of_amounts(function: Callable[..., float]) -> Callable[[Array, Array], float]:
-    """Return a figure of scikit-learn, over all numbers of all samples."""
+def _of_amounts(name: str) -> Callable[[Array, Array], float]:
+    """Return a figure of scikit-learn by its name there, over all numbers of all samples."""
 
     def figure(outputs: Array, targets: Array) -> float:
+        from sklearn import metrics
+
         rows = len(targets)
         wanted = targets.reshape(rows, -1).astype(np.float64)
         if targets.dtype.kind in "iu" and outputs.shape[1] > 1:
             wanted = np.eye(outputs.shape[1])[targets]
-        return float(function(wanted, outputs.reshape(rows, -1).astype(np.float64)))
+        return float(getattr(metrics, name)(wanted, outputs.reshape(rows, -1).astype(np.float64)))
 
     return figure
 
@@ -288,8 +293,8 @@ MEASURES: Final[dict[str, Measure]] = {
     "balanced_accuracy": Measure(_balanced_accuracy, "higher", share=True),
     "f1": Measure(_f1, "higher"),
     "top5": Measure(_top5, "higher", share=True),
-    "mae": Measure(_of_amounts(metrics.mean_absolute_error), "lower"),
-    "mse": Measure(_of_amounts(metrics.mean_squared_error), "lower"),
-    "r2": Measure(_of_amounts(metrics.r2_score), "higher"),
+    "mae": Measure(_of_amounts("mean_absolute_error"), "lower"),
+    "mse": Measure(_of_amounts("mean_squared_error"), "lower"),
+    "r2": Measure(_of_amounts("r2_score"), "higher"),
 }
 """The figures by name. Those that `tutti.training.metrics` has, too, are the same."""

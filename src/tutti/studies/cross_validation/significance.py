@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
 from tutti.errors import BadData
 from tutti.studies.cross_validation.scores import MEASURES, Scores, write_table
@@ -125,6 +124,8 @@ def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, f
     Returns:
         t, p (two-sided, with a degree of freedom less than folds), and the standard error of the mean.
     """
+    from scipy import stats  # Takes half a second.
+
     count = len(differences)
     error = math.sqrt((1 / count + ratio) * float(np.var(differences, ddof=1)))
     t = float(np.mean(differences)) / error
@@ -221,6 +222,8 @@ def _difference(
         return replace(
             found, why=f"they differ by the same {same} in each fold, which leaves nothing to measure by"
         )
+    from scipy import stats
+
     t, p, error = corrected_test(differences.tolist(), float(np.mean(np.array(ratios)[both])))
     margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, folds - 1)) * error
     return replace(found, t=t, p=p, low=mean - margin, high=mean + margin)

@@ -20,6 +20,7 @@ from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
+from tutti.launch.fork_server_client import prepare_ranks
 from tutti.records.farm_folder import SPLITS, FarmFolder, JobState
 from tutti.records.files import make_file, refusing
 from tutti.records.json_lines import Json
@@ -36,7 +37,6 @@ from tutti.studies.cross_validation.jobs import FoldJobs
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.scores import MEASURES, Scores, score_folds, write_scores
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
-from tutti.studies.cross_validation.splits import make_splits, read_groups
 
 KIND: Final = "cv"
 """The kind of a farm."""
@@ -62,6 +62,18 @@ class Blocks:
     threads: int | None = None
     job_timeout_s: float | None = None
     time_limit_s: float | None = None
+
+    def prepare(self, jobs: int | None) -> None:
+        """Start what the ranks will come from: it imports torch while this process does other things.
+
+        Args:
+            jobs: as in `tutti.farm.blocks.work_on`.
+
+        Raises:
+            BadOption: this host has no room for such blocks.
+        """
+        placement, _ = place_blocks(self.block, self.blocks, self.threads, jobs)
+        prepare_ranks(placement.threads or 1, bool(placement.warnings))
 
 
 @dataclass(frozen=True)
@@ -174,6 +186,8 @@ def plan_with(question: CrossValidation, samples: Samples) -> Plan:
     Raises:
         UserError: they cannot be split like this.
     """
+    from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
+
     _refuse_score(question.score, samples.targets)
     groups = question.groups
     if isinstance(groups, str):
@@ -324,6 +338,8 @@ def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
                 f"--group-by {text} is the name of an array in an NPZ file, and the data are '{data}'; give "
                 "FILE.npy with the group of each sample"
             )
+        from tutti.studies.cross_validation.splits import read_groups
+
         return read_groups(path, text, samples)
     path = Path(text).expanduser()
     with open_data_file(path) as file:

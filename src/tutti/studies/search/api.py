@@ -161,7 +161,7 @@ def tune(
     )
     search.check()
     search.count(trials)
-    folder = begin(search, look(search, ranks), out, resume)
+    folder = begin(search, look(search, ranks, trials), out, resume)
     with lasting_output(), open(os.devnull, "w") as nothing:
         stream = nothing if quiet else sys.stdout
         print_question(search, trials, stream)

@@ -210,13 +210,19 @@ def job_name(trial: int, fold: int | None = None) -> str:
     return f"trial-{trial:04}" + ("" if fold is None else f"/fold-{fold}")
 
 
-def look(search: Search, blocks: Blocks) -> Samples:
+def look(search: Search, blocks: Blocks, trials: int) -> Samples:
     """Look at the data, and check the values at the ends of the space, in a process that has torch.
+
+    Args:
+        search: the question.
+        blocks: where trials are to run.
+        trials: how many there are to be.
 
     Raises:
         UserError: the data cannot be read, or a value cannot be used.
     """
-    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, None)
+    jobs = search.at_a_time(trials)
+    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs)
     workers = str(max(1, blocks.block - search.config.servers))
     found = {}
     for name, dimension in search.space.dimensions.items():
