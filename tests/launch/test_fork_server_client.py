@@ -40,6 +40,20 @@ def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_oth
     assert not lives(server)
 
 
+def test_ranks_come_from_what_was_prepared_for_such_ranks() -> None:
+    fork_server_client.end_ranks()
+    fork_server_client.prepare_ranks(1, crowded=False)
+    (prepared,) = fork_server_client._kept
+    fork_server_client.prepare_ranks(1, crowded=False)
+    assert fork_server_client._kept == [prepared], "one is enough"
+    with fork_server_client.fork_server(1, crowded=False) as server:
+        assert server is prepared
+    assert not fork_server_client._kept, "it has not imported torch yet"
+    fork_server_client.prepare_ranks(2, crowded=False)
+    with fork_server_client.fork_server(1, crowded=False) as server:
+        assert server._made_for["OMP_NUM_THREADS"] == "1"
+
+
 def test_training_again_gives_the_same_bits() -> None:
     def train() -> dict[str, torch.Tensor]:
         options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}

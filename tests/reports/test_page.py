@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from tutti.errors import BadRunFolder, UserError
 from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
 from tutti.records.run import RunStart, World
 from tutti.records.run_folder import RunFolder
+from tutti.reports import page
 from tutti.reports.figures import page_figures
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
@@ -166,6 +168,29 @@ def test_what_is_missing_to_draw_is_named(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(UserError, match=r"pip install 'tutti\[plots\]'"):
         write(folder)
+
+
+def test_the_script_that_draws_is_kept_for_other_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def bundle() -> str:
+        made.append("")
+        return f"script {len(made)}"
+
+    monkeypatch.setattr(
+        page, "_converter", lambda: SimpleNamespace(__version__="7", javascript_bundle=bundle)
+    )
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
+    script = page._library.__wrapped__
+    assert [script(), script()] == ["script 1", "script 1"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["vega-7.js"]
+    monkeypatch.setattr(page.os, "geteuid", lambda: 1 + (tmp_path / "cache").stat().st_uid)
+    assert script() == "script 2", "another user has written what is kept"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "file"))
+    assert [script(), script()] == ["script 3", "script 4"]
 
 
 def test_a_target_can_be_asked_for_afterwards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from tutti.data.contents import Contents
 from tutti.data.formats.idx import read_idx
 from tutti.errors import BadData
+from tutti.records.files import cache_folder
 from tutti.terminal import console_on
 
 SCHEMES: Final = ("https",)
@@ -113,14 +114,6 @@ class Published:
             f"to go on without: put its files ({files}) into FOLDER/{self.name}/ and set TUTTI_DATA=FOLDER, "
             f"or use '--data digits'"
         )
-
-
-def cache_folder() -> Path:
-    """Return the folder of downloads: `TUTTI_CACHE`, or `tutti` in the user's cache folder."""
-    own = os.environ.get("TUTTI_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tutti"
 
 
 def _given_folder(name: str) -> Path | None:

@@ -104,6 +104,14 @@ def refusing(path: Path) -> Iterator[None]:
         raise BadRunFolder(f"cannot write {path}: {error.strerror}; {remedy}") from error
 
 
+def cache_folder() -> Path:
+    """Return the folder of what can be had again: `TUTTI_CACHE`, or `tutti` in the user's cache folder."""
+    own = os.environ.get("TUTTI_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tutti"
+
+
 def flush_file_system(path: Path) -> None:
     """Flush all files to the disk that are on the one of a folder: for many at once the fastest way."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadRunFolder, UserError
+from tutti.records.files import cache_folder, replace_shared_file
 from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
 from tutti.reports.text import by_scaling, cells, fastest, heads, note, title, verdict
@@ -107,8 +109,20 @@ def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -
 
 @cache
 def _library() -> str:
-    """Return the script that draws in the browser; bundling it takes seconds."""
-    return str(_converter().javascript_bundle())
+    """Return the script that draws in the browser; it takes seconds to bundle, so it is kept."""
+    converter = _converter()
+    name = f"vega-{converter.__version__}.js"
+    # A user without a home, or who may not write there, waits each time.
+    with suppress(OSError, RuntimeError):
+        kept = cache_folder() / name
+        # What others have written there is not for this user's pages.
+        if kept.stat().st_uid == os.geteuid():
+            return kept.read_text(encoding="utf-8")
+    library = str(converter.javascript_bundle())
+    with suppress(OSError, RuntimeError):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        replace_shared_file(cache_folder() / name, library.encode())
+    return library
 
 
 def _converter() -> Any:
