@@ -12,6 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+calls: list[str] = []
+"""Those of this module's functions that note them."""
+
 
 def _model(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), outputs))
@@ -69,7 +72,9 @@ def careless(shape: tuple[int, ...], outputs: int, folder: str) -> nn.Module:
         os.getcwd(),
         "careless" in sys.path,
         torch.rand(1).item(),
-        os.getpid(),
+        torch.nn.init.zeros_.__name__,
+        len(torch.nn.modules.module._global_forward_hooks),
+        calls,
     )
     path = Path(folder, "found")
     path.write_text((path.read_text() if path.exists() else "") + f"{found}\n")
@@ -78,6 +83,9 @@ def careless(shape: tuple[int, ...], outputs: int, folder: str) -> nn.Module:
     warnings.warn("a warning of the model", stacklevel=1)
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(2)
+    torch.nn.init.zeros_ = torch.nn.init.ones_
+    torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    calls.append("careless")
     os.environ["CARELESS"] = "yes"
     sys.path.append("careless")
     model = _model(shape, outputs)

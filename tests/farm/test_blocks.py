@@ -130,7 +130,7 @@ def test_jobs_find_nothing_of_each_other(tmp_path: Path) -> None:
     outcomes, _ = _work(folder, jobs, blocks=1)
     assert [outcome.why for outcome in outcomes.values()] == ["", ""]
     first, second = (tmp_path / "found").read_text().splitlines()
-    # The same process, and all the same in it: the random numbers of a seed, too.
+    # The random numbers of a seed, too.
     assert first == second
     for name in outcomes:
         log = (folder.job(name) / "log.txt").read_text()

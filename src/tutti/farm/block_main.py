@@ -5,7 +5,7 @@
                 ◄─TaskDone───
 
 A job that fails ends these ranks, with its exception as their report: fresh ones take over within
-milliseconds, and find nothing of what it may have left behind.
+milliseconds, and find nothing of what it may have left behind. So they do after one with code of the user's.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def work(comm: Communicator, payload: bytes) -> None:
         channel.send(BlockReady())
     while (task := _next(comm, channel)) is not None:
         done = _work_on(comm, task, data, channel)
+        # Whoever hears of it may end these ranks.
+        comm.barrier()
         if channel is not None:
             channel.send(done)
 

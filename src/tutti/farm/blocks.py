@@ -5,7 +5,8 @@
          └── channel to rank 0 of each block, exit reports, ends ─┘
 
 The server imports torch once. A block whose job fails, or one of whose ranks dies, is dropped with all that
-it has started, and another is forked in its place; the others notice nothing of it.
+it has started, and another is forked in its place; the others notice nothing of it. So is a block that has
+another job after one with code of the user's: that may have changed anything in its processes.
 """
 
 from __future__ import annotations
@@ -334,6 +335,8 @@ class HostPool:
         self._told = False
         self._pending: list[PoolEvent] = []
         self._tries = [0] * blocks
+        # Those whose ranks have run code of the user's, which may have changed whatever it liked in them.
+        self._used = set[int]()
         self._blocks: dict[int, Block] = {}
         for number in range(blocks):
             self._start(number)
@@ -354,6 +357,10 @@ class HostPool:
             )
             self._pending.append(BlockFailed(block, why, why))
             return
+        if block in self._used:
+            self.restart(block)
+        if job.runs_code:
+            self._used.add(block)
         folder = self._folder.job(job.name)
         run = RunFolder(folder)
         self._folder.clear_error(job.name)
@@ -475,6 +482,7 @@ class HostPool:
 
     def _start(self, number: int) -> None:
         first = number * self._size
+        self._used.discard(number)
         block = Block(self._server, self._data, self._settings[first : first + self._size])
         self._blocks[number] = block
         for source, read in block.sources():

@@ -1,4 +1,8 @@
-"""The global state of a process, put back after each job: what one job sets, the next one does not find."""
+"""The global state of a process, put back after each job: what one job sets, the next one does not find.
+
+Code of the user's may change more than that, so ranks that have run some are not given another job
+(`blocks.py`).
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from tutti.errors import BadOption
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
 from tutti.run.config import TrainConfig
+from tutti.run.trust import code_named
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ class FarmJob:
     cost: float = 1.0
     objects: dict[str, bytes] = field(default_factory=dict)
     prunable: bool = False
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether it runs code of the user's, which may leave anything behind in its processes."""
+        paths = ("split", "weights", "out")
+        named = {name: value for name, value in self.config.as_json().items() if name not in paths}
+        return bool(self.objects or code_named(named))
 
 
 @dataclass(frozen=True)
