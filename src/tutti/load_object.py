@@ -93,6 +93,27 @@ def call_with_options(
     return factory(**options, **own)
 
 
+def optional_package(name: str, purpose: str, extra: str = "data") -> ModuleType:
+    """Import a package that only some users need.
+
+    Args:
+        name: of the module.
+        purpose: what needs it, in the plural ("HDF5 files").
+        extra: the extra of tutti that installs it.
+
+    Raises:
+        BadOption: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != name.partition(".")[0]:
+            raise
+        raise BadOption(
+            f"{purpose} need {error.name}, which is not installed: pip install 'tutti[{extra}]'"
+        ) from error
+
+
 def takes_option(factory: object, name: str) -> bool:
     """Tell whether `factory` can be called with the keyword `name` (bare **kwargs do not count)."""
     parameters = _parameters(factory) if callable(factory) else None

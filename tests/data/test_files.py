@@ -91,7 +91,7 @@ def test_a_folder_without_labels_says_what_it_has(tmp_path, opened, write_idx, i
 
 
 def test_a_folder_with_nothing_in_it_is_refused(tmp_path, opened):
-    with pytest.raises(BadData, match="lacks the train images and labels; it has: no file"):
+    with pytest.raises(BadData, match="holds no data set that is known: it has nothing"):
         opened(str(tmp_path))
 
 
@@ -117,9 +117,9 @@ def test_a_missing_folder_names_what_is_there(tmp_path, opened):
 
 
 def test_a_file_of_another_kind_shows_its_first_bytes(tmp_path, opened):
-    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "table.page").write_text("a,b\n1,2\n")
     with pytest.raises(BadData, match=r"of no known kind: it begins with the bytes 61 2c 62 0a.*numpy"):
-        opened(str(tmp_path / "table.csv"))
+        opened(str(tmp_path / "table.page"))
 
 
 def test_an_empty_file_is_refused(tmp_path, opened):

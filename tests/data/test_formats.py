@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tutti.data import sources
+from tutti.data import formats
 from tutti.data.contents import Contents
 from tutti.data.formats.idx import read_idx
 from tutti.errors import BadData
@@ -79,7 +79,8 @@ def test_another_kind_of_file_is_refused_with_its_first_bytes(tmp_path):
 
 
 def test_a_format_with_a_long_beginning_is_known_by_all_of_it(tmp_path, monkeypatch):
-    class Short:
+    class Short(formats.Format):
+        name = "short"
         start = b"TSV1\n"
 
         @staticmethod
@@ -87,19 +88,20 @@ def test_a_format_with_a_long_beginning_is_known_by_all_of_it(tmp_path, monkeypa
             return Contents("short", {})
 
     class Long(Short):
+        name = "long"
         start = b"TSV1\nsorted\n"
 
         @staticmethod
         def read(path):
             return Contents("long", {})
 
-    monkeypatch.setattr(sources, "FORMATS", {"short": Short, "long": Long})
+    monkeypatch.setattr(formats, "FORMATS", {"short": Short, "long": Long})
     for beginning, name in ((Short.start, "short"), (Long.start, "long")):
         (tmp_path / name).write_bytes(beginning + b"3\t1\t2\n")
-        assert sources.format_of(tmp_path / name).read(tmp_path / name).name == name
+        assert formats.format_of(tmp_path / name).read(tmp_path / name).name == name
     (tmp_path / "other").write_bytes(b"TSV2\n")
     with pytest.raises(BadData, match="begins with the bytes 54 53 56 32"):
-        sources.format_of(tmp_path / "other")
+        formats.format_of(tmp_path / "other")
 
 
 def test_an_empty_file_and_a_missing_one_are_refused(tmp_path):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tutti.data.rows import Array, Rows, StoredRows, chosen
 from tutti.errors import BadData, NotFinite
 
-Array = NDArray[Any]
+MISSING: Final = ("error", "drop", "mean")
+"""What a missing value, which is NaN, leads to."""
 
 CHUNK = 1 << 22
 """Whole arrays are read in pieces of about this many values, which stay in the processor's cache."""
@@ -20,7 +23,9 @@ _CHANNELS = (1, 3, 4)
 """Grey, colour, and colour with transparency."""
 
 
-def part_arrays(part: str, inputs: object, targets: object) -> tuple[Array, Array]:
+def part_arrays(
+    part: str, inputs: object, targets: object, missing: str = "error", columns: tuple[str, ...] = ()
+) -> tuple[Rows, Array]:
     """Return the inputs and targets of a part, the inputs in the form in which they are kept.
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
@@ -30,12 +35,15 @@ def part_arrays(part: str, inputs: object, targets: object) -> tuple[Array, Arra
         part: "train", "validation" or "test", for messages.
         inputs: an array, a tensor or a nested list, of shape (samples, ...).
         targets: likewise, of the same length.
+        missing: one of `MISSING`; samples with NaN are left out, refused, or kept.
+        columns: the names of the inputs, if they are those of a table.
 
     Raises:
         BadData: no numbers, no samples, or unequal lengths.
         NotFinite: NaN or inf among the inputs.
     """
-    x, y = as_array(inputs, f"{part} inputs"), as_array(targets, f"{part} targets")
+    y = as_array(targets, f"{part} targets")
+    x: Rows = inputs if isinstance(inputs, StoredRows) else as_array(inputs, f"{part} inputs")
     if x.ndim == 0 or y.ndim == 0:
         raise BadData(f"the {part} part is a single value; give one input and one target for each sample")
     if len(x) != len(y):
@@ -50,8 +58,60 @@ def part_arrays(part: str, inputs: object, targets: object) -> tuple[Array, Arra
     if x.size == 0:
         raise BadData(f"the {part} inputs have the shape {x.shape}, so no values; give inputs that have some")
     x = _image_layout(x, turn=not isinstance(inputs, Tensor))
-    refuse_not_finite(f"{part} inputs", x)
+    if missing == "drop":
+        kept = np.flatnonzero(~(_with_nan(x) | _with_nan(y)))
+        if len(kept) < len(x):
+            print(
+                f"{len(x) - len(kept):,} of {len(x):,} {part} samples have missing values and are left out",
+                file=sys.stderr,
+            )
+        if not len(kept):
+            raise BadData(f"every {part} sample has a missing value; --data.missing mean keeps them")
+        x, y = chosen(x, kept), y[kept]
+    if missing == "error" and columns:
+        _refuse_missing(part, x, columns)
+    refuse_not_finite(f"{part} inputs", x, but_nan=missing == "mean")
+    if missing == "mean" and part == "train":
+        _refuse_without_values(x, columns)
     return x, y
+
+
+def _with_nan(rows: Rows) -> NDArray[np.bool_]:
+    """Tell which samples have a value that is NaN."""
+    found = np.zeros(len(rows), dtype=bool)
+    if rows.dtype.kind == "f":
+        step = samples_per_chunk(rows)
+        for start in range(0, len(rows), step):
+            chunk = rows[start : start + step]
+            found[start : start + step] = np.isnan(chunk).reshape(len(chunk), -1).any(axis=1)
+    return found
+
+
+def _refuse_missing(part: str, rows: Rows, columns: tuple[str, ...]) -> None:
+    """Refuse NaN in a table, with the row and the column."""
+    missing = _with_nan(rows)
+    if missing.any():
+        first = int(missing.argmax())
+        column = int(np.isnan(rows[first : first + 1]).reshape(-1).argmax())
+        raise BadData(
+            f"the {part} table has no value in row {first + 1:,}, column '{columns[column]}'; values are "
+            f"missing in {int(missing.sum()):,} of {len(rows):,} rows: leave these rows out by "
+            "--data.missing drop, or let the mean of the column stand for them by --data.missing mean"
+        )
+
+
+def _refuse_without_values(rows: Rows, columns: tuple[str, ...]) -> None:
+    """Refuse an input of which no sample has a value."""
+    if rows.dtype.kind != "f":
+        return
+    known = np.zeros(rows.shape[1:], dtype=bool)
+    step = samples_per_chunk(rows)
+    for start in range(0, len(rows), step):
+        known |= ~np.isnan(rows[start : start + step]).all(axis=0)
+    if not known.all():
+        at = int((~known).reshape(-1).argmax())
+        which = f"column '{columns[at]}'" if columns else f"input {at}"
+        raise BadData(f"the {which} has no value in any training sample, so it has no mean; leave it out")
 
 
 def as_array(value: object, what: str) -> Array:
@@ -75,7 +135,7 @@ def as_array(value: object, what: str) -> Array:
     return array
 
 
-def stored_dtype(array: Array) -> np.dtype[np.generic]:
+def stored_dtype(array: Rows) -> np.dtype[np.generic]:
     """The type in which inputs are kept: bytes stay bytes, other integers are int64, the rest floats."""
     if array.dtype == np.uint8:
         return array.dtype
@@ -89,12 +149,13 @@ def float_dtype() -> np.dtype[np.generic]:
     return np.dtype(np.float64 if torch.get_default_dtype() == torch.float64 else np.float32)
 
 
-def refuse_not_finite(what: str, array: Array) -> None:
+def refuse_not_finite(what: str, array: Rows, but_nan: bool = False) -> None:
     """Refuse NaN and inf, and numbers that become inf in the type in which they are kept.
 
     Args:
         what: such as "train inputs", for the message.
         array: of shape (samples, ...).
+        but_nan: NaN is no mistake, as it stands for a missing value.
 
     Raises:
         NotFinite: with the first such sample and how many there are.
@@ -105,7 +166,10 @@ def refuse_not_finite(what: str, array: Array) -> None:
     bad = np.zeros(len(array), dtype=bool)
     with np.errstate(over="ignore"):
         for start in range(0, len(array), step):
-            finite = np.isfinite(array[start : start + step].astype(dtype, copy=False))
+            chunk = array[start : start + step].astype(dtype, copy=False)
+            finite = np.isfinite(chunk)
+            if but_nan:
+                finite |= np.isnan(chunk)
             if not finite.all():
                 bad[start : start + step] = ~finite.reshape(len(finite), -1).all(axis=1)
     if bad.any():
@@ -113,15 +177,26 @@ def refuse_not_finite(what: str, array: Array) -> None:
         raise NotFinite(
             f"the {what} hold NaN or inf (or numbers too large for {dtype}) in {int(bad.sum()):,} of "
             f"{len(array):,} samples, first in sample {first}; drop or replace them"
+            + ("" if but_nan else ", or give --data.missing drop if NaN stands for a missing value")
         )
 
 
-def samples_per_chunk(array: Array) -> int:
+def samples_per_chunk(array: Rows) -> int:
     """Return the number of samples of `array` in one chunk."""
     return max(1, CHUNK * len(array) // max(1, array.size))
 
 
-def _image_layout(inputs: Array, turn: bool) -> Array:
+def _image_layout(inputs: Rows, turn: bool) -> Rows:
+    if isinstance(inputs, StoredRows):
+        laid = _laid(np.empty((1, *inputs.shape[1:]), inputs.dtype), turn)
+        if laid.shape[1:] == inputs.shape[1:]:
+            return inputs
+        return inputs.changed(laid.shape[1:], lambda some: _laid(some, turn))
+    assert isinstance(inputs, np.ndarray), "rows are an array, or are read from a file"
+    return _laid(inputs, turn)
+
+
+def _laid(inputs: Array, turn: bool) -> Array:
     if inputs.ndim == 1:
         return inputs[:, None]
     if inputs.ndim == 3 and inputs.dtype == np.uint8:

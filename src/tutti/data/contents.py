@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from typing_extensions import TypeVar
 
-from tutti.data.arrays import Array, as_array
+from tutti.data.arrays import as_array
+from tutti.data.rows import Array
 from tutti.errors import BadData
 
 PARTS = {
@@ -25,6 +27,9 @@ PARTS = {
 
 _INPUTS = ("x", "inputs", "images", "data", "features")
 _TARGETS = ("y", "targets", "labels", "target")
+TARGET_WORDS: Final = frozenset({*_TARGETS, "label", "class"})
+"""Names of a column that is to be predicted."""
+
 _SLOTS = {
     key: (PARTS.get(part, "train"), kind)
     for kind, words in (("inputs", _INPUTS), ("targets", _TARGETS))
@@ -46,10 +51,11 @@ _EXPECTED = (
 
 
 T = TypeVar("T")
+Y = TypeVar("Y", default=T)
 
 
 @dataclass(frozen=True)
-class Contents(Generic[T]):
+class Contents(Generic[T, Y]):
     """A data set taken apart: of any objects as it was read, of arrays once it is checked.
 
     Attributes:
@@ -57,12 +63,21 @@ class Contents(Generic[T]):
         parts: inputs and targets of "train", and perhaps of "validation" and "test".
         classes: their number, where the data say so.
         labels: the classes' names, where the data have them.
+        columns: the names of the inputs, where each is one number of a table.
+        filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
     """
 
     name: str
-    parts: Mapping[str, tuple[T, T]]
+    parts: Mapping[str, tuple[T, Y]]
     classes: int | None = None
     labels: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    filled: bool = False
+
+
+def slot_of(name: str) -> tuple[str, str] | None:
+    """Return the part and the kind ("inputs" or "targets") that a name such as 'x_train' stands for."""
+    return _SLOTS.get(name.lower())
 
 
 def contents_of(value: object, name: str, what: str) -> Contents[object]:
@@ -101,7 +116,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents[ob
     listed = ", ".join(map(str, values)) or "none"
     slots: dict[tuple[str, str], str] = {}
     for key in values:
-        slot = _SLOTS.get(str(key).lower())
+        slot = slot_of(str(key))
         if slot is None:
             continue
         if slot in slots:

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.data.arrays import Array, samples_per_chunk, stored_dtype
+from tutti.data.arrays import samples_per_chunk, stored_dtype
 from tutti.data.contents import Contents
 from tutti.data.parts import DataSet, Part, Scale
-from tutti.data.scale import pixel_scale
+from tutti.data.rows import Array, Rows
+from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.errors import BadData, UserError
 
-_Pieces = list[tuple[tuple[Array, Array], Indices]]
+_Pieces = list[tuple[tuple[Rows, Array], Indices]]
 """Of train, validation and test: inputs and targets, and which of them go into the part, in which order."""
 
 
@@ -67,14 +68,17 @@ def open_data(
     lengths, train = [len(part) for part in outline.parts], outline.train
     inputs = node.shared(sum(lengths), *outline.shape, dtype=train.inputs.dtype)
     targets = node.shared(sum(lengths), *train.targets.shape[1:], dtype=train.targets.dtype)
-    scale = _fill(inputs, targets, found[2]) if isinstance(found, tuple) else None
+    scale = None
+    if isinstance(found, tuple):
+        _fill(inputs, targets, found[2])
+        scale = _scale_of(inputs.numpy()[: lengths[0]], outline.filled)
     # Nobody goes on before the leader has filled the arrays: the scale comes after them.
     scale = cast(Scale, node.broadcast_object(scale))
     arrays = zip(torch.split(inputs, lengths), torch.split(targets, lengths), strict=True)
     return outline.with_parts(lambda _: Part(*next(arrays), scale))
 
 
-def _find(contents: Contents[Array], validation: float, seed: int) -> tuple[DataSet, int, _Pieces]:
+def _find(contents: Contents[Rows, Array], validation: float, seed: int) -> tuple[DataSet, int, _Pieces]:
     """Return the data set, with tensors that have no memory, a checksum of its targets, and its pieces."""
     own, test = contents.parts.get("validation"), contents.parts.get("test")
     inputs, targets = train = contents.parts["train"]
@@ -93,7 +97,9 @@ def _find(contents: Contents[Array], validation: float, seed: int) -> tuple[Data
         for _, indices in pieces
     ]
     first, second, third = (part if len(part) else None for part in parts)
-    outline = DataSet(contents.name, cast(Part, first), second, third, contents.classes, contents.labels)
+    outline = DataSet(
+        contents.name, cast(Part, first), second, third, contents.classes, contents.labels, contents.filled
+    )
     return outline, checksum, pieces
 
 
@@ -123,7 +129,7 @@ def _summary(found: DataSet, checksum: int) -> str:
     )
 
 
-def _fill(inputs: Tensor, targets: Tensor, pieces: _Pieces) -> Scale:
+def _fill(inputs: Tensor, targets: Tensor, pieces: _Pieces) -> None:
     x, y = inputs.numpy(), targets.numpy()
     start = 0
     for (stored, wanted), indices in pieces:
@@ -133,4 +139,10 @@ def _fill(inputs: Tensor, targets: Tensor, pieces: _Pieces) -> Scale:
             x[start : start + len(chunk)] = stored[chunk]
             y[start : start + len(chunk)] = wanted[chunk]
             start += len(chunk)
-    return pixel_scale(x[: len(pieces[0][1])]) if x.dtype == np.uint8 else Scale()
+
+
+def _scale_of(trained: Array, filled: bool) -> Scale:
+    """Return the scale of a data set from the inputs of its training part."""
+    if trained.dtype == np.uint8:
+        return pixel_scale(trained)
+    return mean_scale(trained) if filled else Scale()

@@ -22,15 +22,17 @@ PROBED: Final = 1000
 
 @dataclass(frozen=True)
 class Scale:
-    """The map from stored inputs to the model's: (x / 255 - mean) / std in float32, or x itself.
+    """The map from stored inputs to the model's: (x / 255 - mean) / std in float32, or x itself, filled.
 
     Attributes:
         mean: of x / 255, one value for all or one per channel (dimension 1); empty: inputs stay as they are.
         std: the standard deviation likewise.
+        fill: what stands for an input that is NaN, one value for each input; empty: there is none.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    fill: tuple[float, ...] = ()
 
     @cached_property
     def _line(self) -> tuple[Tensor, Tensor, float]:
@@ -39,8 +41,15 @@ class Scale:
         factor, offset = (1 / (PIXEL_MAX * std)).float(), (-mean / std).float()
         return factor, offset, factor[0].item()
 
+    @cached_property
+    def _filler(self) -> Tensor:
+        return torch.tensor(self.fill, dtype=torch.float64)
+
     def apply(self, stored: Tensor) -> Tensor:
         """Return the model's inputs for `stored`, of the same shape; float32 if there is a scale."""
+        if self.fill:
+            filler = self._filler.to(stored).view(1, *stored.shape[1:])
+            return torch.where(stored.isnan(), filler, stored)
         if not self.mean:
             return stored
         seen, (factor, offset, first) = stored.to(torch.float32, copy=True), self._line
@@ -52,7 +61,9 @@ class Scale:
 
     def on(self, device: str) -> Scale:
         """Copy the scale for inputs in the memory of a device."""
-        moved = Scale(self.mean, self.std)
+        moved = Scale(self.mean, self.std, self.fill)
+        if self.fill:
+            vars(moved)["_filler"] = self._filler.to(device)
         if self.mean:
             factor, offset, first = self._line
             vars(moved)["_line"] = factor.to(device), offset.to(device), first
@@ -158,6 +169,7 @@ class DataSet:
         test: for the final figure only; None when the source has none.
         classes: the number of classes; None when the targets are floats.
         labels: the classes' names; empty when unknown.
+        filled: means of the training samples stand for inputs that are NaN.
     """
 
     name: str
@@ -166,6 +178,7 @@ class DataSet:
     test: Part | None
     classes: int | None
     labels: tuple[str, ...]
+    filled: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

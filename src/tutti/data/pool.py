@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.data.arrays import Array, samples_per_chunk, stored_dtype
+from tutti.data.arrays import samples_per_chunk, stored_dtype
 from tutti.data.contents import Contents
 from tutti.data.parts import PROBED, DataSet, Part, Scale
-from tutti.data.scale import pixel_sums, scale_of
+from tutti.data.rows import Array, Rows
+from tutti.data.scale import mean_scale, pixel_sums, scale_of
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.errors import BadData, UserError
@@ -50,6 +51,7 @@ class PoolOutline:
         classes: the number of classes; None when the targets are floats.
         labels: the classes' names; empty when unknown.
         fingerprint: tells the training samples from those of other data; the same for any type of floats.
+        filled: means of the training samples stand for inputs that are NaN.
     """
 
     name: str
@@ -61,9 +63,10 @@ class PoolOutline:
     classes: int | None
     labels: tuple[str, ...]
     fingerprint: str
+    filled: bool = False
 
     @classmethod
-    def of(cls, contents: Contents[Array]) -> PoolOutline:
+    def of(cls, contents: Contents[Rows, Array]) -> PoolOutline:
         """Return the outline of a data set as it was read."""
         inputs, targets = contents.parts["train"]
         kept = torch.from_numpy(inputs[:0].astype(stored_dtype(inputs)))
@@ -77,6 +80,7 @@ class PoolOutline:
             contents.classes,
             contents.labels,
             _fingerprint(inputs, targets),
+            contents.filled,
         )
 
     @property
@@ -128,7 +132,7 @@ class SamplePool:
     parts: Mapping[str, tuple[Tensor, Tensor]]
     sums: Tensor
 
-    def fill(self, contents: Contents[Array]) -> None:
+    def fill(self, contents: Contents[Rows, Array]) -> None:
         """Write a data set into the memory; one process does."""
         for part, (inputs, targets) in contents.parts.items():
             x, y = (tensor.numpy() for tensor in self.parts[part])
@@ -153,13 +157,16 @@ class SamplePool:
             pixels = math.prod(outline.shape) // self.sums.shape[1]
             scale = scale_of(self.sums.index_select(0, rows).sum(0).numpy(), len(rows) * pixels)
         inputs, targets = self.parts["train"]
+        if outline.filled:
+            scale = mean_scale(inputs.numpy(), train)
         others = {name: Part(*tensors, scale) for name, tensors in self.parts.items() if not alone}
         validation = others.get("validation")
         if len(held_out):
             validation = Part(inputs, targets, scale, torch.from_numpy(held_out))
         first = Part(inputs, targets, scale, rows)
         test = others.get("test")
-        return DataSet(outline.name, first, validation, test, outline.classes, outline.labels)
+        labels = outline.labels
+        return DataSet(outline.name, first, validation, test, outline.classes, labels, outline.filled)
 
 
 def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | None = None) -> SamplePool:
@@ -174,7 +181,7 @@ def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | 
         UserError: as `open_data` does; on every rank the same.
     """
     node = comm.node
-    contents: Contents[Array] | None = None
+    contents: Contents[Rows, Array] | None = None
     found: PoolOutline | UserError | None = None
     if node.rank == 0:
         try:
@@ -255,7 +262,7 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
-def _fingerprint(inputs: Array, targets: Array) -> str:
+def _fingerprint(inputs: Rows, targets: Array) -> str:
     """Return what tells samples from others: their shapes, all targets and some inputs."""
     some = np.linspace(0, len(inputs) - 1, min(len(inputs), PROBED)).astype(np.int64)
     found = hashlib.sha256(repr((inputs.shape, targets.shape)).encode())

@@ -1,4 +1,4 @@
-"""The scale of 8-bit inputs, from sums of whole numbers: exact, whatever the samples and their order."""
+"""The scale of inputs, from the training samples: of 8-bit ones exact, whatever the order of the samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.data.arrays import Array
+from tutti.data.arrays import samples_per_chunk
 from tutti.data.parts import PIXEL_MAX, Scale
+from tutti.data.rows import Array, Indices
 
 
 def pixel_scale(inputs: Array) -> Scale:
@@ -52,6 +53,27 @@ def scale_of(total: NDArray[np.int64] | NDArray[np.float64], count: int) -> Scal
     # A channel that never varies has no deviation to divide by; it becomes 0.
     std = np.where(variance > 0, np.sqrt(np.maximum(variance, 0)), PIXEL_MAX)
     return Scale(tuple((mean / PIXEL_MAX).tolist()), tuple((std / PIXEL_MAX).tolist()))
+
+
+def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
+    """Return the scale that puts the mean of each input where it is missing, which is NaN.
+
+    Args:
+        inputs: floats, of shape (samples, ...).
+        rows: those to take the means of; None: all. An input that none of them has becomes 0.
+    """
+    count = len(inputs) if rows is None else len(rows)
+    sums, known, step = (
+        np.zeros(inputs.shape[1:]),
+        np.zeros(inputs.shape[1:], np.int64),
+        samples_per_chunk(inputs),
+    )
+    for start in range(0, count, step):
+        chunk = inputs[start : start + step] if rows is None else inputs[rows[start : start + step]]
+        there = ~np.isnan(chunk)
+        sums += np.where(there, chunk, 0).sum(axis=0, dtype=np.float64)
+        known += there.sum(axis=0)
+    return Scale(fill=tuple((sums / np.maximum(known, 1)).reshape(-1).tolist()))
 
 
 def _channels(inputs: Array) -> int:

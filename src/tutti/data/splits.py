@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.data.arrays import Array
+from tutti.data.rows import Array
 from tutti.errors import BadData
 
 Indices = NDArray[np.int64]

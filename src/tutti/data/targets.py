@@ -7,8 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from tutti.data.arrays import Array, float_dtype, refuse_not_finite
+from tutti.data.arrays import float_dtype, refuse_not_finite
 from tutti.data.contents import Contents
+from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
 
 NO_LABEL: Final = -100
@@ -18,7 +19,7 @@ _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
 
 
-def with_checked_targets(contents: Contents[Array], given: int | None) -> Contents[Array]:
+def with_checked_targets(contents: Contents[Rows, Array], given: int | None) -> Contents[Rows, Array]:
     """Decide whether the targets are classes or values, and check them.
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
@@ -74,8 +75,8 @@ def with_checked_targets(contents: Contents[Array], given: int | None) -> Conten
 
 
 def _kept(
-    contents: Contents[Array], targets: dict[str, Array], classes: int | None, labels: tuple[str, ...]
-) -> Contents[Array]:
+    contents: Contents[Rows, Array], targets: dict[str, Array], classes: int | None, labels: tuple[str, ...]
+) -> Contents[Rows, Array]:
     parts = {part: (inputs, targets[part]) for part, (inputs, _) in contents.parts.items()}
     return replace(contents, parts=parts, classes=classes, labels=labels)
 
@@ -98,7 +99,9 @@ def _several_flags(values: Array) -> bool:
     return values.ndim == 2 and values.dtype.kind in "biu" and bool(((values == 0) | (values == 1)).all())
 
 
-def _named(contents: Contents[Array], flat: dict[str, Array], classes: int | None) -> Contents[Array]:
+def _named(
+    contents: Contents[Rows, Array], flat: dict[str, Array], classes: int | None
+) -> Contents[Rows, Array]:
     for part, values in flat.items():
         if values.ndim != 1:
             raise BadData(f"the {part} targets are texts of shape {values.shape}; give one for each sample")

@@ -108,6 +108,7 @@ class TrainedOn(Record):
         mean: of the inputs' scale, see `tutti.data.Scale`.
         std: likewise.
         outputs: how many a model for it has.
+        fill: what stands for inputs that are missing; empty: none are.
     """
 
     name: str
@@ -117,6 +118,7 @@ class TrainedOn(Record):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     outputs: int = 1
+    fill: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

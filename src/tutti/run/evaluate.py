@@ -76,7 +76,7 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
             f"{dataset.name} has {here or 'no'} classes, but the model was trained on {there or 'none'} "
             f"({trained.name}); give data of the same classes"
         )
-    scale = Scale(trained.mean, trained.std)
+    scale = Scale(trained.mean, trained.std, trained.fill)
     scaled = {
         name: replace(part, scale=scale) for name in PARTS if (part := getattr(dataset, name)) is not None
     }

@@ -352,7 +352,9 @@ def _run_folder(
             folder.reserve_weights(task.nbytes)
             folder.write_config(config.as_json(), seal(config.as_json()))
             seen = data.shape, scale.mean, scale.std
-            folder.write(TrainedOn(data.name, data.classes, data.labels, *seen, outputs_for(data)))
+            folder.write(
+                TrainedOn(data.name, data.classes, data.labels, *seen, outputs_for(data), scale.fill)
+            )
             folder.write(facts)
             folder.note_start(start)
             yield folder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tutti.data.arrays import Array
 from tutti.data.contents import Contents
+from tutti.data.rows import Array
 from tutti.data.splits import split
 from tutti.registry import part
 

@@ -1,30 +1,53 @@
 """The data file formats, a file for each, and what their readers share. Errors name the file and the bytes.
 
-A format is known by the first bytes of a file, not by its name.
+A format is known by the first bytes of a file, not by its name; only one whose files may begin with anything,
+as texts do, is known by their names. A folder is known by what it holds.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
+import numpy as np
+
+from tutti.data.arrays import as_array
 from tutti.data.contents import Contents
+from tutti.data.rows import Rows, StoredRows, joined
 from tutti.errors import BadData
+from tutti.load_object import call_with_options, takes_option
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
 
 
-class Format(Protocol):
-    """A data file format."""
+class Format(ABC):
+    """A data file format.
 
-    start: bytes
-    """The first bytes of its files."""
+    Attributes:
+        name: for users.
+        start: the first bytes of its files; none, if these may be any.
+        endings: those of the names of its files, if these may begin with any bytes.
+    """
+
+    name: ClassVar[str]
+    start: ClassVar[bytes] = b""
+    endings: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
+    def in_folder(folder: Path) -> bool:
+        """Tell whether a folder holds a data set of this format."""
+        return False
+
+    @staticmethod
+    @abstractmethod
     def read(path: Path) -> Contents[object]:
-        """Read the data set in a file that begins with `start`, through `open_data_file`.
+        """Read the data set in a file that begins with `start`, through `open_data_file`, or in a folder.
+
+        Further parameters are options for users, `--data.NAME VALUE`; `missing` is "error", "drop" or "mean".
 
         Returns:
             `Contents(name, {"train": (inputs, targets)})`, with a part "test" where the file has one.
@@ -34,8 +57,124 @@ class Format(Protocol):
         """
 
 
-FORMATS: Final[Registry[Format]] = Registry("tutti.data.formats", "data file format")
+FORMATS: Final[Registry[type[Format]]] = Registry("tutti.data.formats", "data file format")
 """The formats by name."""
+
+
+def read_path(path: Path, options: Mapping[str, object]) -> Contents[object]:
+    """Read a file or a folder.
+
+    Args:
+        path: of any format.
+        options: of its reader; "missing" counts only if that takes it.
+
+    Raises:
+        BadData: it is missing, broken or of an unknown kind.
+        UnknownName: an option that its reader does not have.
+    """
+    form = format_of(path)
+    if not takes_option(form.read, "missing"):
+        options = {name: value for name, value in options.items() if name != "missing"}
+    made = call_with_options(form.read, options, f"{form.name} data", str(path), own={"path": path})
+    assert isinstance(made, Contents), f"{form.name} has read no data set"
+    return made
+
+
+def read_files(paths: Sequence[Path], options: Mapping[str, object]) -> Contents[object]:
+    """Read several files, whose samples are one data set, in the order of the files.
+
+    Args:
+        paths: of files of any format.
+        options: of their readers.
+
+    Raises:
+        BadData: one is missing or broken, or has samples of another shape or type than the first.
+        UnknownName: an option that a reader does not have.
+    """
+    all_read = [read_path(path, options) for path in paths]
+    first, *others = all_read
+    if not others:
+        return first
+    for path, contents in zip(paths[1:], others, strict=True):
+        for what, one, other in (
+            ("parts", list(first.parts), list(contents.parts)),
+            ("columns", list(first.columns), list(contents.columns)),
+            ("class names", list(first.labels), list(contents.labels)),
+        ):
+            if one != other:
+                raise BadData(
+                    f"{path} has the {what} {listed(other) or 'none'}, but {paths[0]} has "
+                    f"{listed(one) or 'none'}; all files of a data set need the same"
+                )
+    parts: dict[str, tuple[object, object]] = {}
+    for part in first.parts:
+        pairs = [one.parts[part] for one in all_read]
+        inputs = [_rows(path, "inputs", x) for path, (x, _) in zip(paths, pairs, strict=True)]
+        targets = [_rows(path, "targets", y)[:] for path, (_, y) in zip(paths, pairs, strict=True)]
+        for path, x, y in zip(paths, inputs, targets, strict=True):
+            if len(x) != len(y):
+                raise BadData(f"{path} has {len(x):,} inputs but {len(y):,} targets; give one for each")
+            _refuse_other(path, "inputs", x, paths[0], inputs[0])
+            if not (first.columns and {y.dtype.kind, targets[0].dtype.kind} <= {"i", "f"}):
+                _refuse_other(path, "targets", y, paths[0], targets[0])
+        parts[part] = joined(inputs), np.concatenate(targets)
+    return replace(first, parts=parts)
+
+
+def _rows(path: Path, kind: str, value: object) -> Rows:
+    rows = value if isinstance(value, StoredRows) else as_array(value, f"{kind} of {path}")
+    if rows.ndim == 0:
+        raise BadData(f"the {kind} of {path} are a single value; give one for each sample")
+    return rows
+
+
+def _refuse_other(path: Path, kind: str, rows: Rows, model: Path, first: Rows) -> None:
+    texts = rows.dtype.kind in "US" and first.dtype.kind in "US"
+    if rows.shape[1:] != first.shape[1:] or (rows.dtype != first.dtype and not texts):
+        raise BadData(
+            f"the {kind} of {path} are of shape {rows.shape[1:]} and type {rows.dtype}, those of {model} of "
+            f"{first.shape[1:]} and {first.dtype}; all files of a data set need one shape and one type"
+        )
+
+
+def format_of(path: Path) -> type[Format]:
+    """Return the format of a file or of a folder.
+
+    Raises:
+        BadData: it is missing, empty or of another kind.
+    """
+    if not path.exists():
+        raise BadData(f"there is no {path}; {nearest(path)}")
+    forms = list(FORMATS.values())
+    if path.is_dir():
+        found = next((form for form in forms if form.in_folder(path)), None)
+        if found is None:
+            names = sorted(p.name + ("/" if p.is_dir() else "") for p in path.iterdir())
+            raise BadData(
+                f"{path} holds no data set that is known: it has {listed(names) or 'nothing'}; expected "
+                "IDX files (train-images-idx3-ubyte and train-labels-idx1-ubyte, also as .gz, and t10k-... "
+                "for the test part), NPY files (x_train.npy and y_train.npy, ...), or a file for each part "
+                "(train.csv, test.csv)"
+            )
+        return found
+    start = read_start(path, max(4, *(len(form.start) for form in forms)))
+    name = path.name.lower()
+    for form in forms:
+        if name.endswith(form.endings):
+            return form
+    # Of two formats of which one begins like the other, the one that says more.
+    for form in sorted(forms, key=lambda form: len(form.start), reverse=True):
+        if form.start and start.startswith(form.start):
+            return form
+    known = ", ".join(
+        f"{form.name} ({form.start.hex(' ') + ' ...' if form.start else ', '.join(form.endings)})"
+        for form in forms
+        if form.start or form.endings
+    )
+    raise BadData(
+        f"{path} is of no known kind: it begins with the bytes {start.hex(' ')}; give a file of one of these "
+        f"formats: {known}; numpy.savez('data.npz', x=inputs, y=targets) makes an NPZ file of arrays"
+    )
 
 
 def read_start(path: Path, count: int = 4) -> bytes:

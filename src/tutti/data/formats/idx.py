@@ -17,9 +17,9 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from tutti.data.arrays import Array
 from tutti.data.contents import PARTS, Contents, pair_up
-from tutti.data.formats import listed, nearest, read_start
+from tutti.data.formats import Format, listed, nearest, read_start
+from tutti.data.rows import Array
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file, refuse_larger_than_memory
 from tutti.registry import part
@@ -36,14 +36,21 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 
 
 @part("IDX")
-class Idx:
+class Idx(Format):
     """IDX files, of which one holds the inputs and another of a like name the labels."""
 
     start = b"\0\0"
 
     @staticmethod
+    def in_folder(folder: Path) -> bool:
+        """Tell whether a folder has files with names such as train-images-idx3-ubyte."""
+        return any(_IDX_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_file())
+
+    @staticmethod
     def read(path: Path) -> Contents[object]:
-        """Read the inputs in a file, and the labels in the file that goes with it."""
+        """Read the inputs in a file, and the labels in the file that goes with it; or those of a folder."""
+        if path.is_dir():
+            return read_folder(path)
         inputs = read_idx(path)
         return Contents(_stem(path), {"train": (inputs, read_idx(_labels_beside(path)))})
 

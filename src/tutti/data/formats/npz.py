@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from tutti.data.contents import Contents, from_keys
+from tutti.data.formats import Format
 from tutti.records.npz import read_npz
 from tutti.registry import part
 
 
 @part("NPZ")
-class Npz:
+class Npz(Format):
     """NPZ files, as of `numpy.savez`."""
 
     start = b"PK"

@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from tutti.data.arrays import Array
 from tutti.data.contents import Contents
+from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, UserError
 from tutti.farm.blocks import place_blocks
@@ -231,7 +231,9 @@ def cross_validate(
     arrays = None if contents is None else _arrays(contents)
     config = replace(config, data=str(data) if contents is None else "data.npz")
     if contents is not None:
-        kept = {"classes": contents.classes} if contents.classes is not None else {}
+        kept: dict[str, Any] = {"classes": contents.classes} if contents.classes is not None else {}
+        if contents.filled:
+            kept["missing"] = "mean"
         config = replace(config, data_options=kept)
     chosen = _choices("model", models), _choices("schedule", schedules)
     candidates = contenders(config, *chosen, sweep or {}, objects)
@@ -295,7 +297,7 @@ def _choices(kind: str, given: object) -> list[Choice]:
     return found
 
 
-def _contents(data: object, config: TrainConfig) -> Contents[Array]:
+def _contents(data: object, config: TrainConfig) -> Contents[Rows, Array]:
     """Read the data that were given as an object, or by a function."""
     with seeded(config.seed):
         options = config.data_options
@@ -304,10 +306,10 @@ def _contents(data: object, config: TrainConfig) -> Contents[Array]:
         return read_source(data, options)
 
 
-def _arrays(contents: Contents[Array]) -> dict[str, Array]:
+def _arrays(contents: Contents[Rows, Array]) -> dict[str, Array]:
     """Return data as the arrays of an NPZ file."""
     found = {
-        f"{kind}_{part}": array
+        f"{kind}_{part}": array[:]
         for part, pair in contents.parts.items()
         for kind, array in zip("xy", pair, strict=True)
     }

@@ -6,9 +6,9 @@ import math
 
 from tutti import models
 from tutti.comm.base import Communicator
-from tutti.data.arrays import Array
 from tutti.data.contents import Contents
 from tutti.data.pool import PoolOutline
+from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.errors import UserError
 from tutti.run.build import given_data, seeded
@@ -28,7 +28,7 @@ def work(comm: Communicator, payload: bytes) -> Samples:
     return samples_of(load_job(payload, SamplesJob))
 
 
-def samples_of(job: SamplesJob, contents: Contents[Array] | None = None) -> Samples:
+def samples_of(job: SamplesJob, contents: Contents[Rows, Array] | None = None) -> Samples:
     """Check the candidates, and look at the targets.
 
     Args:

@@ -37,7 +37,7 @@ class Network(nn.Module):
     def __init__(self, member: Member, device: str = "cpu") -> None:
         super().__init__()
         config, data = TrainConfig.from_json(member.config), member.data
-        self._scale = Scale(data.mean, data.std)
+        self._scale = Scale(data.mean, data.std, data.fill)
         self._arithmetic = Arithmetic(config.precision, config.layout, device)
         with seeded(config.seed):
             model = models.build(

@@ -1,0 +1,81 @@
+"""NPY files: one array in each, of which one holds the inputs and another the targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tutti.data.contents import Contents, from_keys, slot_of
+from tutti.data.formats import Format, listed
+from tutti.data.rows import Array
+from tutti.errors import BadData
+from tutti.records.npz import open_data_file
+from tutti.registry import part
+
+
+@part("NPY")
+class Npy(Format):
+    """NPY files, as of `numpy.save`: x.npy and y.npy, or a folder of x_train.npy, y_train.npy, ..."""
+
+    start = b"\x93NUMPY"
+
+    @staticmethod
+    def in_folder(folder: Path) -> bool:
+        """Tell whether a folder has NPY files."""
+        return any(folder.glob("*.npy"))
+
+    @staticmethod
+    def read(path: Path, labels: str | None = None) -> Contents[object]:
+        """Read a pair of files, or those of a folder. They are mapped, and not read before they are needed.
+
+        Args:
+            path: of the inputs, or of a folder.
+            labels: the path of the targets, from the folder of the inputs; None: its name says it.
+        """
+        if path.is_dir():
+            return from_keys(_by_stem(path), path.resolve().name, str(path))
+        if labels is not None:
+            return Contents(path.stem, {"train": (read_npy(path), read_npy(path.parent / str(labels)))})
+        slot = slot_of(path.stem)
+        others = {slot_of(file.stem): file for file in sorted(path.parent.glob("*.npy"))}
+        if slot is None or slot[1] != "inputs" or (slot[0], "targets") not in others:
+            there = listed(sorted(file.name for file in path.parent.glob("*.npy")))
+            raise BadData(
+                f"{path} has no targets beside it whose name says that they are its own: its folder has "
+                f"{there}; call a pair x.npy and y.npy, or name the targets by --data.labels FILE"
+            )
+        return Contents(path.stem, {"train": (read_npy(path), read_npy(others[slot[0], "targets"]))})
+
+
+def _by_stem(folder: Path) -> dict[str, object]:
+    return {
+        file.stem: read_npy(file)
+        for file in sorted(folder.glob("*.npy"))
+        if slot_of(file.stem) is not None or file.stem.endswith("_names")
+    }
+
+
+def read_npy(path: Path) -> Array:
+    """Map the array in an NPY file into memory. Nothing is unpickled.
+
+    Raises:
+        BadData: the file is missing, truncated or no NPY file, or holds Python objects.
+    """
+    with open_data_file(path):
+        pass
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError, OverflowError, SyntaxError, MemoryError, TypeError) as error:
+        if "Python objects" in str(error) or "pickle" in str(error):
+            raise BadData(
+                f"{path} holds Python objects, which are not loaded because unpickling runs code; save it as "
+                "numbers: array.astype('float32') or array.astype('int64')"
+            ) from error
+        size = path.stat().st_size
+        raise BadData(
+            f"{path} is truncated or damaged ({size:,} bytes): {str(error)[:200]}; copy it again"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise BadData(f"{path} is no NPY file but an archive; call it .npz")
+    return np.asarray(array)

@@ -1,0 +1,120 @@
+"""Inputs that are read when they are needed, so that memory holds them once, where all ranks see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Indices = NDArray[np.int64]
+
+_GAP: Final = 64
+"""Samples between two that are wanted: as many are rather read along than left out by another reading."""
+
+
+class StoredRows:
+    """Samples in a file, or in several pieces of memory.
+
+    Args:
+        shape: the number of samples, and the shape of one.
+        dtype: the type of a value.
+        read: returns the samples from one number up to another, which is not among them.
+        most: the most samples that are to be read at once when single ones are wanted.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        read: Callable[[int, int], Array],
+        most: int = 1 << 14,
+    ) -> None:
+        self.shape, self.dtype, self._read, self._most = shape, np.dtype(dtype), read, most
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, wanted: slice | Indices) -> Array:
+        """Read some samples: a stretch, or those of some numbers, ascending."""
+        if isinstance(wanted, slice):
+            start, stop, step = wanted.indices(len(self))
+            return self._read(start, max(start, stop))[::step]
+        found = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+        for at in _runs(wanted, self._most):
+            first, last = int(wanted[at.start]), int(wanted[at.stop - 1])
+            found[at] = self._read(first, last + 1)[wanted[at] - first]
+        return found
+
+    def changed(self, shape: tuple[int, ...], change: Callable[[Array], Array]) -> StoredRows:
+        """Return the samples in another shape.
+
+        Args:
+            shape: of one sample.
+            change: what is done to some of them.
+        """
+        return StoredRows(
+            (len(self), *shape), self.dtype, lambda start, stop: change(self._read(start, stop)), self._most
+        )
+
+
+Rows: TypeAlias = Array | StoredRows
+"""Samples: an array, or what reads one."""
+
+
+def joined(pieces: Sequence[Rows]) -> Rows:
+    """Return several pieces, of which each sample has one shape and type, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    ends = list(accumulate(map(len, pieces)))
+    first = pieces[0]
+
+    def read(start: int, stop: int) -> Array:
+        found = np.empty((max(0, stop - start), *first.shape[1:]), first.dtype)
+        for piece, end in zip(pieces, ends, strict=True):
+            begin = end - len(piece)
+            low, high = max(start, begin), min(stop, end)
+            if low < high:
+                found[low - start : high - start] = piece[low - begin : high - begin]
+        return found
+
+    return StoredRows((ends[-1], *first.shape[1:]), first.dtype, read)
+
+
+def chosen(rows: Rows, numbers: Indices) -> Rows:
+    """Return some samples, by their numbers, ascending; nothing is copied yet."""
+    if len(numbers) == len(rows):
+        return rows
+    return StoredRows(
+        (len(numbers), *rows.shape[1:]), rows.dtype, lambda start, stop: rows[numbers[start:stop]]
+    )
+
+
+def _runs(wanted: Indices, most: int) -> list[slice]:
+    """The stretches of ascending numbers that are read at once."""
+    runs, start = [], 0
+    for at in range(1, len(wanted) + 1):
+        if (
+            at == len(wanted)
+            or not 0 <= wanted[at] - wanted[at - 1] <= _GAP
+            or wanted[at] - wanted[start] >= most
+        ):
+            runs.append(slice(start, at))
+            start = at
+    return runs

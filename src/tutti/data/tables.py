@@ -1,0 +1,152 @@
+"""Tables: which columns are inputs and which are targets, and values that are missing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutti.data.arrays import float_dtype
+from tutti.data.contents import TARGET_WORDS
+from tutti.data.rows import Array
+from tutti.errors import BadData, BadOption
+
+ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+"""Texts that stand for a missing value, in lower case."""
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The columns of a table that are used, by their positions."""
+
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+def choose(names: Sequence[str], target: object, columns: object, what: str) -> Choice:
+    """Choose the columns of a table.
+
+    Args:
+        names: of its columns.
+        target: the name or the position of the target, or several; None: the one whose name says it.
+        columns: those of the inputs; None: all others.
+        what: the table, for messages.
+
+    Raises:
+        BadData: there is no such column, or none that can be taken for the target.
+        BadOption: a column is input and target at once, or is given twice.
+    """
+    if target is None:
+        named = [at for at, name in enumerate(names) if name.strip().lower() in TARGET_WORDS]
+        if len(named) != 1:
+            found = "no column" if not named else "several columns"
+            raise BadData(
+                f"{what} has {found} with a name such as 'target' or 'label': say which column is to be "
+                f"predicted by --data.target NAME; its columns are {_listed(names)}"
+            )
+        targets = tuple(named)
+    else:
+        targets = _positions(names, target, "target", what)
+    if columns is None:
+        inputs = tuple(at for at in range(len(names)) if at not in targets)
+    else:
+        inputs = _positions(names, columns, "columns", what)
+    if not inputs:
+        raise BadData(f"{what} has no column but the target; add columns that it is to be predicted from")
+    both = sorted({*inputs} & {*targets})
+    if both:
+        raise BadOption(f"the column '{names[both[0]]}' is input and target at once; leave it out of one")
+    return Choice(inputs, targets)
+
+
+def _positions(names: Sequence[str], given: object, option: str, what: str) -> tuple[int, ...]:
+    wanted = given if isinstance(given, list | tuple) else [given]
+    found = [_position(names, one, option, what) for one in wanted]
+    if not found or len({*found}) < len(found):
+        raise BadOption(f"--data.{option} names {'a column twice' if found else 'no column'}; give each once")
+    return tuple(found)
+
+
+def _position(names: Sequence[str], given: object, option: str, what: str) -> int:
+    name = str(given)
+    matches = [at for at, one in enumerate(names) if one == name]
+    if len(matches) > 1:
+        raise BadData(f"{what} has {len(matches)} columns called '{name}'; give them different names")
+    if matches:
+        return matches[0]
+    if isinstance(given, int) and not isinstance(given, bool) and -len(names) <= given < len(names):
+        return given % len(names)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    meant = f"did you mean '{near[0]}'? " if near else ""
+    raise BadData(f"{what} has no column '{name}' (--data.{option}); {meant}its columns are {_listed(names)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of targets.
+
+    Attributes:
+        name: of the column.
+        values: numbers, or texts.
+        absent: which of them are missing; what is in their place means nothing.
+    """
+
+    name: str
+    values: Array
+    absent: NDArray[np.bool_]
+
+    @classmethod
+    def of_texts(cls, name: str, texts: Sequence[str]) -> Column:
+        """Return a column of whole numbers, if all texts are such, else of numbers, else of texts."""
+        stripped = [text.strip() for text in texts]
+        absent = np.array([text.lower() in ABSENT for text in stripped], dtype=bool)
+        there = ["0" if gone else text for text, gone in zip(stripped, absent, strict=True)]
+        for kind in (np.int64, np.float64):
+            try:
+                return cls(name, np.array([kind(text) for text in there]), absent)
+            except (ValueError, OverflowError):
+                continue
+        return cls(name, np.array(stripped, dtype=str), absent)
+
+
+def targets_of(columns: Sequence[Column], missing: str, what: str) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the targets, and which rows are kept.
+
+    Args:
+        columns: one, or several numbers for each row.
+        missing: "drop" leaves out rows whose target is missing.
+        what: the table, for messages.
+
+    Raises:
+        BadData: a target is missing, or one of several is a text.
+    """
+    absent = np.logical_or.reduce([column.absent for column in columns])
+    if absent.any() and missing != "drop":
+        row = int(absent.argmax())
+        name = next(column.name for column in columns if column.absent[row])
+        raise BadData(
+            f"{what} has no value in row {row + 1:,} of the target '{name}', nor in "
+            f"{int(absent.sum()) - 1:,} further rows; leave these out by --data.missing drop"
+        )
+    for column in columns:
+        if len(columns) > 1 and column.values.dtype.kind not in "biuf":
+            raise BadData(
+                f"the target '{column.name}' of {what} holds texts, such as '{column.values[0]}'; several "
+                "targets must be numbers"
+            )
+    kept = ~absent
+    if len(columns) == 1:
+        return columns[0].values[kept], kept
+    whole = all(column.values.dtype.kind in "biu" for column in columns)
+    stacked = np.stack([column.values[kept] for column in columns], axis=1)
+    return stacked if whole else stacked.astype(float_dtype()), kept

@@ -1,0 +1,215 @@
+"""Tables in CSV files: columns, targets, missing values; and several files as one data set."""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import divided, open_pool
+from tutti.data.sources import read_source
+from tutti.errors import BadData, BadOption, UnknownName, UserError
+from tutti.records.splits import Split, write_splits
+
+TABLE = "height,weight,species\n1,2.5,cat\n3,4,dog\n5,-6e1,cat\n7,8,'cow'\n".replace("'", '"')
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Writes a text as a file, and reads its training part."""
+
+    def write_and_read(text, name="a.csv", **options):
+        (tmp_path / name).write_text(text)
+        contents = read_source(str(tmp_path / name), options)
+        inputs, targets = contents.parts["train"]
+        return inputs[:], targets, contents
+
+    return write_and_read
+
+
+def test_texts_become_classes_and_all_other_columns_inputs(read):
+    inputs, targets, contents = read(TABLE, target="species")
+    assert inputs.tolist() == [[1, 2.5], [3, 4], [5, -60], [7, 8]]
+    assert targets.tolist() == [0, 2, 0, 1]
+    assert (contents.classes, contents.labels) == (3, ("cat", "cow", "dog"))
+    assert contents.columns == ("height", "weight")
+
+
+def test_columns_are_chosen_by_name_in_the_order_given_or_by_position(read):
+    inputs, targets, _ = read(TABLE, target="height", columns=["weight"], classes=8)
+    assert (inputs.tolist(), targets.tolist()) == ([[2.5], [4], [-60], [8]], [1, 3, 5, 7])
+    inputs, _, _ = read(TABLE, target=-1, columns=[1, 0])
+    assert inputs[0].tolist() == [2.5, 1]
+
+
+def test_several_targets_are_values_to_approach(read):
+    inputs, targets, contents = read("a,b,c\n1,2,0.5\n3,4,5\n", target=["b", "c"])
+    assert (inputs.tolist(), targets.tolist()) == ([[1], [3]], [[2, 0.5], [4, 5]])
+    assert contents.classes is None
+
+
+def test_a_column_called_target_or_label_needs_no_option(read):
+    assert read("Label,x\n1,5\n0,6\n")[0].tolist() == [[5], [6]]
+    with pytest.raises(BadData, match=r"--data.target NAME; its columns are a, b"):
+        read("a,b\n1,2\n")
+    with pytest.raises(BadData, match="several columns with a name"):
+        read("y,label\n1,2\n")
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators_quotes_blank_lines_and_packed_files_are_read(tmp_path, separator):
+    text = '\ufeff"a",y\n"1",0\n\n 2 ,1\n'.replace(",", separator)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
+    contents = read_source(str(tmp_path / "a.csv.gz"), {})
+    assert contents.name == "a"
+    assert contents.parts["train"][0][:].tolist() == [[1], [2]]
+
+
+def test_a_table_without_names_takes_positions(read):
+    inputs, targets, _ = read("1,2,0\n3,4,1\n", target=-1)
+    assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [3, 4]], [0, 1])
+    with pytest.raises(BadData, match="no line with the names of its 3 columns"):
+        read("1,2,0\n3,4,1\n")
+
+
+def test_more_rows_than_one_block_stay_in_order(read):
+    rows = "".join(f"{row},{row % 3}\n" for row in range(10_000))
+    inputs, targets, _ = read(f"a,y\n{rows}")
+    assert np.array_equal(inputs[:, 0], np.arange(10_000))
+    assert np.array_equal(targets, np.arange(10_000) % 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("a,b,y\n1,2,0\n3,x4,1\n", {}, r"row 2, column 'b' has 'x4'"),
+        ("a,y\n1,0\n1,2,3\n", {}, "has 3 values in row 2, where its first row has 2"),
+        ("a,b,y\n1,,0\n3,4,1\n", {}, r"row 1, column 'b'.*in 1 of 2 rows.*--data.missing drop"),
+        ("a,y\n1,0\n3,?\n", {}, r"no value in row 2 of the target 'y'"),
+        ("a,y\n1,0\n3,\n", {"missing": "mean"}, r"no value in row 2 of the target 'y'"),
+        ("a,y\n,0\n,1\n", {"missing": "mean"}, r"column 'a' has no value in any training sample"),
+        ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
+        ("a,y\n1,0\ninf,1\n", {"missing": "mean"}, "NaN or inf"),
+        ("a,y\n", {}, "has no row below"),
+        ('a,y\n1,"0\n', {}, r"broken at line"),
+        ("a,a,y\n1,2,0\n", {"columns": "a"}, "2 columns called 'a'"),
+        ("y\n1\n", {}, "no column but the target"),
+        ("a,b,y\n1,2,0\n", {"target": ["a", "y"], "columns": "bb"}, "did you mean 'b'"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_with_its_place(read, text, options, said):
+    with pytest.raises(UserError, match=said):
+        read(text, **options)
+
+
+def test_options_that_cannot_be_used_are_refused(read):
+    with pytest.raises(BadOption, match="'weight' is input and target at once"):
+        read(TABLE, target="weight", columns="weight")
+    with pytest.raises(BadOption, match="names a column twice"):
+        read(TABLE, target="species", columns=["weight", "weight"])
+    with pytest.raises(UnknownName, match="did you mean 'columns'"):
+        read(TABLE, target="species", column="weight")
+    with pytest.raises(BadOption, match="give one of error, drop, mean"):
+        read(TABLE, target="species", missing="median")
+
+
+def test_text_in_another_encoding_and_bytes_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_bytes("größe,y\n1,2\n".encode("latin-1"))
+    with pytest.raises(BadData, match="no text in UTF-8"):
+        read_source(str(tmp_path / "a.csv"), {})
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,y\n1,2\n" * 100)[:-10])
+    with pytest.raises(BadData, match="truncated or damaged"):
+        read_source(str(tmp_path / "b.csv.gz"), {})
+
+
+def test_rows_with_missing_values_are_left_out_and_counted(read, capsys):
+    inputs, targets, contents = read("a,b,y\n1,2,u\n,3,v\n4,5,\n6,7,w\n", missing="drop")
+    assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [6, 7]], [0, 1])
+    assert contents.labels == ("u", "w")
+    assert "1 of 3 train samples have missing values" in capsys.readouterr().err
+
+
+def test_the_mean_of_the_training_samples_stands_for_a_missing_value(tmp_path, opened):
+    (tmp_path / "train.csv").write_text("a,b,y\n1,10,0\n,20,1\n5,,0\n")
+    (tmp_path / "test.csv").write_text("a,b,y\n,100,1\n")
+    data = opened(str(tmp_path), validation=0, options={"missing": "mean"})
+    assert data.name == tmp_path.name
+    assert data.train.take(torch.arange(3))[0].tolist() == [[1, 10], [3, 20], [5, 15]]
+    assert data.test.take(torch.arange(1))[0].tolist() == [[3, 100]]
+
+
+def test_each_fold_has_the_means_of_its_own_training_samples(tmp_path):
+    (tmp_path / "a.csv").write_text("a,y\n1,0\n3,1\n,0\n8,1\n")
+    data, options = str(tmp_path / "a.csv"), {"missing": "mean"}
+
+    def work(comm):
+        pool = open_pool(data, comm, options)
+        file = tmp_path / "splits.npz"
+        if comm.rank == 0:
+            splits = [Split.of([0, 1], [2, 3], 4, "it"), Split.of([2, 3], [0, 1], 4, "it")]
+            write_splits(file, splits, pool.outline.fingerprint)
+        comm.barrier()
+        folds = [divided(pool, comm, 0.0, 0, (str(file), number)) for number in range(2)]
+        return [[part.take(torch.arange(2))[0].tolist() for part in fold.parts] for fold in folds]
+
+    for found in VirtualWorld(ranks=2).run(work):
+        assert found == [[[[1], [3]], [[2], [8]]], [[[8], [8]], [[1], [3]]]]
+
+
+def test_listed_files_are_one_data_set(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a.csv").write_text("x,y\n1,cat\n")
+    (tmp_path / "b" / "c.csv").write_text("x,y\n2,horse\n3,cat\n")
+    listed = tmp_path / "all.txt"
+    listed.write_text("# my files\nb/c.csv\n\na.csv  # the other one\n")
+    contents = read_source(str(listed), {"target": "y"})
+    inputs, targets = contents.parts["train"]
+    assert (inputs[:].tolist(), targets.tolist()) == ([[2], [3], [1]], [1, 0, 0])
+    listed.write_text("a.csv\nmissing.csv\n")
+    with pytest.raises(BadData, match=r"there is no .*missing\.csv"):
+        read_source(str(listed), {"target": "y"})
+    (tmp_path / "b" / "c.csv").write_text("z,y\n2,horse\n")
+    listed.write_text("a.csv\nb/c.csv\n")
+    with pytest.raises(BadData, match=r"c\.csv has the columns z, but .*a\.csv has x"):
+        read_source(str(listed), {"target": "y"})
+    listed.write_text("all.txt")
+    with pytest.raises(BadData, match="is a list itself"):
+        read_source(str(listed), {})
+    listed.write_text("# none")
+    with pytest.raises(BadData, match="lists no files"):
+        read_source(str(listed), {})
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some.one_of(some.binary(max_size=200), some.text('0123.,;"\n\r\ty e-', max_size=100).map(str.encode)))
+def test_hostile_tables_are_read_or_refused(tmp_path, content):
+    (tmp_path / "a.csv").write_bytes(content)
+    with suppress(UserError):
+        inputs, targets = read_source(str(tmp_path / "a.csv"), {"target": 0}).parts["train"]
+        assert len(inputs[:]) == len(targets)
+
+
+def test_npy_pairs_and_folders_of_them_are_mapped(tmp_path):
+    x, y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 2, 0])
+    for name, array in (("x", x), ("y", y), ("x_test", x[:2]), ("y_test", y[:2]), ("other", y[::-1])):
+        np.save(tmp_path / f"{name}.npy", array)
+    inputs, targets = read_source(str(tmp_path / "x.npy"), {}).parts["train"]
+    assert not inputs.flags.writeable  # it is the file's own memory
+    assert (inputs.tolist(), targets.tolist()) == (x.tolist(), y.tolist())
+    assert list(read_source(tmp_path, {}).parts) == ["train", "test"]
+    _, targets = read_source(str(tmp_path / "x.npy"), {"labels": "other.npy"}).parts["train"]
+    assert targets.tolist() == [0, 2, 1, 0]
+    with pytest.raises(BadData, match=r"no targets beside it.*--data.labels FILE"):
+        read_source(str(tmp_path / "other.npy"), {})
+    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
+    with pytest.raises(BadData, match=r"x\.npy is truncated or damaged"):
+        read_source(str(tmp_path / "x.npy"), {})
+    np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
+    with pytest.raises(BadData, match="holds Python objects"):
+        read_source(str(tmp_path / "x.npy"), {})
