@@ -65,5 +65,5 @@ $(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/constraints.txt
-	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,test,dev]'
+	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,postgresql,test,dev]'
 	touch $@ $(VENV)/installed

@@ -17,7 +17,7 @@ from tutti.cli.commands import COMMANDS
 from tutti.cli.main import main
 from tutti.records.folder_lock import is_locked
 from tutti.studies.search.objectives import aims_of
-from tutti.studies.search.trials import NAME, STUDY, open_study
+from tutti.studies.search.storage import FILES, JOURNAL, NAME, open_study
 
 WORDS = [
     *("tune", "mlp", "--space.lr", "log:1e-3..1", "--space.model.hidden", "[[4],[8,4]]", "--trials", "6"),
@@ -27,7 +27,7 @@ WORDS = [
 
 def trials(folder: Path) -> list[tuple[object, ...]]:
     """What a search has found."""
-    study = open_study(folder / STUDY, NAME, aims_of(["accuracy"]))
+    study = open_study(folder / FILES[JOURNAL], NAME, aims_of(["accuracy"]))
     return [(one.number, one.params, one.state, one.values, one.intermediate_values) for one in study.trials]
 
 

@@ -18,8 +18,9 @@ from tutti.run.config import TrainConfig
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.objectives import Aim
 from tutti.studies.search.space import space_of
+from tutti.studies.search.storage import open_study
 from tutti.studies.search.study import job_name
-from tutti.studies.search.trials import Method, Trials, open_study
+from tutti.studies.search.trials import Method, Trials
 
 SPACE = space_of({"lr": "log:1e-4..1", "batch_size": "8..64", "optimizer": ["adam", "sgd", "adamw"]})
 GRID = space_of({"lr": [0.1, 0.01], "batch_size": [8, 16, 32], "optimizer": ["adam", "sgd"]})
@@ -52,25 +53,30 @@ class Blocks:
         self._aims = [Aim("accuracy", True)]
         self._histories: dict[str, list[EpochRecord]] = {}
         self._finished: dict[str, Summary] = {}
+        self._options: dict[str, dict[str, Any]] = {}
         self._space = GRID if method.sampler == "grid" else SPACE
         self.trained = 0
 
     def study(self) -> optuna.Study:
         return open_study(self._path, "tutti", self._aims)
 
-    def run(self, blocks: int, seed: int, steps: float = math.inf) -> list[tuple[object, ...]]:
-        """Work with so many blocks in an order that the seed decides; killed after so many steps."""
-        chance = random.Random(seed)
-        options: dict[str, dict[str, Any]] = {}
+    def results(self) -> list[tuple[object, ...]]:
+        """What the study has of each trial."""
+        return [
+            (one.number, one.params, one.state, one.values, one.intermediate_values)
+            for one in self.study().get_trials()
+        ]
+
+    def source(self) -> SearchJobs:
+        """The jobs of a launch."""
 
         def jobs(number: int, chosen: Any) -> Sequence[FarmJob]:
             names = [job_name(number, fold if self._folds > 1 else None) for fold in range(self._folds)]
-            options.update({name: dict(chosen) for name in names})
+            self._options.update({name: dict(chosen) for name in names})
             return [FarmJob(name, TrainConfig(), prunable=self._method.pruner != "none") for name in names]
 
-        trials = Trials(self.study(), self._space, self._method)
-        source = SearchJobs(
-            trials,
+        return SearchJobs(
+            Trials(self.study(), self._space, self._method),
             self._count,
             jobs,
             self._aims,
@@ -78,32 +84,54 @@ class Blocks:
             EPOCHS,
             lambda name: self._histories.get(name, []),
         )
+
+    def has_ended(self, source: SearchJobs, job: FarmJob) -> bool:
+        """Tell a source how a job has ended, if it has."""
+        if job.name in self._finished:
+            source.ended(job, JobOutcome(JobState.FINISHED, 0.0, self._finished[job.name]))
+        return job.name in self._finished
+
+    def go_on(self, job: FarmJob, chance: random.Random) -> None:
+        """Begin a job, or go on with it: of its last epochs there may be no checkpoint."""
+        del self._histories.setdefault(job.name, [])[chance.randrange(EPOCHS) :]
+
+    def run(self, blocks: int, seed: int, steps: float = math.inf) -> list[tuple[object, ...]]:
+        """Work with so many blocks in an order that the seed decides; killed after so many steps."""
+        chance, source = random.Random(seed), self.source()
         running: list[FarmJob] = []
         while True:
             while len(running) < blocks and (job := source.next()) is not None:
-                if job.name in self._finished:
-                    source.ended(job, JobOutcome(JobState.FINISHED, 0.0, self._finished[job.name]))
-                    continue
-                # Of its last epochs there may be no checkpoint.
-                del self._histories.setdefault(job.name, [])[chance.randrange(EPOCHS) :]
-                running.append(job)
+                if not self.has_ended(source, job):
+                    self.go_on(job, chance)
+                    running.append(job)
             if not running:
-                return [
-                    (one.number, one.params, one.state, one.values, one.intermediate_values)
-                    for one in self.study().get_trials()
-                ]
+                return self.results()
             if steps <= 0:
                 raise Killed
             steps -= 1
-            self._step(source, running, chance.randrange(len(running)), options)
+            self.step(source, running, chance.randrange(len(running)))
 
-    def _step(
-        self, source: SearchJobs, running: list[FarmJob], at: int, options: dict[str, dict[str, Any]]
-    ) -> None:
+    def run_by(self, launches: int, seed: int, kills: int) -> list[tuple[object, ...]]:
+        """Work with several launches of two blocks, of which one is killed now and then, and begun again."""
+        chance, claims = random.Random(seed), dict[str, Launch]()
+        there, left = [Launch(self, claims) for _ in range(launches)], kills
+        while there:
+            one = chance.choice(there)
+            if left and chance.random() < 0.03:
+                left -= 1
+                one.kill()
+                there[there.index(one)] = Launch(self, claims)
+            elif not one.step(chance):
+                there.remove(one)
+        assert left == 0
+        return self.results()
+
+    def step(self, source: SearchJobs, running: list[FarmJob], at: int) -> None:
+        """Train an epoch of one of the jobs that are running."""
         job = running[at]
         history = self._histories[job.name]
         fold = int(job.name.rpartition("-")[2]) if "/" in job.name else 0
-        value = self._curve(options[job.name], fold, len(history) + 1)
+        value = self._curve(self._options[job.name], fold, len(history) + 1)
         found = Evaluation(100, 1 - value, {"accuracy": value})
         seconds = {"total": 1.0, "validation": 0.0}
         record = EpochRecord(len(history) + 1, len(history) + 1, True, found, found, seconds, 1.0, 0.1, "")
@@ -115,6 +143,43 @@ class Blocks:
             summary = Summary(None, found, 1, len(history), 1, 1, 1.0, 1.0, World(), {}, "")
             self._finished[job.name] = summary
             source.ended(job, JobOutcome(JobState.FINISHED, 1.0, summary))
+
+
+class Launch:
+    """One of several launches on a farm, which leaves to the others what they have claimed.
+
+    Args:
+        farm: what they all see.
+        claims: who has a job, by its name.
+    """
+
+    def __init__(self, farm: Blocks, claims: dict[str, Launch]) -> None:
+        self._farm, self._claims, self._source = farm, claims, farm.source()
+        self._running: list[FarmJob] = []
+        self._elsewhere: list[FarmJob] = []
+
+    def kill(self) -> None:
+        """Leave its jobs to the others."""
+        for job in self._running:
+            del self._claims[job.name]
+
+    def step(self, chance: random.Random) -> bool:
+        """Train an epoch, or look at what others have; False: there is nothing left to do."""
+        waiting, self._elsewhere = self._elsewhere, []
+        while waiting or (len(self._running) < 2 and (job := self._source.next()) is not None):
+            job = waiting.pop() if waiting else job
+            if self._farm.has_ended(self._source, job):
+                continue
+            if len(self._running) == 2 or self._claims.get(job.name, self) is not self:
+                self._elsewhere.append(job)
+                continue
+            self._claims[job.name] = self
+            self._farm.go_on(job, chance)
+            self._running.append(job)
+        if not self._running:
+            return bool(self._elsewhere)
+        self._farm.step(self._source, self._running, chance.randrange(len(self._running)))
+        return True
 
 
 METHODS = [
@@ -136,13 +201,14 @@ METHODS = [
     ("method", "folds"), METHODS, ids=[one.sampler + "-" + one.pruner for one, _ in METHODS]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_search_is_the_same_whatever_runs_when_and_however_often_it_is_killed(
+def test_a_search_is_the_same_whoever_runs_what_when_and_however_often_it_is_killed(
     tmp_path: Path, method: Method, folds: int
 ) -> None:
     count = 12 if method.sampler in ("gp", "grid") else 40
     whole = Blocks(tmp_path / "whole", method, folds, count).run(1, seed=0)
     assert len(whole) == count
     assert Blocks(tmp_path / "wide", method, folds, count).run(5, seed=1) == whole
+    assert Blocks(tmp_path / "several", method, folds, count).run_by(3, seed=3, kills=4) == whole
     killed, chance = Blocks(tmp_path / "killed", method, folds, count), random.Random(2)
     for seed in range(1000):
         try:

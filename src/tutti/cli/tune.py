@@ -14,6 +14,7 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
+from tutti.farm.host_team import HostTeam, team_of_host
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.studies.cross_validation.study import Blocks
@@ -63,8 +64,11 @@ class TuneCommand(Command):
             "results of all but so many before it"
         )
         parser.option("--ahead", ahead, "N", 8, type=int)
-        storage = "keep the study in this database, such as postgresql://..., and not in the folder"
-        parser.option("--storage", storage, "URL")
+        storage = (
+            "where the study is kept: journal or sqlite (in --out; default: journal), or the URL of a "
+            "database, such as postgresql://USER@HOST/DATABASE"
+        )
+        parser.option("--storage", storage, "PLACE")
         parser.option("--block", "ranks of each run", "B", 1, type=int)
         blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
         parser.option("--blocks", blocks, "N", type=int)
@@ -75,7 +79,7 @@ class TuneCommand(Command):
         parser.option("--time-limit", limit, "TIME")
         out = "folder of all runs and results (default: farms/DATE-MODEL-DATA)"
         parser.option("--out", out, "FOLDER")
-        parser.option("--resume", "go on in --out: what has finished there is kept")
+        parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
         parser.option("--dry-run", "check the space, look at the data and end")
         kept = {"data", "data_options", "seed", "validation"}
         parser.config_options(leave_out=[*({*NOT_SEARCHED} - kept)])
@@ -84,6 +88,12 @@ class TuneCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         """Search, and print what is best. The exit code is 1 when no trial has come to its end."""
+        with team_of_host() as team:
+            return self._run(own, given, dotted, team) if team.leads else 0
+
+    def _run(
+        self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options], team: HostTeam
+    ) -> int:
         if find_spec("optuna") is None:
             raise BadOption("'tutti tune' needs Optuna: pip install 'tutti[tune]'")
         from_file = {} if own.space is None else read_space(own.space)
@@ -128,7 +138,8 @@ class TuneCommand(Command):
         print_question(search, own.trials, sys.stdout)
         if own.dry_run:
             return 0
-        folder = begin(search, samples, own.out, own.resume)
+        team.wait_for_farm(own.out)
+        folder = begin(search, samples, own.out, own.resume or not team.first)
         found = tune_shown(search, folder, own.trials, blocks, own.storage, sys.stdout)
 
         def command(config: TrainConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -90,6 +91,25 @@ def unfinished_file(path: Path) -> Path:
 
 
 @contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Let one process at a time in, on all hosts that share the file system; the others wait.
+
+    The kernel lets the next one in when a process ends, however it does.
+
+    Raises:
+        BadRunFolder: the file cannot be made, or the file system has no locks.
+    """
+    with refusing(path):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        with refusing(path):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+@contextmanager
 def refusing(path: Path) -> Iterator[None]:
     """Turn an error of the system about `path` into one with a remedy."""
     try:
@@ -97,6 +117,8 @@ def refusing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "free some space, or name a folder on another disk with --out"
+        elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            remedy = "its file system has no locks; name a folder on another one with --out"
         elif error.errno in (errno.ENOTDIR, errno.EEXIST):
             remedy = "a file is where a folder is needed; name another folder with --out"
         else:

@@ -107,7 +107,8 @@ def tune(
         metrics: as for `tutti.train`.
         workers: the ranks of each run.
         blocks: runs at a time; by default as many as the cores allow, and no more than help.
-        storage: the URL of a database for the study, in place of a file in the folder.
+        storage: where the study is kept: "journal" or "sqlite", which are files in the folder, or the URL of
+            a database; by default the journal.
         job_timeout: after which time a run is given up, such as "10m".
         resume: go on with what is in `out`; trials that have finished are kept.
         quiet: print nothing.

@@ -10,14 +10,14 @@ import optuna
 from rich import box
 from rich.table import Table
 
-from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded
+from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, JobFound
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.texts import duration, metric_text
 from tutti.records.untrusted import printable
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.search.storage import said_place
 from tutti.studies.search.study import Search, Tuned, job_name, tune
-from tutti.studies.search.trials import STUDY
 from tutti.terminal import console_on
 from tutti.watching.farm import FarmDisplay, FarmProgress
 
@@ -57,6 +57,8 @@ def tune_shown(
             progress.epoch(what.block, what.record)
         elif isinstance(what, JobEnded):
             progress.end(what.block, what.outcome.state, what.outcome.seconds)
+        elif isinstance(what, JobFound):
+            progress.found(what.job.name, what.outcome.state)
         display.show(progress, now)
 
     try:
@@ -100,7 +102,7 @@ def print_findings(
         blocks = f"{outcome.blocks} block{'' if outcome.blocks == 1 else 's'}"
         took = f"{duration(outcome.busy_s)} added up, {duration(outcome.seconds)} by the clock"
         print(f"the jobs took {took} on {blocks}", file=stream)
-    print(f"study: {found.folder.path / STUDY}, trials: {found.write_table()}", file=stream)
+    print(f"study: {printable(said_place(found.folder))}, trials: {found.write_table()}", file=stream)
 
 
 def _values(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:

@@ -80,10 +80,13 @@ class SearchJobs:
 
     def next(self) -> FarmJob | None:
         """Return the next job of the trials that have begun, or else the first of a new one."""
-        if not self._waiting:
+        while not self._waiting:
             if self._trials.asked >= self._count or not self._trials.may_ask():
                 return None
-            self._begin(self._trials.ask())
+            number = self._trials.ask()
+            # Another launch may have come to its end.
+            if not self._trials.has_ended(number):
+                self._begin(number)
         trial = self._waiting[0]
         job = trial.jobs[trial.given]
         self._of[job.name] = trial, trial.given

@@ -1,6 +1,6 @@
 """A search on a farm: from the question to trials and jobs, and back to what is best.
 
-FARM/study.journal            Optuna's study: `optuna.load_study`, or optuna-dashboard
+FARM/study.journal            Optuna's study: `tutti.studies.search.storage`
 FARM/splits.npz               the rows of each fold, with folds
 FARM/jobs/trial-0007/         the run of a trial; with folds, fold-0/ and so on in it
 FARM/trials.csv               all trials
@@ -24,7 +24,7 @@ from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.records.farm_folder import SPLITS, FarmFolder
-from tutti.records.files import refusing, replace_file
+from tutti.records.files import refusing, replace_shared_file
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder, folder_name
@@ -42,17 +42,8 @@ from tutti.studies.search.objectives import Aim, aims_of
 from tutti.studies.search.pruners import check_pruner
 from tutti.studies.search.samplers import GridSampler, check_sampler
 from tutti.studies.search.space import Range, Space, space_of
-from tutti.studies.search.trials import (
-    COMPLETE,
-    NAME,
-    PRUNED,
-    STUDY,
-    Method,
-    Trials,
-    distributions_of,
-    open_study,
-    options_of,
-)
+from tutti.studies.search.storage import database_kept, open_study_of, place_of, said_place, turn_in
+from tutti.studies.search.trials import COMPLETE, PRUNED, Method, Trials, distributions_of, options_of
 
 KIND: Final = "tune"
 """The kind of a farm."""
@@ -354,7 +345,7 @@ class Tuned:
         table.writerows(rows)
         path = self.folder.path / TRIALS
         with refusing(path):
-            replace_file(path, text.getvalue().encode())
+            replace_shared_file(path, text.getvalue().encode())
         return path
 
 
@@ -373,7 +364,7 @@ def tune(
         folder: of the farm.
         trials: how many there are to be.
         blocks: the ranks.
-        storage: the URL of a database for the study; None: the journal in the folder.
+        storage: where the study is, as `open_study_of` takes it.
         listener: is told of all that happens.
 
     Raises:
@@ -384,27 +375,29 @@ def tune(
     method = Method(
         search.sampler, search.pruner, search.config.seed, search.ahead, search.span * search.folds
     )
-    source = SearchJobs(
-        Trials(study, search.space, method),
-        count,
-        partial(search.jobs, folder.path.absolute() / SPLITS),
-        search.aims,
-        search.pruner,
-        search.span,
-        partial(_history, folder),
-    )
-    outcome = work_on(
-        folder,
-        source,
-        block=blocks.block,
-        blocks=blocks.blocks,
-        threads=blocks.threads,
-        # More blocks would have nothing to do.
-        jobs=search.at_a_time(trials),
-        job_timeout_s=blocks.job_timeout_s,
-        time_limit_s=blocks.time_limit_s,
-        listener=listener,
-    )
+    with database_kept(said_place(folder)):
+        source = SearchJobs(
+            Trials(study, search.space, method, partial(turn_in, folder)),
+            count,
+            partial(search.jobs, folder.path.absolute() / SPLITS),
+            search.aims,
+            search.pruner,
+            search.span,
+            partial(_history, folder),
+        )
+        outcome = work_on(
+            folder,
+            source,
+            block=blocks.block,
+            blocks=blocks.blocks,
+            threads=blocks.threads,
+            # More blocks would have nothing to do.
+            jobs=search.at_a_time(trials),
+            job_timeout_s=blocks.job_timeout_s,
+            time_limit_s=blocks.time_limit_s,
+            listener=listener,
+            shared=True,
+        )
     return Tuned(search, folder, study, outcome)
 
 
@@ -412,25 +405,14 @@ def read_search(folder: FarmFolder) -> Tuned:
     """Read a search from its folder.
 
     Raises:
-        BadRunFolder: it is none, or its study is elsewhere.
+        BadRunFolder: it is none, or has no study yet.
+        BadOption: the database of its study cannot be opened.
     """
     if folder.plan.kind != KIND:
         raise BadRunFolder(f"{folder.path} is the farm of a '{folder.plan.kind}', and no search")
-    if not (folder.path / STUDY).is_file():
-        raise BadRunFolder(f"{folder.path} has no {STUDY}: its study is kept in a database (--storage)")
+    place_of(folder)
     search = Search.from_json(folder.plan.question)
     return Tuned(search, folder, open_study_of(folder, search.aims))
-
-
-def open_study_of(folder: FarmFolder, aims: Sequence[Aim], storage: str | None = None) -> optuna.Study:
-    """Open the study of a farm; in a database its name is that of the folder.
-
-    Raises:
-        BadOption: the database cannot be opened.
-    """
-    if storage is None:
-        return open_study(folder.path / STUDY, NAME, aims)
-    return open_study(storage, folder.path.absolute().name, aims)
 
 
 def _history(folder: FarmFolder, job: str) -> list[EpochRecord]:

@@ -8,19 +8,20 @@ the results of exactly these, with a generator seeded by (seed, number of the tr
 which order trials end, changes nothing. Its price: of the newest `ahead - 1` results nothing is learned.
 
 The study that samplers see is in memory, and is told as late as that. The study on the disk is told at once.
+
+Several launches make the same trials, too: each has all of this, and hears of every result. One at a time
+looks whether another has chosen the next trial, and else chooses it; what the study has first is what counts.
 """
 
 from __future__ import annotations
 
 import copy
-import fcntl
 import json
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import optuna
@@ -30,23 +31,15 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.study import StudyDirection
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 from typing_extensions import override
 
-from tutti.errors import BadOption
-from tutti.studies.search.objectives import Aim
 from tutti.studies.search.pruners import PRUNERS
 from tutti.studies.search.samplers import SAMPLERS
 from tutti.studies.search.space import Choice, Range, Space
-
-STUDY: Final = "study.journal"
-"""The name of Optuna's journal in the folder of a farm."""
-
-NAME: Final = "tutti"
-"""The name of a study in the journal of its farm."""
+from tutti.studies.search.storage import NAME
 
 COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
 
@@ -82,46 +75,6 @@ def _plain(choice: Choice) -> bool:
 
 def _choices(choice: Choice) -> tuple[Any, ...]:
     return choice.ends() if _plain(choice) else choice.values
-
-
-class StudyFile(JournalFileBackend):
-    """Optuna's journal, locked by the kernel: whoever is killed leaves no lock behind.
-
-    It is not flushed to the disk: if the power goes, the trials that it had not kept are asked for again,
-    with the same parameters.
-    """
-
-    @override
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with open(self._file_path, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs))
-
-
-def open_study(where: Path | str, name: str, aims: Sequence[Aim]) -> optuna.Study:
-    """Open a study, or make it.
-
-    Args:
-        where: the file of a journal, or the URL of a database.
-        name: of the study.
-        aims: its objectives.
-
-    Raises:
-        BadOption: the database cannot be opened.
-    """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    directions = [StudyDirection.MAXIMIZE if aim.higher else StudyDirection.MINIMIZE for aim in aims]
-    storage: BaseStorage | str = str(where)
-    try:
-        if isinstance(where, Path):
-            storage = JournalStorage(StudyFile(str(where)))
-        return optuna.create_study(
-            storage=storage, study_name=name, directions=directions, load_if_exists=True
-        )
-    except OSError:
-        raise
-    except Exception as error:  # whatever a database's driver has
-        raise BadOption(f"--storage {where} cannot be opened: {error}") from error
 
 
 class _Window(InMemoryStorage):
@@ -190,13 +143,20 @@ class Trials:
         study: where they are kept; those that are there are taken up.
         space: what is searched.
         method: how.
+        turn: makes a context that one of several launches is in at a time.
 
     Attributes:
         asked: how many have been asked for.
     """
 
-    def __init__(self, study: optuna.Study, space: Space, method: Method) -> None:
-        self._study, self._space, self._method = study, space, method
+    def __init__(
+        self,
+        study: optuna.Study,
+        space: Space,
+        method: Method,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._study, self._space, self._method, self._turn = study, space, method, turn
         self._distributions = distributions_of(space)
         self._pruner = PRUNERS[method.pruner].make(method.epochs)
         self._memory = _Window()
@@ -211,8 +171,7 @@ class Trials:
         self._results: dict[int, _Result] = {}
         self._reports: dict[int, dict[int, float]] = {}
         self._told = 0
-        for name, value in study._storage.get_study_system_attrs(study._study_id).items():
-            self._memory.set_study_system_attr(self._seen._study_id, name, value)
+        self._read_attributes()
         for trial in study.get_trials(deepcopy=False):
             self._take_up(trial)
         self._tell_until(self.asked - method.ahead)
@@ -225,7 +184,11 @@ class Trials:
     @property
     def under_way(self) -> list[int]:
         """The trials that have no result."""
-        return [number for number in range(self.asked) if number not in self._results]
+        return [number for number in range(self.asked) if not self.has_ended(number)]
+
+    def has_ended(self, number: int) -> bool:
+        """Tell whether a trial has a result."""
+        return number in self._results
 
     def options(self, number: int) -> dict[str, Any]:
         """Return the options of a trial."""
@@ -237,9 +200,20 @@ class Trials:
         return all(number in self._results for number in range(self._told, last + 1))
 
     def ask(self) -> int:
-        """Begin the next trial, and return its number."""
+        """Begin the next trial, or take up what another launch has chosen for it; return its number."""
         number = self.asked
         self._tell_until(number - self._method.ahead + 1)
+        with self._turn():
+            kept = self._study.get_trials(deepcopy=False)
+            if number < len(kept):
+                self._read_attributes()
+                self._take_up(kept[number])
+            else:
+                self._choose(number)
+        return number
+
+    def _choose(self, number: int) -> None:
+        """Choose the parameters of a new trial."""
         seed = int(np.random.SeedSequence((self._method.seed, number)).generate_state(1)[0])
         self._seen.sampler = SAMPLERS[self._method.sampler].make(seed, self._distributions)
         self._seen.ask(dict(self._distributions))
@@ -250,12 +224,15 @@ class Trials:
                 storage.set_study_system_attr(study, name, value)
         # All at once: whoever is killed leaves a whole trial, or none.
         self._ids.append(storage.create_new_trial(study, template_trial=self._memory.get_trial(number)))
-        return number
 
     def report(self, number: int, step: int, value: float) -> None:
         """Note a value of a trial that is under way."""
         self._reports.setdefault(number, {})[step] = value
-        self._study._storage.set_trial_intermediate_value(self._ids[number], step, value)
+        storage, at = self._study._storage, self._ids[number]
+        # Another launch may have told it, and even come to the end.
+        if step not in storage.get_trial(at).intermediate_values:
+            with suppress(UpdateFinishedTrialError):
+                storage.set_trial_intermediate_value(at, step, value)
 
     def prunes(self, number: int) -> bool:
         """Tell whether a trial is to end, by the values that have been reported."""
@@ -265,23 +242,31 @@ class Trials:
             return self._pruner.prune(self._seen, trial)
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """End a trial; its values, unless it has failed."""
-        reports = self._reports.pop(number, {})
+        """End a trial; its values, unless it has failed. If another launch has ended it, that holds."""
+        self._reports.pop(number, None)
         found = None if values is None or not all(map(math.isfinite, values)) else list(values)
         state = FAILED if found is None else state
         storage, at = self._study._storage, self._ids[number]
-        there = storage.get_trial(at).system_attrs
-        for name, value in self._memory.get_trial(number).system_attrs.items():
-            if name not in there:
-                storage.set_trial_system_attr(at, name, value)
-        storage.set_trial_state_values(at, state, found)
-        self._results[number] = _Result(state, found, reports)
+        kept = storage.get_trial(at)
+        if not kept.state.is_finished():
+            with suppress(UpdateFinishedTrialError):
+                for name, value in self._memory.get_trial(number).system_attrs.items():
+                    if name not in kept.system_attrs:
+                        storage.set_trial_system_attr(at, name, value)
+                storage.set_trial_state_values(at, state, found)
+            kept = storage.get_trial(at)
+        self._results[number] = _result(kept)
+
+    def _read_attributes(self) -> None:
+        """Take up what samplers have noted of the study."""
+        for name, value in self._study._storage.get_study_system_attrs(self._study._study_id).items():
+            self._memory.set_study_system_attr(self._seen._study_id, name, value)
 
     def _take_up(self, trial: FrozenTrial) -> None:
         """Put a trial that is kept into memory, as one that is under way there."""
         self._ids.append(trial._trial_id)
         if trial.state.is_finished():
-            self._results[trial.number] = _Result(trial.state, trial.values, dict(trial.intermediate_values))
+            self._results[trial.number] = _result(trial)
         begun = copy.copy(trial)
         begun.state, begun.values, begun.intermediate_values = TrialState.RUNNING, None, {}
         begun.datetime_complete = None
@@ -295,3 +280,7 @@ class Trials:
                 self._memory.set_trial_intermediate_value(self._told, step, value)
             self._memory.set_trial_state_values(self._told, result.state, result.values)
             self._told += 1
+
+
+def _result(trial: FrozenTrial) -> _Result:
+    return _Result(trial.state, trial.values, dict(trial.intermediate_values))
