@@ -8,14 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tutti.cli.commands import COMMANDS
 from tutti.cli.main import main
-from tutti.records.folder_lock import is_locked
 from tutti.studies.search.objectives import aims_of
 from tutti.studies.search.storage import FILES, JOURNAL, NAME, open_study
 
@@ -79,9 +77,6 @@ def test_killed_and_resumed_on_two_blocks_it_finds_the_same(whole: Path, tmp_pat
         assert run.stdout is not None
         assert any("trial-0001/fold-0 finished; " in line for line in run.stdout)
         run.send_signal(signal.SIGKILL)
-    while is_locked(folder):
-        # Its ranks have the lock, too, until the kernel has ended them.
-        time.sleep(0.05)
     assert trials(folder) != trials(whole)
     assert main([*WORDS, "--blocks", "2", "--out", str(folder), "--resume"]) == 0
     assert trials(folder) == trials(whole)

@@ -24,6 +24,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
 from typing_extensions import override
 
 from tutti.errors import BadOption, TuttiError
@@ -132,9 +133,10 @@ def open_study(where: Path | str, name: str, aims: Sequence[Aim]) -> optuna.Stud
         return _made(JournalStorage(StudyFile(str(where))), name, directions)
     shown = without_password(where)
     try:
-        # Others may write for a moment; a trial may take longer than a server keeps silent connections.
+        # Others may write for a moment.
         waits = {"timeout": 60} if where.startswith("sqlite") else {}
-        storage = RDBStorage(where, engine_kwargs={"pool_pre_ping": True, "connect_args": waits})
+        # A connection for each access: a trial may take longer than a server keeps silent ones.
+        storage = RDBStorage(where, engine_kwargs={"poolclass": NullPool, "connect_args": waits})
         return _made(storage, name, directions)
     except ImportError as error:
         raise BadOption(
