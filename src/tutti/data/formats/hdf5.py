@@ -1,0 +1,156 @@
+"""HDF5 files: inputs and targets are data sets in them, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tutti.data.arrays import CHUNK
+from tutti.data.contents import Contents, from_keys, slot_of
+from tutti.data.formats import Format, listed
+from tutti.data.rows import Array, StoredRows
+from tutti.errors import BadData
+from tutti.load_object import optional_package
+from tutti.records.npz import open_data_file, refuse_larger_than_memory
+from tutti.registry import part
+
+
+@part("HDF5")
+class Hdf5(Format):
+    """HDF5 files; `--data.features` and `--data.labels` name the data sets in them, such as events/jets."""
+
+    start = b"\x89HDF\r\n\x1a\n"
+
+    @staticmethod
+    def read(
+        path: Path, features: str | list[str] | None = None, labels: str | list[str] | None = None
+    ) -> Contents[object]:
+        """Open a file. Its inputs are read when they are needed.
+
+        Args:
+            path: of the file.
+            features: the name of the inputs; several of one number for each sample are columns of one table.
+            labels: that of the targets; without the two, names such as x_train and y_train say what is what.
+        """
+        with open_data_file(path):
+            pass
+        try:
+            with optional_package("h5py", "HDF5 files").File(path, "r") as file:
+                names = _names(file)
+                if (features is None) != (labels is None):
+                    given, other = ("features", "labels") if labels is None else ("labels", "features")
+                    raise BadData(
+                        f"--data.{given} is given, so --data.{other} is needed, too; {path} has {_all(names)}"
+                    )
+                if features is not None:
+                    inputs = _inputs(path, names, features)
+                    return Contents(path.stem, {"train": (inputs, _targets(path, names, labels))})
+                found = {
+                    name.rpartition("/")[2]: _inputs(path, names, name)
+                    if slot[1] == "inputs"
+                    else _targets(path, names, name)
+                    for name in names
+                    if (slot := slot_of(name.rpartition("/")[2])) is not None
+                }
+                if not found:
+                    raise BadData(
+                        f"{path} has no data sets with names such as 'x_train' and 'y_train': name the "
+                        "inputs and the targets by --data.features NAME --data.labels NAME; it has "
+                        + _all(names)
+                    )
+                return from_keys(found, path.stem, str(path))
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+            raise _damaged(path, error) from error
+
+
+def _names(file: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """The data sets of a file with their shapes and types, those of nested groups, too."""
+    import h5py
+
+    found = {}
+
+    def note(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape is not None:
+            found[name] = (tuple(item.shape), item.dtype)
+
+    file.visititems(note)
+    return found
+
+
+def _all(names: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+    return listed([f"{name} {shape}" for name, (shape, _) in names.items()]) or "no data sets"
+
+
+def _inputs(
+    path: Path, names: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], wanted: str | list[str]
+) -> StoredRows:
+    several = [_named(path, names, one) for one in ([wanted] if isinstance(wanted, str) else wanted)]
+    shapes = [names[one][0] for one in several]
+    for one, shape in zip(several, shapes, strict=True):
+        dtype = names[one][1]
+        if dtype.kind not in "biuf":
+            raise BadData(f"{path} has no numbers in '{one}', which is of type {dtype}; choose others")
+        if not shape:
+            raise BadData(f"{path} has a single value in '{one}'; give one input for each sample")
+        if len(several) > 1 and (len(shape) != 1 or shape != shapes[0]):
+            raise BadData(
+                f"{path} has the shape {shape} in '{one}' and {shapes[0]} in '{several[0]}'; several "
+                "features must have one number for each sample, and equally many"
+            )
+    types = [names[one][1] for one in several]
+    refuse_larger_than_memory(
+        path,
+        sum(int(np.prod(shape, dtype=object)) * t.itemsize for shape, t in zip(shapes, types, strict=True)),
+    )
+    shape = shapes[0] if len(several) == 1 else (shapes[0][0], len(several))
+    dtype = np.result_type(*types)
+    most = max(1, CHUNK * shape[0] // max(1, int(np.prod(shape))))
+    return StoredRows(shape, dtype, _reader(path, several), most)
+
+
+def _reader(path: Path, several: list[str]) -> Callable[[int, int], Array]:
+    def read(start: int, stop: int) -> Array:
+        import h5py
+
+        try:
+            with h5py.File(path, "r") as file:
+                columns = [file[one][start:stop] for one in several]
+        except (OSError, RuntimeError, KeyError, ValueError) as error:
+            raise _damaged(path, error) from error
+        return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+
+    return read
+
+
+def _targets(
+    path: Path, names: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], wanted: str | list[str] | None
+) -> Array:
+    if isinstance(wanted, list):
+        rows = _inputs(path, names, wanted)
+        return rows[: len(rows)]
+    import h5py
+
+    one = _named(path, names, str(wanted))
+    shape, dtype = names[one]
+    refuse_larger_than_memory(path, int(np.prod(shape, dtype=object)) * dtype.itemsize)
+    with h5py.File(path, "r") as file:
+        stored = file[one]
+        if h5py.check_string_dtype(stored.dtype) is not None:
+            return np.asarray(stored.asstr()[...], dtype=str)
+        values: Array = stored[...]
+        return values
+
+
+def _named(path: Path, names: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], wanted: str) -> str:
+    name = str(wanted).strip("/")
+    if name not in names:
+        raise BadData(f"{path} has no data set '{wanted}'; it has {_all(names)}")
+    return name
+
+
+def _damaged(path: Path, error: Exception) -> BadData:
+    size = path.stat().st_size
+    return BadData(f"{path} is truncated or damaged ({size:,} bytes): {str(error)[:200]}; copy it again")
