@@ -249,6 +249,21 @@ class TestClock:
         world = VirtualWorld(16, 4)
         assert world.run(program) == world.run(program)
 
+    def test_ranks_come_in_the_same_order_whenever_they_begin(self) -> None:
+        def program(comm: Communicator, origin_s: float) -> list[int]:
+            comm.compute(origin_s)
+            comm.barrier()
+            counter, seen = comm.counter(), []
+            for step in range(60):
+                comm.compute(
+                    0.1 * (1 + (comm.rank + step) % 3)
+                )  # Sums that are equal but for their rounding.
+                seen.append(counter.add())
+            return seen
+
+        world = VirtualWorld(4)
+        assert world.run(program, 0.0) == world.run(program, 12.3)
+
     def test_negative_computing_is_refused(self) -> None:
         with pytest.raises(ValueError, match="expected 0 or more"):
             VirtualWorld(1).run(lambda comm: comm.compute(-1.0))

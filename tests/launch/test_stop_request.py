@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
@@ -135,8 +136,8 @@ def _handlers() -> Iterator[None]:
 def test_in_this_process_the_first_ctrl_c_asks_and_the_second_interrupts(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    for _ in range(2):
-        with stoppable():
+    for others in (nullcontext(), stoppable()):  # Virtual ranks are in the section together.
+        with stoppable(), others:
             assert not stop_requested(), "of an earlier section"
             signal.raise_signal(SIGINT)
             assert stop_requested()

@@ -215,7 +215,8 @@ def stoppable() -> Iterator[None]:
         _page.withdraw()
     _insisted = False
     try:
-        if threading.current_thread() is threading.main_thread():
+        # Virtual ranks share the process, and its handlers.
+        if not _before and threading.current_thread() is threading.main_thread():
             for signum in filter(can_be_taken, ASKING):
                 _before[signum] = signal.signal(signum, _note)
         if leads:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tutti.comm.base import ANY
 from tutti.comm.network import Network
-from tutti.comm.virtual.scheduler import RankTask, Scheduler
+from tutti.comm.virtual.scheduler import RankTask, Scheduler, whole_ticks
 from tutti.errors import PeerLost
 
 V = TypeVar("V")
@@ -80,7 +80,7 @@ class Port:
 
     def carry(self, at: float, seconds: float) -> float:
         """Carry something for `seconds`, from `at` on or when the port is free; returns when it is done."""
-        self.free_s = max(at, self.free_s) + seconds
+        self.free_s = max(whole_ticks(at), self.free_s) + whole_ticks(seconds)
         return self.free_s
 
 

@@ -28,6 +28,15 @@ _SHOWN: Final = 16
 """How many waiting ranks the message of a deadlock lists."""
 
 
+TICKS_PER_S: Final = 2.0**36
+"""Times are whole ticks of 15 ps: their sums are exact, and so ranks come in the same order at any time."""
+
+
+def whole_ticks(time_s: float) -> float:
+    """Return the time that a virtual clock can show nearest to this one."""
+    return round(time_s * TICKS_PER_S) / TICKS_PER_S
+
+
 class Deadlock(RuntimeError):
     """All ranks wait for each other; the message says who waits for what."""
 
@@ -194,6 +203,7 @@ class Scheduler:
     def advance(self, task: RankTask, until: float) -> None:
         """Move the running `task`'s clock; ranks that are behind it run first."""
         task.stamp += 1
+        until = whole_ticks(until)
         event = (until, task.rank, task.stamp)
         if self._heap and self._heap[0] < event:
             heapq.heappush(self._heap, event)
@@ -212,6 +222,7 @@ class Scheduler:
 
     def wake(self, task: RankTask, at: float, error: Exception | None = None) -> None:
         """Let a blocked `task` go on at time `at`, or earlier if it is due earlier already."""
+        at = whole_ticks(at)
         if task.due is None or at < task.due:
             task.stamp += 1
             task.due = at
