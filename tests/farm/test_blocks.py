@@ -121,6 +121,10 @@ def test_finished_jobs_are_taken_as_they_are_and_failed_ones_tried_again(mixed: 
     assert again["mlp/seed-0"].summary == outcomes["mlp/seed-0"].summary
     assert again["raising"].state is JobState.FINISHED
     assert folder.error("raising") is None
+    # Threads decide the order in which torch adds up.
+    assert folder.threads == folder.settle_threads(4) == 1
+    with pytest.raises(BadOption, match="have had 1 each so far"):
+        work_on(folder, JobList([]), blocks=1, threads=2)
 
 
 def test_jobs_find_nothing_of_each_other(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, r2_score
 
 from tutti.errors import BadData, UnknownName
 from tutti.records.predictions import Predictions
-from tutti.studies.cross_validation.scores import MEASURES, out_of_fold, score_folds, write_scores
+from tutti.studies.cross_validation.scores import MEASURES, Scores, out_of_fold, score_folds, write_scores
+from tutti.studies.cross_validation.study import Findings, best_first, of_labels
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS, NEAREST, labelled
 
@@ -66,6 +67,34 @@ def test_a_model_that_approaches_the_class_number_means_the_nearest():
     assert scores.folds[0] == pytest.approx(scores_of_ours(found, NEAREST), rel=1e-12)
     assert LOSSES["mse"].amounts
     assert sum(scores.confusion.diagonal()) == round(scores.folds[0] * 30)
+
+
+def test_a_model_that_approaches_a_label_means_it_above_the_middle():
+    found = predictions([[0.2], [0.4], [0.9], [-0.1]], np.float32([0, 0, 1, 0]))
+    logits = predictions(found.outputs - 0.5, found.targets)
+    for metric in ("accuracy", "balanced_accuracy", "f1"):
+        assert score_folds([found, None], metric, amounts=True).folds[0] == 1
+        assert score_folds([logits], metric).folds == (1,)
+    assert score_folds([found], "mae", amounts=True).out_of_fold == pytest.approx(0.2)
+
+
+def test_floats_are_labels_where_a_model_gives_logits_of_them():
+    flags, amounts = (predictions([[0.5], [3.0]], np.float32([0, other])) for other in (1, 2))
+    assert of_labels({"a": [flags, None], "b": [flags]}, {"a": "mse", "b": "bce"})
+    assert not of_labels({"a": [flags]}, {"a": "mse"})
+    assert not of_labels({"a": [flags], "b": [amounts]}, {"a": "bce", "b": "bce"})
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("accuracy", "bcae"), ("mse", "cbae")])
+def test_candidates_without_a_score_of_some_fold_come_after_the_others(metric, expected):
+    nan, folds = math.nan, (2, 2)
+    scores = {
+        "e": Scores(metric, (nan, nan), folds, nan),
+        "a": Scores(metric, (nan, 0.99 if metric == "accuracy" else 0.01), folds, nan),
+        "b": Scores(metric, (0.5, 0.7), folds, 0.6),
+        "c": Scores(metric, (0.5, 0.5), folds, 0.5),
+    }
+    assert "".join(best_first(Findings(scores, [], (), {}, 0, {}))) == expected
 
 
 def test_each_prediction_counts_once_out_of_fold():

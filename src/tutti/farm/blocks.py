@@ -110,7 +110,7 @@ def work_on(
         source: the jobs.
         block: the ranks of each block.
         blocks: how many there are; None: as many as the cores allow, and no more than help with `jobs`.
-        threads: of each rank; None: what the cores allow.
+        threads: of each rank; None: those of earlier launches of the farm, or else what the cores allow.
         jobs: how many the source will give, if that is known.
         job_timeout_s: after how many seconds a job counts as hanging: it fails. None: never.
         time_limit_s: after how many seconds the farm saves and stops; None: never.
@@ -122,12 +122,21 @@ def work_on(
         How the work has ended. If it was asked to stop, all jobs that had begun can go on later.
 
     Raises:
-        BadOption: this host has no room for such blocks.
+        BadOption: this host has no room for such blocks, or ranks of earlier launches had other threads.
         BadRunFolder: another process works on the farm, and it is not shared.
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
         TuttiError: blocks do not come to work.
     """
-    placement, count = place_blocks(block, blocks, threads, jobs)
+    known = folder.threads
+    if known is not None and threads not in (None, known):
+        raise BadOption(
+            f"--threads is {threads}, and the ranks of {folder.path} have had {known} each so far; leave it "
+            "out, as with other threads results have other last bits"
+        )
+    placement, count = place_blocks(block, blocks, known or threads, jobs)
+    settled = folder.settle_threads(placement.threads or 1)
+    if settled != placement.threads:
+        placement, count = place_blocks(block, blocks, settled, jobs)
     with (
         nullcontext() if shared else folder.lock(),
         folder.launch(job_name(os.environ)) as launch,

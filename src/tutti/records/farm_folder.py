@@ -3,6 +3,7 @@
     farm.json             what the farm was asked, and its jobs: `FarmPlan`
     farm.seal             proof that this user has written it, if it names code: `tutti.run.trust`
     splits.npz            the rows of each fold, of a cross-validation
+    threads               how many each rank has, in all launches: results depend on it in their last bits
     launches/, claims/    who works on it, on which job, and what happens: `tutti.records.launches`
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
     jobs/NAME/log.txt     what the job has printed
@@ -37,11 +38,13 @@ from tutti.records.untrusted import read_file
 FARM: Final = "farm.json"
 FARM_SEAL: Final = "farm.seal"
 SPLITS: Final = "splits.npz"
+THREADS: Final = "threads"
 JOBS: Final = "jobs"
 
 VERSION: Final = 1
 """The version of the files of a farm that this program writes."""
 
+_MOST_THREADS_BYTES: Final = 32
 _MOST_ERROR_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@.-]*")
 
@@ -179,6 +182,25 @@ class FarmFolder:
     def splits(self) -> Path:
         """The file with the rows of each fold."""
         return self.path / SPLITS
+
+    @property
+    def threads(self) -> int | None:
+        """The threads of each rank; None: no launch has decided yet."""
+        path = self.path / THREADS
+        try:
+            return int(read_file(path, _MOST_THREADS_BYTES))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BadRunFolder(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise BadRunFolder(f"{path} holds no whole number; delete it") from error
+
+    def settle_threads(self, wanted: int) -> int:
+        """Return the threads of each rank: those that are wanted, unless another launch was first."""
+        with refusing(self.path):
+            mine = make_file(self.path / THREADS, f"{wanted}\n".encode())
+        return wanted if mine else self.threads or wanted
 
     @property
     def usage(self) -> list[Path]:

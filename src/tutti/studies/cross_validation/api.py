@@ -85,7 +85,10 @@ class CrossValidated:
 
     @property
     def best(self) -> str:
-        """The name of the candidate with the best mean; the comparison says whether that tells anything."""
+        """The candidate with the best mean, of those with a score of each fold if there are any.
+
+        The comparison says whether that tells anything.
+        """
         return best_first(self._findings)[0]
 
     def predictions(self, name: str) -> Predictions:
@@ -184,7 +187,7 @@ def cross_validate(
         schedules: one or several, each as `tutti.train` takes it, "none" or None; a dict gives them names.
         groups: the group of each sample: samples of one group are never in both parts.
         score: the figure that candidates are compared by: accuracy, balanced_accuracy, f1, top5, mae, mse or
-            r2; "auto" is accuracy for classes, mae for amounts.
+            r2; "auto" is accuracy for classes and labels of 0 or 1, mae for amounts.
         sweep: further options with values that are crossed in, such as {"lr": [0.1, 0.01]}.
         optimizer: as for `tutti.train`.
         strategy: as for `tutti.train`.

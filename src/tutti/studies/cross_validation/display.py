@@ -98,7 +98,8 @@ def print_findings(
     for (candidate, why), jobs in _alike(found.failed).items():
         count = f"{len(jobs)} jobs" if len(jobs) > 1 else "a job"
         print(
-            f"{count} of {printable(candidate)} failed: {printable(why)}; see {folder.job(jobs[0]) / ERROR}"
+            f"{count} of {printable(candidate)} failed: {printable(why)}; see {folder.job(jobs[0]) / ERROR}",
+            file=stream,
         )
     if outcome.seconds > 0 and outcome.busy_s > 0:
         times = outcome.busy_s / outcome.seconds

@@ -14,7 +14,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,11 +42,13 @@ class Measure:
             sample has one.
         better: whether "higher" or "lower" is.
         share: it is a share of the samples, so that differences are told in points of 100.
+        of_classes: it compares classes, or labels of 0 or 1.
     """
 
     function: Callable[[Array, Array], float]
     better: str
     share: bool = False
+    of_classes: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def score_folds(
         folds: the predictions of each; None of a fold that has none.
         metric: a name in `MEASURES`; "auto" is accuracy for classes, mae for amounts.
         classes: how many there are; None: as many as the outputs are, or as are seen.
-        amounts: a model with a single output approaches the class number itself, and gives no logit.
+        amounts: a model with a single output approaches the class number or the label itself, and gives no
+            logit.
 
     Raises:
         UnknownName: there is no such metric.
@@ -120,6 +123,10 @@ def score_folds(
     if name not in MEASURES:
         raise UnknownName("metric", name, MEASURES)
     measure = MEASURES[name].function
+    if amounts and not labels and MEASURES[name].of_classes:
+        # Above the middle between 0 and 1 a label is set, as a logit above 0 says.
+        folds = [None if one is None else replace(one, outputs=one.outputs - 0.5) for one in folds]
+        there = [one for one in folds if one is not None]
     flat = [None if found is None else labelled(found, amounts) for found in folds]
     outputs, targets = labelled(out_of_fold(there), amounts)
     confusion = _confusion(outputs, targets, classes) if labels else None
@@ -293,8 +300,8 @@ MEASURES: Final[dict[str, Measure]] = {
     "balanced_accuracy": Measure(_balanced_accuracy, "higher", share=True),
     "f1": Measure(_f1, "higher"),
     "top5": Measure(_top5, "higher", share=True),
-    "mae": Measure(_of_amounts("mean_absolute_error"), "lower"),
-    "mse": Measure(_of_amounts("mean_squared_error"), "lower"),
-    "r2": Measure(_of_amounts("r2_score"), "higher"),
+    "mae": Measure(_of_amounts("mean_absolute_error"), "lower", of_classes=False),
+    "mse": Measure(_of_amounts("mean_squared_error"), "lower", of_classes=False),
+    "r2": Measure(_of_amounts("r2_score"), "higher", of_classes=False),
 }
 """The figures by name. Those that `tutti.training.metrics` has, too, are the same."""

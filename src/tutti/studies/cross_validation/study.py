@@ -8,7 +8,8 @@ FARM/scores.csv, compare.csv             what came out
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -279,28 +280,37 @@ def findings_of(folder: FarmFolder) -> Findings:
             "'tutti cv' wrote"
         )
     asked, failed, left = plan.question, dict[str, str](), 0
-    scores, seconds = dict[str, Scores](), dict[str, list[float]]()
+    seconds, losses = dict[str, list[float]](), dict[str, str]()
+    predicted = dict[str, list[Predictions | None]]()
     for name in asked["candidates"]:
-        found: list[Predictions | None] = []
+        found = predicted[name] = []
         seconds[name] = []
-        amounts = False
         for number in range(asked["jobs_each"]):
             job = job_name(name, number)
             state, run = folder.state(job), RunFolder(folder.job(job))
             if state is JobState.FINISHED:
                 found.append(Predictions.read(run.path / PREDICTIONS))
                 seconds[name].append(run.read(Summary).seconds)
-                amounts = run.config().get("loss") in AMOUNTS
+                losses[name] = str(run.config().get("loss"))
                 continue
             found.append(None)
             if state is JobState.FAILED:
                 failed[job] = (folder.error(job) or "").strip().rpartition("\n")[2]
             else:
                 left += 1
-        if any(one is not None for one in found):
-            scores[name] = score_folds(found, asked["score"], asked["classes"], amounts)
+    score = "accuracy" if asked["score"] == "auto" and of_labels(predicted, losses) else asked["score"]
+    scores = {
+        name: score_folds(predicted[name], score, asked["classes"], loss in AMOUNTS)
+        for name, loss in losses.items()
+    }
     ratios = ratios_of(folder, asked)
     return Findings(scores, compare(scores, ratios), tuple(asked["labels"]), failed, left, seconds)
+
+
+def of_labels(predicted: Mapping[str, Sequence[Predictions | None]], losses: Mapping[str, str]) -> bool:
+    """Tell whether float targets are labels of 0 or 1, as a candidate with logits of them says."""
+    known = [one.targets for name in losses for one in predicted[name] if one is not None]
+    return "bce" in losses.values() and all(np.isin(targets, (0, 1)).all() for targets in known)
 
 
 def write_findings(folder: FarmFolder, found: Findings) -> None:
@@ -314,10 +324,15 @@ def write_findings(folder: FarmFolder, found: Findings) -> None:
 
 
 def best_first(found: Findings) -> list[str]:
-    """Return the candidates that have scores, the best mean first."""
-    by_mean = sorted(found.scores, key=lambda name: found.scores[name].mean)
-    metric = next(iter(found.scores.values())).metric if found.scores else "accuracy"
-    return by_mean[::-1] if MEASURES[metric].better == "higher" else by_mean
+    """Return the candidates that have scores, the best mean first; those with a score of all folds before."""
+
+    def place(name: str) -> tuple[bool, bool, float]:
+        one = found.scores[name]
+        sign = -1 if MEASURES[one.metric].better == "higher" else 1
+        # What diverges on the hard folds looks good on the others. NaN has no place in an order.
+        return bool(one.missing), math.isnan(one.mean), sign * one.mean
+
+    return sorted(found.scores, key=place)
 
 
 def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
