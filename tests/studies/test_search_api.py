@@ -8,6 +8,7 @@ from torch import nn
 
 import tutti
 from tutti.errors import UserError
+from tutti.records.run_folder import RunFolder
 
 
 def net(shape: tuple[int, ...], outputs: int, width: int = 1) -> nn.Module:
@@ -38,6 +39,13 @@ def test_a_search_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         {"width": found.best["model.width"]},
     )
     assert (found.folder, len(found.study.trials)) == (tmp_path / "farm", 6)
+    # The data lie in the folder once, and no job has them.
+    assert Path(found.config.data) == tmp_path / "farm" / "data.npz"
+    assert {RunFolder(job).config()["data"] for job in (tmp_path / "farm" / "jobs").iterdir()} == {
+        found.config.data
+    }
+    with np.load(found.config.data) as kept:
+        assert (kept["x_train"] == x).all()
     with pytest.raises(UserError, match=r"did you mean '--space\.lr'"):
         tutti.tune(net, data, {"lrr": "0.1..0.2"})
     with pytest.raises(UserError, match="unknown argument 'epoch'"):

@@ -2,7 +2,8 @@
 
     farm.json             what the farm was asked, and its jobs: `FarmPlan`
     farm.seal             proof that this user has written it, if it names code: `tutti.run.trust`
-    splits.npz            the rows of each fold, of a cross-validation
+    splits.npz            the rows of each fold
+    data.npz              the data, where they were given as arrays
     threads               how many each rank has, in all launches: results depend on it in their last bits
     launches/, claims/    who works on it, on which job, and what happens: `tutti.records.launches`
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
@@ -38,6 +39,7 @@ from tutti.records.untrusted import read_file
 FARM: Final = "farm.json"
 FARM_SEAL: Final = "farm.seal"
 SPLITS: Final = "splits.npz"
+DATA: Final = "data.npz"
 THREADS: Final = "threads"
 JOBS: Final = "jobs"
 

@@ -16,20 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
 
-from tutti.data.contents import Contents
-from tutti.data.rows import Array, Rows
-from tutti.data.sources import read_source
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, UserError
 from tutti.farm.blocks import place_blocks
-from tutti.load_object import call_with_options
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS
 from tutti.run.api import TrainOptions
 from tutti.run.arguments import as_arguments
-from tutti.run.build import seeded
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
@@ -59,6 +53,7 @@ from tutti.studies.cross_validation.study import (
     samples_job,
     write_findings,
 )
+from tutti.studies.given_data import GivenData
 from tutti.terminal import lasting_output
 from tutti.training.intervals import seconds_of
 
@@ -230,14 +225,8 @@ def cross_validate(
     values, objects = by_name({**given, "optimizer": optimizer or "adam"})
     config = TrainConfig.from_json({**values, **options})
     refuse_own_folds(config)
-    contents = None if isinstance(data, str | os.PathLike) else _contents(data, config)
-    arrays = None if contents is None else _arrays(contents)
-    config = replace(config, data=str(data) if contents is None else "data.npz")
-    if contents is not None:
-        kept: dict[str, Any] = {"classes": contents.classes} if contents.classes is not None else {}
-        if contents.filled:
-            kept["missing"] = "mean"
-        config = replace(config, data_options=kept)
+    there = GivenData.of(data, config)
+    config = there.config
     chosen = _choices("model", models), _choices("schedule", schedules)
     candidates = contenders(config, *chosen, sweep or {}, objects)
     ranks.prepare(max(0, cv) * len(candidates) if isinstance(cv, int) else None)
@@ -247,8 +236,8 @@ def cross_validate(
     else:
         said = {"cv": type(cv).__name__}
     known = None if groups is None else np.asarray(groups)
-    question = CrossValidation(config, candidates, cv, said, known, score, arrays)
-    plan = plan_with(question, samples_of(samples_job(question, ranks), contents))
+    question = CrossValidation(config, candidates, cv, said, known, score, there.arrays)
+    plan = plan_with(question, samples_of(samples_job(question, ranks), there.contents))
     folder = begin(plan, out or plan.usual_folder(), resume)
     with lasting_output(), open(os.devnull, "w") as nothing:
         stream = nothing if quiet else sys.stdout
@@ -298,22 +287,3 @@ def _choices(kind: str, given: object) -> list[Choice]:
         found.append(choice if name is None else replace(choice, name=plain(str(name))))
     refuse_alike(kind, [str(one) for _, one in named], [choice.name for choice in found])
     return found
-
-
-def _contents(data: object, config: TrainConfig) -> Contents[Rows, Array]:
-    """Read the data that were given as an object, or by a function."""
-    with seeded(config.seed):
-        options = config.data_options
-        if callable(data) and not isinstance(data, Dataset):
-            data, options = call_with_options(data, options, "data set", "data"), {}
-        return read_source(data, options)
-
-
-def _arrays(contents: Contents[Rows, Array]) -> dict[str, Array]:
-    """Return data as the arrays of an NPZ file."""
-    found = {
-        f"{kind}_{part}": array[:]
-        for part, pair in contents.parts.items()
-        for kind, array in zip("xy", pair, strict=True)
-    }
-    return found | ({"label_names": np.array(contents.labels)} if contents.labels else {})

@@ -22,7 +22,7 @@ from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.launch.fork_server_client import prepare_ranks
-from tutti.records.farm_folder import SPLITS, FarmFolder, JobState
+from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.files import make_file, refusing
 from tutti.records.json_lines import Json
 from tutti.records.npz import npz_bytes, open_data_file
@@ -44,8 +44,6 @@ KIND: Final = "cv"
 
 SCORES: Final = "scores.csv"
 COMPARISON: Final = "compare.csv"
-DATA: Final = "data.npz"
-"""The data, where they were given as arrays."""
 
 FOLDER: Final = Path("farms")
 """The folder of farms without a path of their own."""
@@ -207,13 +205,22 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
     # In the plan the file of splits has no place: the folder may be moved.
     jobs = {job.name: job.config.as_json() for jobs in plan.jobs().values() for job in jobs}
     folder = FarmFolder.begin(out, KIND, plan.record, jobs, resume=resume)
-    arrays = plan.question.arrays
-    if arrays is not None and not (folder.path / DATA).is_file():
-        with refusing(folder.path):
-            make_file(folder.path / DATA, npz_bytes(arrays))
+    if plan.question.arrays is not None:
+        keep_data(folder, plan.question.arrays)
     if not folder.splits.is_file():
         write_splits(folder.splits, plan.splits, plan.fingerprint)
     return folder
+
+
+def keep_data(folder: FarmFolder, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write data into the folder of a farm, by the keys of an NPZ file, unless they are there.
+
+    Raises:
+        BadRunFolder: they cannot be written.
+    """
+    if not (folder.path / DATA).is_file():
+        with refusing(folder.path):
+            make_file(folder.path / DATA, npz_bytes(arrays))
 
 
 def train_folds(

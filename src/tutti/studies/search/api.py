@@ -20,6 +20,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
 from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.given_data import GivenData
 from tutti.studies.search.objectives import aims_of
 from tutti.studies.search.space import read_space, space_of
 from tutti.terminal import lasting_output
@@ -88,7 +89,8 @@ def tune(
 
     Args:
         model: as `tutti.train` takes it.
-        data: as `tutti.train` takes it.
+        data: as `tutti.train` takes it. What is no name or path is read once, and kept in the folder; floats
+            as float32.
         space: what is searched: for each option a range as a text, "log:1e-4..1e-1", "0.1..0.9", "16..256",
             or a list of values; an option of a part is called "model.hidden". Or the path of a TOML file.
         trials: how many.
@@ -129,8 +131,9 @@ def tune(
     """
     if find_spec("optuna") is None:
         raise BadOption("tutti.tune needs Optuna: pip install 'tutti[tune]'")
+    from tutti.studies.cross_validation.samples import samples_of
     from tutti.studies.search.display import print_findings, print_question, tune_shown
-    from tutti.studies.search.study import Search, begin, look
+    from tutti.studies.search.study import Search, begin, look, samples_job
 
     for name in options:
         if name not in TrainOptions.__annotations__:
@@ -139,11 +142,12 @@ def tune(
     threads = options.pop("threads", None)
     if resume and out is None:
         raise BadOption("resume=True needs out: the folder of the search to go on with")
-    given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
+    given: dict[str, object] = {"model": model, "loss": loss, "metrics": metrics}
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     values, objects = by_name(given)
+    there = GivenData.of(data, TrainConfig.from_json({**values, **options}))
     search = Search(
-        TrainConfig.from_json({**values, **options}),
+        there.config,
         space_of(read_space(space) if isinstance(space, str | Path) else space or {}),
         aims_of([objective] if isinstance(objective, str) else objective),
         sampler,
@@ -152,6 +156,7 @@ def tune(
         stratified,
         ahead,
         objects,
+        there.arrays,
     )
     ranks = Blocks(
         workers,
@@ -162,7 +167,11 @@ def tune(
     )
     search.check()
     search.count(trials)
-    folder = begin(search, look(search, ranks, trials), out, resume)
+    if there.contents is None:
+        samples = look(search, ranks, trials)
+    else:
+        samples = samples_of(samples_job(search, ranks), there.contents)
+    folder = begin(search, samples, out, resume)
     with lasting_output(), open(os.devnull, "w") as nothing:
         stream = nothing if quiet else sys.stdout
         print_question(search, trials, stream)

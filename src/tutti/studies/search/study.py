@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import optuna
+from numpy.typing import NDArray
 
 from tutti.errors import BadOption, BadRunFolder
 from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
-from tutti.records.farm_folder import SPLITS, FarmFolder
+from tutti.records.farm_folder import DATA, SPLITS, FarmFolder
 from tutti.records.files import refusing, replace_shared_file
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord
@@ -35,7 +36,7 @@ from tutti.run.train_job import TrainJob
 from tutti.run.trust import seal
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.splits import make_splits, splitter_of
-from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.cross_validation.study import Blocks, keep_data
 from tutti.studies.crossing import with_options
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.objectives import Aim, aims_of
@@ -74,6 +75,7 @@ class Search:
         stratified: each fold has the same share of each class.
         ahead: how many trials may be under way.
         objects: what was given as Python objects for all, as in a `Job`.
+        arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
     """
 
     config: TrainConfig
@@ -85,6 +87,7 @@ class Search:
     stratified: bool = False
     ahead: int = 8
     objects: Mapping[str, bytes] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] | None = None
 
     @property
     def span(self) -> int:
@@ -214,15 +217,25 @@ def look(search: Search, blocks: Blocks, trials: int) -> Samples:
     """
     jobs = search.at_a_time(trials)
     placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs)
+    return look_at(samples_job(search, blocks), placement.threads or 1, bool(placement.warnings))
+
+
+def samples_job(search: Search, blocks: Blocks) -> SamplesJob:
+    """Return the job of looking at the data, and checking the values at the ends of the space.
+
+    Raises:
+        BadOption: a Python file that the search names is not there.
+    """
+    # Arrays are no file yet that could be looked for.
+    objects = dict(search.objects) | ({} if search.arrays is None else {"data": b""})
     workers = str(max(1, blocks.block - search.config.servers))
     found = {}
     for name, dimension in search.space.dimensions.items():
         for value in dimension.ends():
             config = replace(search.config_of({name: value}), workers=workers)
             check_files(config)
-            found[repr(config)] = TrainJob(config, objects=dict(search.objects))
-    job = SamplesJob(search.config, tuple(found.values()), blocks.block, objects=dict(search.objects))
-    return look_at(job, placement.threads or 1, bool(placement.warnings))
+            found[repr(config)] = TrainJob(config, objects=objects)
+    return SamplesJob(search.config, tuple(found.values()), blocks.block, objects=objects)
 
 
 def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
@@ -242,7 +255,15 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
     folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
     if splits is not None and not folder.splits.is_file():
         write_splits(folder.splits, splits, samples.fingerprint)
+    if search.arrays is not None:
+        keep_data(folder, search.arrays)
     return folder
+
+
+def _in_folder(search: Search, folder: FarmFolder) -> Search:
+    """Return a search whose data are where its farm keeps them, if it does."""
+    data = folder.path.absolute() / DATA
+    return replace(search, config=replace(search.config, data=str(data))) if data.is_file() else search
 
 
 @dataclass(frozen=True)
@@ -370,7 +391,7 @@ def tune(
     Raises:
         TuttiError: as `work_on` says.
     """
-    count = search.count(trials)
+    search, count = _in_folder(search, folder), search.count(trials)
     study = open_study_of(folder, search.aims, storage)
     method = Method(
         search.sampler, search.pruner, search.config.seed, search.ahead, search.span * search.folds
@@ -411,7 +432,7 @@ def read_search(folder: FarmFolder) -> Tuned:
     if folder.plan.kind != KIND:
         raise BadRunFolder(f"{folder.path} is the farm of a '{folder.plan.kind}', and no search")
     place_of(folder)
-    search = Search.from_json(folder.plan.question)
+    search = _in_folder(Search.from_json(folder.plan.question), folder)
     return Tuned(search, folder, open_study_of(folder, search.aims))
 
 

@@ -1,0 +1,61 @@
+"""Data that a study is given as Python objects: read once, and kept in the farm for all of its jobs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from tutti.data.contents import Contents
+from tutti.data.rows import Array, Rows
+from tutti.data.sources import read_source
+from tutti.load_object import call_with_options
+from tutti.records.farm_folder import DATA
+from tutti.run.build import seeded
+from tutti.run.config import Options, TrainConfig
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """The data of a study, by the name that its configurations have for them.
+
+    Attributes:
+        config: with data of that name.
+        contents: what was given as an object, or by a function; None: a name or a path was.
+    """
+
+    config: TrainConfig
+    contents: Contents[Rows, Array] | None
+
+    @classmethod
+    def of(cls, data: object, config: TrainConfig) -> GivenData:
+        """Read data, unless the ranks can do so by their name.
+
+        Raises:
+            UserError: they cannot be read.
+        """
+        if isinstance(data, str | os.PathLike):
+            return cls(replace(config, data=os.fspath(data)), None)
+        with seeded(config.seed):
+            options = config.data_options
+            if callable(data) and not isinstance(data, Dataset):
+                data, options = call_with_options(data, options, "data set", "data"), {}
+            contents = read_source(data, options)
+        kept: Options = {"classes": contents.classes} if contents.classes is not None else {}
+        if contents.filled:
+            kept["missing"] = "mean"
+        return cls(replace(config, data=DATA, data_options=kept), contents)
+
+    @property
+    def arrays(self) -> dict[str, Array] | None:
+        """The data as the arrays of an NPZ file; None: their name is enough."""
+        if self.contents is None:
+            return None
+        found = {
+            f"{kind}_{part}": array[:]
+            for part, pair in self.contents.parts.items()
+            for kind, array in zip("xy", pair, strict=True)
+        }
+        return found | ({"label_names": np.array(self.contents.labels)} if self.contents.labels else {})
