@@ -74,7 +74,7 @@ class Published:
         Raises:
             BadData: a file is missing and cannot be downloaded, or is not the one that was published.
         """
-        given = _given_folder(self.name)
+        given = given_folder(self.name)
         if given is not None:
             return [_found(given, file) or _missing(given, file) for file in IDX_FILES]
         cache = cache_folder() / self.name
@@ -116,7 +116,12 @@ class Published:
         )
 
 
-def _given_folder(name: str) -> Path | None:
+def given_folder(name: str) -> Path | None:
+    """Return the folder `TUTTI_DATA/NAME`, if there is one.
+
+    Raises:
+        BadData: `TUTTI_DATA` is no folder.
+    """
     given = os.environ.get("TUTTI_DATA")
     if not given:
         return None

@@ -1,0 +1,27 @@
+"""CIFAR-10."""
+
+from __future__ import annotations
+
+from tutti.data.contents import Contents
+from tutti.data.downloads import given_folder
+from tutti.data.formats import read_path
+from tutti.errors import BadData
+from tutti.records.files import cache_folder
+from tutti.registry import part
+
+LABELS = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+
+
+@part("cifar10")
+def cifar10() -> Contents[object]:
+    """60,000 colour pictures of 32 x 32 pixels, of 10 kinds; 10,000 of them are for the test."""
+    folder = given_folder("cifar10") or cache_folder() / "cifar10"
+    if not list(folder.glob("train*.parquet")):
+        raise BadData(
+            f"'cifar10' is not in {folder}: put train.parquet and test.parquet there, as of "
+            "https://huggingface.co/datasets/uoft-cs/cifar10, or set TUTTI_DATA to the folder above"
+        )
+    found = read_path(folder, {"target": "label", "columns": "img"})
+    return Contents("cifar10", found.parts, len(LABELS), LABELS)

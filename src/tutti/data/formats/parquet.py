@@ -1,0 +1,250 @@
+"""Parquet and Arrow files: columns of numbers, of lists of numbers, or of pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tutti.data.arrays import float_dtype
+from tutti.data.contents import Contents
+from tutti.data.formats import Format
+from tutti.data.pictures import Pictures, decoded, stamp
+from tutti.data.rows import Array, chosen, joined
+from tutti.data.tables import Column, choose, targets_of
+from tutti.errors import BadData
+from tutti.load_object import optional_package
+from tutti.records.npz import open_data_file, refuse_larger_than_memory
+from tutti.registry import part
+
+
+@part("Parquet")
+class Parquet(Format):
+    """Parquet files: `--data.target` names the column to be predicted; pictures are decoded."""
+
+    start = b"PAR1"
+
+    @staticmethod
+    def read(
+        path: Path,
+        target: object = None,
+        columns: object = None,
+        missing: str = "error",
+        size: object = None,
+        skip_bad: bool = False,
+    ) -> Contents[object]:
+        """Read a table.
+
+        Args:
+            path: of the file.
+            target: the column to be predicted, or several.
+            columns: those to predict it from: several of numbers, one of lists, or one of pictures; None: all
+                others.
+            missing: "drop" leaves out rows without a target.
+            size: height and width that pictures are brought to; None: they have one size.
+            skip_bad: leave out pictures that cannot be decoded.
+        """
+        arrow = optional_package("pyarrow", "Parquet and Arrow files")
+        with open_data_file(path) as file:
+            packed = file.read(len(Parquet.start)) == Parquet.start
+        try:
+            table = _open_parquet(path) if packed else _open_arrow(path)
+            return _read(table, target, columns, missing, size, bool(skip_bad))
+        except (arrow.ArrowException, OSError, MemoryError) as error:
+            length = path.stat().st_size
+            raise BadData(
+                f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
+            ) from error
+
+
+@part("Arrow")
+class Arrow(Parquet):
+    """Arrow files, which are also called Feather; as Parquet ones."""
+
+    start = b"ARROW1"
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table in a file.
+
+    Attributes:
+        path: of the file.
+        schema: of its columns.
+        blocks: the number of stretches of rows that are read one at a time.
+        read: returns some columns of a block.
+    """
+
+    path: Path
+    schema: Any
+    blocks: int
+    read: Callable[[int, Sequence[str]], Any]
+
+    def columns(self, names: Sequence[str], block: int) -> list[Any]:
+        """Read columns of a block, each as one array."""
+        found = self.read(block, names)
+        arrays = [found.column(name) for name in names]
+        return [one.combine_chunks() if hasattr(one, "combine_chunks") else one for one in arrays]
+
+
+def _open_parquet(path: Path) -> _Table:
+    parquet = optional_package("pyarrow.parquet", "Parquet files")
+    file = parquet.ParquetFile(path, memory_map=True)
+    sizes = (file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+    refuse_larger_than_memory(path, sum(sizes))
+    return _Table(
+        path,
+        file.schema_arrow,
+        file.num_row_groups,
+        lambda block, names: file.read_row_group(block, list(names), use_threads=False),
+    )
+
+
+def _open_arrow(path: Path) -> _Table:
+    arrow = optional_package("pyarrow", "Arrow files")
+    file = arrow.ipc.open_file(arrow.memory_map(str(path)))
+    return _Table(
+        path,
+        file.schema,
+        file.num_record_batches,
+        lambda block, names: file.get_batch(block).select(list(names)),
+    )
+
+
+def _read(
+    table: _Table, target: object, columns: object, missing: str, size: object, skip_bad: bool
+) -> Contents[object]:
+    path, names = table.path, table.schema.names
+    choice = choose(names, target, columns, str(path))
+    inputs, goals = ([names[at] for at in some] for some in (choice.inputs, choice.targets))
+    found = [_target(table, name) for name in goals]
+    targets, kept = targets_of(found, missing, str(path))
+    numbers = np.flatnonzero(kept)
+    if not len(numbers):
+        raise BadData(f"{path} has no rows" + (" with a target" if len(kept) else ""))
+    kinds = [table.schema.field(name).type for name in inputs]
+    labels = _class_names(table.schema, goals)
+    classes = len(labels) or None
+    if len(inputs) == 1 and _holds_pictures(kinds[0]):
+        pictures, good = decoded(_pictures(table, inputs[0]), size, skip_bad)
+        both, at, among = np.intersect1d(good, numbers, return_indices=True)
+        if not len(both):
+            raise BadData(f"{path} has no row with a picture and a target")
+        return Contents(path.stem, {"train": (chosen(pictures, at), targets[among])}, classes, labels)
+    if len(inputs) == 1 and _is_list(kinds[0]):
+        rows = joined([_lists(table, inputs[0], block) for block in range(table.blocks)])
+        return Contents(path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels)
+    rows = joined([_numbers(table, inputs, block) for block in range(table.blocks)])
+    return Contents(
+        path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels, columns=tuple(inputs)
+    )
+
+
+def _target(table: _Table, name: str) -> Column:
+    arrow = optional_package("pyarrow", "Parquet files")
+    pieces = [table.columns([name], block)[0] for block in range(table.blocks)]
+    values = arrow.chunked_array(pieces, table.schema.field(name).type)
+    kind = values.type
+    if arrow.types.is_dictionary(kind):
+        kind = kind.value_type
+        values = values.cast(kind)
+    absent = np.asarray(values.is_null().to_numpy(), dtype=bool)
+    if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
+        return Column(name, np.array(values.fill_null("").to_pylist(), dtype=str), absent)
+    if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)):
+        raise BadData(f"{table.path} has values of type {kind} in the target '{name}'; give numbers or texts")
+    filled = values.fill_null(False if arrow.types.is_boolean(kind) else 0)
+    found: Array = np.asarray(filled.to_numpy())
+    return Column(name, found, absent | (np.isnan(found) if found.dtype.kind == "f" else False))
+
+
+def _numbers(table: _Table, names: list[str], block: int) -> Array:
+    """Return columns of numbers, side by side; NaN: missing."""
+    arrow = optional_package("pyarrow", "Parquet files")
+    arrays = table.columns(names, block)
+    found = np.empty((len(arrays[0]), len(names)), float_dtype())
+    for at, (name, values) in enumerate(zip(names, arrays, strict=True)):
+        kind = values.type
+        if not (
+            arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)
+        ):
+            one = next((str(value) for value in values if value.is_valid), "nothing")
+            raise BadData(
+                f"{table.path} has values of type {kind} in the column '{name}', such as '{one[:40]}', where "
+                "numbers are due; choose the columns of numbers by --data.columns A,B,..."
+            )
+        found[:, at] = values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _lists(table: _Table, name: str, block: int) -> Array:
+    """Return a column of lists of numbers, all equally long."""
+    arrow = optional_package("pyarrow", "Parquet files")
+    (values,) = table.columns([name], block)
+    shape: list[int] = [len(values)]
+    while _is_list(values.type):
+        if values.null_count:
+            raise BadData(f"{table.path} has no list in some rows of the column '{name}'; leave these out")
+        lengths = np.asarray(arrow.compute.list_value_length(values).to_numpy(zero_copy_only=False))
+        if len(lengths) and (lengths != lengths[0]).any():
+            row = int((lengths != lengths[0]).argmax())
+            raise BadData(
+                f"{table.path} has lists of several lengths in the column '{name}': {lengths[0]} and, in row "
+                f"{row + 1:,} of block {block}, {lengths[row]}; give all one length"
+            )
+        shape.append(int(lengths[0]) if len(lengths) else 0)
+        values = values.flatten()
+    kind = values.type
+    if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
+        raise BadData(f"{table.path} has lists of {kind} in the column '{name}'; give lists of numbers")
+    if values.null_count:
+        values = values.cast(arrow.float64())
+    found: Array = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
+    return found
+
+
+def _is_list(kind: Any) -> bool:
+    types = optional_package("pyarrow", "Parquet files").types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _holds_pictures(kind: Any) -> bool:
+    """Tell whether values are the content of files, or structures with it, as Hugging Face has them."""
+    types = optional_package("pyarrow", "Parquet files").types
+    if types.is_struct(kind):
+        at = kind.get_field_index("bytes")
+        return at >= 0 and _holds_pictures(kind.field(at).type)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _pictures(table: _Table, name: str) -> Pictures:
+    contents: list[Any] = []
+    for block in range(table.blocks):
+        (values,) = table.columns([name], block)
+        if optional_package("pyarrow", "Parquet files").types.is_struct(values.type):
+            values = values.field("bytes")
+        contents.append(values)
+    values = optional_package("pyarrow", "Parquet files").chunked_array(contents)
+
+    def content(number: int) -> bytes:
+        found = values[number].as_py()
+        if found is None:
+            raise ValueError("there is none")
+        return bytes(found)
+
+    names = [f"in row {number + 1:,}" for number in range(len(values))]
+    return Pictures(table.path, [stamp(table.path), name], names, content)
+
+
+def _class_names(schema: Any, goals: list[str]) -> tuple[str, ...]:
+    """Return the names of classes, if the file has them as Hugging Face writes them."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[goals[0]]["names"]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return ()
+    return tuple(map(str, names)) if len(goals) == 1 and isinstance(names, list) else ()

@@ -1,0 +1,206 @@
+"""Pictures, decoded once, in parallel, into a file that is mapped into memory from then on.
+
+    CACHE/pictures/KEY.npy         (pictures, height, width[, 3]), 8 bits each
+    CACHE/pictures/KEY-good.npy    the numbers of those that could be decoded
+
+KEY depends on where the pictures come from, and when that was changed last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tutti.data.rows import Array, Indices
+from tutti.errors import BadData, BadOption
+from tutti.load_object import optional_package
+from tutti.records.files import cache_folder
+from tutti.records.npz import refuse_larger_than_memory
+from tutti.terminal import console_on
+
+MOST_PIXELS: Final = 1 << 26
+"""The largest picture: a small file may claim to be far larger."""
+
+_BLOCK: Final = 64
+"""Pictures that a thread decodes at a time."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures as they are stored.
+
+    Attributes:
+        source: the file or folder that has them.
+        key: what they depend on: other texts for other pictures.
+        names: of each, for messages.
+        content: returns the bytes of one, by its number; called by several threads.
+    """
+
+    source: Path
+    key: Sequence[str]
+    names: Sequence[str]
+    content: Callable[[int], bytes]
+
+
+def decoded(pictures: Pictures, size: object = None, skip_bad: bool = False) -> tuple[Array, Indices]:
+    """Decode pictures, or map those that were decoded before.
+
+    Args:
+        pictures: as they are stored.
+        size: height and width, or one number for both, that they are brought to; None: all have the same.
+        skip_bad: leave out those that cannot be decoded, and say how many.
+
+    Returns:
+        The pictures, 8-bit, of shape (pictures, height, width) or (pictures, 3, height, width); and their
+        numbers.
+
+    Raises:
+        BadData: one cannot be decoded, or has another size than the first.
+        BadOption: `size` is none.
+    """
+    shape = _size(size)
+    text = repr((list(pictures.key), shape, skip_bad))
+    place = cache_folder() / "pictures" / hashlib.sha256(text.encode()).hexdigest()[:32]
+    values, good = place.with_suffix(".npy"), place.with_name(f"{place.name}-good.npy")
+    if not (values.is_file() and good.is_file()):
+        _decode(pictures, shape, skip_bad, values, good)
+    numbers: Indices = np.load(good, allow_pickle=False)
+    if len(numbers) < len(pictures.names):
+        print(
+            f"{len(pictures.names) - len(numbers):,} of {len(pictures.names):,} pictures of "
+            f"{pictures.source} cannot be read and are left out",
+            file=sys.stderr,
+        )
+    mapped: Array = np.load(values, mmap_mode="r", allow_pickle=False)
+    found = np.asarray(mapped)[: len(numbers)]
+    return (found.transpose(0, 3, 1, 2) if found.ndim == 4 else found), numbers
+
+
+def _size(given: object) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    both = given if isinstance(given, list | tuple) else [given, given]
+    if len(both) != 2 or not all(type(one) is int and 0 < one <= 1 << 13 for one in both):
+        raise BadOption(f"--data.size is {given!r}; give the height and the width in pixels, such as 64,64")
+    height, width = both
+    assert isinstance(height, int), "it has been looked at"
+    assert isinstance(width, int), "it has been looked at"
+    return height, width
+
+
+def _decode(
+    pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool, values: Path, good: Path
+) -> None:
+    image = optional_package("PIL.Image", "pictures")
+    bad = np.zeros(len(pictures.names), dtype=bool)
+    shapes = np.zeros((len(bad), 2), np.int64)
+    colour = np.zeros(len(bad), dtype=bool)
+
+    def look(number: int) -> None:
+        with image.open(BytesIO(pictures.content(number))) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"it claims to have {picture.width:,} x {picture.height:,} pixels")
+            shapes[number] = picture.height, picture.width
+            colour[number] = picture.mode not in ("1", "L", "I;16")
+
+    _for_each("looking at", pictures, bad, skip_bad, look)
+    kept = np.flatnonzero(~bad)
+    if not len(kept):
+        raise BadData(f"no picture of {pictures.source} can be read")
+    height, width = size or tuple(shapes[kept[0]].tolist())
+    other = kept[(shapes[kept] != (height, width)).any(axis=1)]
+    if size is None and len(other):
+        raise BadData(
+            f"the picture {pictures.names[other[0]]} of {pictures.source} has {shapes[other[0], 0]} x "
+            f"{shapes[other[0], 1]} pixels, {pictures.names[kept[0]]} {height} x {width}; bring all to one "
+            "size by --data.size HEIGHT,WIDTH"
+        )
+    mode = "RGB" if colour[kept].any() else "L"
+    shape = (len(bad), height, width, *((3,) if mode == "RGB" else ()))
+    refuse_larger_than_memory(pictures.source, int(np.prod(shape, dtype=object)))
+    try:
+        values.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=values.parent, prefix="new-") as folder:
+            new = Path(folder, "values.npy")
+            array = np.lib.format.open_memmap(new, "w+", np.uint8, shape)
+
+            def decode(number: int) -> None:
+                if bad[number]:
+                    return
+                with image.open(BytesIO(pictures.content(number))) as picture:
+                    ready = picture.convert(mode)
+                    if ready.size != (width, height):
+                        ready = ready.resize((width, height), image.Resampling.BILINEAR)
+                    array[number] = np.asarray(ready)
+
+            _for_each("decoding", pictures, bad, skip_bad, decode)
+            array.flush()
+            kept = np.flatnonzero(~bad)
+            if len(kept) < len(bad):
+                for at, number in enumerate(kept):
+                    array[at] = array[number]
+                array.flush()
+            numbers = Path(folder, "good.npy")
+            np.save(numbers, kept)
+            new.replace(values)
+            numbers.replace(good)
+    except OSError as error:
+        raise BadData(
+            f"the pictures of {pictures.source} cannot be decoded into {values.parent}: "
+            f"{error.strerror or error}; set TUTTI_CACHE to a folder that has room"
+        ) from error
+
+
+def _for_each(
+    what: str, pictures: Pictures, bad: NDArray[np.bool_], skip_bad: bool, work: Callable[[int], None]
+) -> None:
+    """Do something with each picture, in threads: decoding does not hold Python's lock."""
+    count = len(bad)
+    console = console_on(sys.stderr, columns=None)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    first: dict[int, Exception] = {}
+    stop = threading.Event()
+
+    def block(start: int) -> int:
+        for number in range(start, min(start + _BLOCK, count)):
+            if stop.is_set():
+                break
+            try:
+                work(number)
+            except Exception as error:  # a picture may break its decoder in any way
+                bad[number] = True
+                first[number] = error
+                if not skip_bad:
+                    stop.set()
+        return start
+
+    with progress, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        task = progress.add_task(f"{what} pictures of {pictures.source.name}", total=count)
+        for _ in pool.map(block, range(0, count, _BLOCK)):
+            progress.advance(task, _BLOCK)
+    if first and not skip_bad:
+        number = min(first)
+        raise BadData(
+            f"the picture {pictures.names[number]} of {pictures.source} cannot be read: {first[number]}; "
+            "mend it, or leave out such pictures by --data.skip-bad true"
+        ) from first[number]
+
+
+def stamp(path: Path) -> str:
+    """Return what changes when a file does."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"

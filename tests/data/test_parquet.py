@@ -1,0 +1,133 @@
+"""Parquet and Arrow files: numbers, lists and pictures; and the built-in set that comes as such."""
+
+from __future__ import annotations
+
+import io
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from tutti.data.sources import read_source
+from tutti.errors import BadData, BadOption, UserError
+
+arrow = pytest.importorskip("pyarrow", reason="needs the extra 'data'")
+Image = pytest.importorskip("PIL.Image", reason="needs the extra 'data'")
+feather = pytest.importorskip("pyarrow.feather")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Writes columns as a file of several blocks, and reads its training part."""
+
+    def write_and_read(columns, form="parquet", schema=None, **options):
+        path, table = tmp_path / f"a.{form}", arrow.table(columns, schema=schema)
+        if form == "parquet":
+            parquet.write_table(table, path, row_group_size=2)
+        else:
+            feather.write_feather(table, path, chunksize=2)
+        contents = read_source(str(path), options)
+        inputs, targets = contents.parts["train"]
+        return inputs[:], targets, contents
+
+    return write_and_read
+
+
+def png(value, size=(4, 3), mode="RGB"):
+    file = io.BytesIO()
+    Image.new(mode, size, (value,) * 3 if mode == "RGB" else value).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["parquet", "feather"])
+def test_columns_of_numbers_lists_and_texts(read, form):
+    table = {"a": [1, 2, None, 4, 5], "b": [0.5, 1.5, 2.5, 3.5, 4.5], "y": ["u", "v", "u", None, "w"]}
+    inputs, targets, contents = read(table, form, target="y", missing="drop")
+    assert (inputs.tolist(), targets.tolist()) == ([[1, 0.5], [2, 1.5], [5, 4.5]], [0, 1, 2])
+    assert (contents.columns, contents.labels) == (("a", "b"), ("u", "v", "w"))
+    inputs, _, _ = read({"x": [[1, 2], [3, 4], [5, 6]], "y": [0, 1, 2]}, form)
+    assert (inputs.tolist(), inputs.dtype) == ([[1, 2], [3, 4], [5, 6]], np.int64)
+    inputs, _, _ = read({"x": [[[1.0], [2.0]], [[3.0], [4.0]]], "y": [0, 1]}, form)
+    assert inputs.tolist() == [[[1], [2]], [[3], [4]]]
+
+
+def test_what_does_not_fit_is_named(read):
+    with pytest.raises(BadData, match=r"string in the column 'b', such as 'two'"):
+        read({"a": [1, 2], "b": ["two", "x"], "y": [0, 1]})
+    with pytest.raises(BadData, match=r"lists of several lengths in the column 'x': 1 and, in row 2"):
+        read({"x": [[1], [1, 2]], "y": [0, 1]})
+    with pytest.raises(BadData, match="no value in row 2 of the target 'y'"):
+        read({"a": [1, 2], "y": [0, None]})
+    with pytest.raises(BadData, match=r"row 2, column 'b'"):
+        read({"a": [1, 2], "b": [1, None], "y": [0, 1]})
+
+
+def test_pictures_are_decoded_once(read, tmp_path, monkeypatch):
+    rows = [{"bytes": png(value), "path": None} for value in (7, 8, 9)]
+    inputs, targets, contents = read({"img": rows, "label": [1, 0, 1]})
+    assert (inputs.shape, inputs.dtype) == ((3, 3, 3, 4), np.uint8)
+    assert (inputs[:, 0, 0, 0].tolist(), targets.tolist()) == ([7, 8, 9], [1, 0, 1])
+    monkeypatch.setattr("tutti.data.pictures._decode", None)
+    assert np.array_equal(
+        read_source(contents_path := str(tmp_path / "a.parquet"), {}).parts["train"][0], inputs
+    )
+    assert contents.name in contents_path
+
+
+def test_a_picture_that_cannot_be_read_is_named_or_left_out(read, capsys):
+    table = {"img": [png(1), b"no picture", png(3), None], "label": ["a", "b", "c", "a"]}
+    with pytest.raises(
+        BadData, match=r"picture in row [24] of .*a\.parquet cannot be read.*--data.skip-bad true"
+    ):
+        read(table)
+    inputs, targets, contents = read(table, skip_bad=True)
+    assert (inputs[:, 0, 0, 0].tolist(), targets.tolist(), contents.labels) == ([1, 3], [0, 1], ("a", "c"))
+    assert "2 of 4 pictures" in capsys.readouterr().err
+
+
+def test_pictures_of_several_sizes_are_brought_to_one(read):
+    table = {"img": [png(1), png(2, (8, 6), "L")], "label": [0, 1]}
+    with pytest.raises(BadData, match=r"in row 2 of .* has 6 x 8 pixels, in row 1 3 x 4; .*--data.size"):
+        read(table)
+    inputs, _, _ = read(table, size=5)
+    assert inputs.shape == (2, 3, 5, 5)
+    assert inputs[1].tolist() == np.full((3, 5, 5), 2).tolist()
+    with pytest.raises(BadOption, match="give the height and the width"):
+        read(table, size=0)
+
+
+def test_cifar10_is_read_from_the_folder_of_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUTTI_DATA", str(tmp_path))
+    with pytest.raises(BadData, match=r"put train\.parquet and test\.parquet there"):
+        read_source("cifar10", {})
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    for part, values in (("train", [3, 4, 5]), ("test", [6])):
+        rows = [{"bytes": png(value), "path": None} for value in values]
+        parquet.write_table(arrow.table({"img": rows, "label": values}), folder / f"{part}.parquet")
+    contents = read_source("cifar10", {})
+    assert (contents.name, contents.classes, contents.labels[3]) == ("cifar10", 10, "cat")
+    assert contents.parts["train"][1].tolist() == [3, 4, 5]
+    assert contents.parts["test"][0][:, 0, 0, 0].tolist() == [6]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some.lists(some.tuples(some.integers(0, 2000), some.integers(0, 255)), min_size=1, max_size=10))
+def test_hostile_files_are_read_or_refused(tmp_path, changes):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"x": [1.0, 2.0], "y": [0, 1]}), path)
+    content = bytearray(path.read_bytes())
+    for at, value in changes:
+        content[4 + at % (len(content) - 4)] = value
+    path.write_bytes(content)
+    with suppress(UserError):
+        inputs, targets = read_source(str(path), {"target": "y"}).parts["train"]
+        assert len(inputs[:]) == len(targets)
