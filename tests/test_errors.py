@@ -11,3 +11,7 @@ def test_a_message_in_one_line_keeps_what_happened_and_the_remedy() -> None:
 def test_a_traceback_in_one_line_is_its_exception() -> None:
     traceback = "Traceback (most recent call last):\n  File ...\nValueError: broken"
     assert in_one_line(str(RankFailed(1, traceback))) == "ValueError: broken"
+
+
+def test_a_line_has_an_end() -> None:
+    assert len(in_one_line("ValueError: " + "no" * 1_000_000)) < 3000

@@ -153,7 +153,11 @@ def in_one_line(message: str) -> str:
     """Return the message of an error in one line: of a rank's traceback the last, which has the exception."""
     lines = message.splitlines()
     traceback = len(lines) > 1 and re.fullmatch(r"rank \d+ failed:", lines[0])
-    return lines[-1] if traceback else " ".join(line.strip() for line in lines)
+    line = lines[-1] if traceback else " ".join(line.strip() for line in lines)
+    return line if len(line) <= _MOST_LINE else f"{line[:_MOST_LINE]}..."
+
+
+_MOST_LINE: Final = 2000
 
 
 def no_room(error: OSError) -> UserError | None:

@@ -67,6 +67,8 @@ def test_the_state_of_a_job_is_that_of_its_run_folder(tmp_path: Path) -> None:
     farm.write_error(name, "Traceback ...\nValueError: no\n")
     assert farm.state(name) is JobState.FAILED
     assert farm.error(name) == "Traceback ...\nValueError: no\n"
+    farm.write_error(name, "Traceback ...\n" + "ValueError: no" * 100_000)
+    assert (farm.error(name) or "").endswith("ValueError: no\n")
     farm.clear_error(name)
     assert farm.error(name) is None
     # What a job has left there does not keep a run from beginning.

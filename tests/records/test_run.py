@@ -17,6 +17,7 @@ from tutti.records.run import (
     EpochRecord,
     Evaluation,
     RankRecord,
+    RunStart,
     Summary,
     World,
 )
@@ -114,6 +115,12 @@ def test_appended_records_are_read_in_order(tmp_path: Path) -> None:
     history = read_lines(path, EpochRecord)
     assert history.records == records
     assert history.damage == []
+
+
+def test_a_message_with_the_name_of_a_file_that_is_no_text_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "starts.jsonl"
+    append_line(path, RunStart("now", World(), anew=("no file a\udcff.npz",)))
+    assert read_lines(path, RunStart).records[0].anew == (r"no file a\udcff.npz",)
 
 
 def test_a_cut_off_line_costs_only_itself_and_is_reported(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
+from tutti.errors import BadRunFolder
 from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
@@ -281,3 +282,16 @@ def test_a_trial_that_fails_fails_alone(tmp_path: Path) -> None:
     states = {one[1]["optimizer"]: one[2] for one in found}  # type: ignore[index]
     assert states["sgd"] is optuna.trial.TrialState.FAIL
     assert states["adam"] is optuna.trial.TrialState.COMPLETE
+
+
+def test_a_line_that_a_full_disk_has_cut_off_makes_way(tmp_path: Path) -> None:
+    method = Method("random", epochs=EPOCHS)
+    whole = Blocks(tmp_path / "whole", method, trials=4).run(2, seed=0)
+    Blocks(tmp_path / "study", method, trials=2).run(2, seed=0)
+    with (tmp_path / "study").open("ab") as file:
+        file.write(b'{"op_code":4,"worker')
+    assert Blocks(tmp_path / "study", method, trials=4).run(2, seed=0) == whole
+    text = (tmp_path / "study").read_bytes()
+    (tmp_path / "study").write_bytes(text.replace(b"{", b"?", 1))
+    with pytest.raises(BadRunFolder, match="study is damaged"):
+        Blocks(tmp_path / "study", method).study()

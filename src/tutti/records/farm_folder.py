@@ -34,7 +34,7 @@ from tutti.records.folder_lock import LOCK, FolderLock, is_locked
 from tutti.records.json_lines import Json, JsonLinesFile, Record, read_lines, read_record, to_json
 from tutti.records.launches import EVENTS, LAUNCHES, USAGE, Launch, Launches
 from tutti.records.run_folder import ERROR, LOG, RunFolder
-from tutti.records.untrusted import read_file
+from tutti.records.untrusted import read_file, read_tail
 
 FARM: Final = "farm.json"
 FARM_SEAL: Final = "farm.seal"
@@ -263,9 +263,9 @@ class FarmFolder:
         return JobState.STOPPED if folder.resumable else JobState.WAITING
 
     def error(self, name: str) -> str | None:
-        """Return the traceback of a job that has failed; None: it has not."""
+        """Return the traceback of a job that has failed, the end of a long one; None: it has not."""
         try:
-            return read_file(self.job(name) / ERROR, _MOST_ERROR_BYTES).decode(errors="replace")
+            return read_tail(self.job(name) / ERROR, _MOST_ERROR_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return None
         except OSError as error:

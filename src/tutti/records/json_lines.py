@@ -128,7 +128,8 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.write(b"\n")
-        file.write(to_json(record).encode() + b"\n")
+        # A message may have a file name in it that is no text.
+        file.write(to_json(record).encode(errors="backslashreplace") + b"\n")
         if flush:
             file.flush()
             os.fsync(file.fileno())

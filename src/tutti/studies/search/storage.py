@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -27,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 from typing_extensions import override
 
-from tutti.errors import BadOption, TuttiError
+from tutti.errors import BadOption, BadRunFolder, TuttiError
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.files import locked_file, make_file, refusing
 from tutti.records.json_lines import Record, read_record, to_json
@@ -75,9 +76,17 @@ class StudyFile(JournalFileBackend):
 
     @override
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with open(self._file_path, "ab") as file:
+        with open(self._file_path, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            _drop_unfinished_line(file)
             file.write(b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs))
+
+
+def _drop_unfinished_line(file: BinaryIO) -> None:
+    """Remove what a full disk has left of the last line: with another one after it nothing could be read."""
+    end = file.seek(0, os.SEEK_END)
+    if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+        file.truncate(os.pread(file.fileno(), end, 0).rfind(b"\n") + 1)
 
 
 def open_study_of(folder: FarmFolder, aims: Sequence[Aim], storage: str | None = None) -> optuna.Study:
@@ -126,11 +135,18 @@ def open_study(where: Path | str, name: str, aims: Sequence[Aim]) -> optuna.Stud
 
     Raises:
         BadOption: the database cannot be opened.
+        BadRunFolder: the file is damaged.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     directions = [StudyDirection.MAXIMIZE if aim.higher else StudyDirection.MINIMIZE for aim in aims]
     if isinstance(where, Path):
-        return _made(JournalStorage(StudyFile(str(where))), name, directions)
+        try:
+            return _made(JournalStorage(StudyFile(str(where))), name, directions)
+        except (ValueError, KeyError) as error:
+            raise BadRunFolder(
+                f"{where} is damaged ({error}): bring back a copy of it, or begin again in another folder "
+                "with --out"
+            ) from error
     shown = without_password(where)
     try:
         # Others may write for a moment.
