@@ -131,7 +131,7 @@ follow_launcher()
 def __getattr__(name: str) -> object:
     if name == "__version__":
         # Looking it up takes longer than all else here.
-        from importlib.metadata import version
+        from tutti.records.run import version
 
         return version("tutti")
     if name in __all__:

@@ -162,3 +162,16 @@ def test_a_missing_history_is_refused_by_name(tmp_path: Path) -> None:
 def test_records_need_neither_torch_nor_numpy() -> None:
     program = "import sys, tutti.records.run; sys.exit(bool({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_a_run_from_the_source_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(run.metadata, "version", missing)
+    version.cache_clear()
+    try:
+        assert tutti.__version__ == "unknown"
+        assert versions()["tutti"] == "unknown"
+    finally:
+        version.cache_clear()

@@ -285,8 +285,13 @@ def now() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of tutti, torch and Python, from the packages' metadata."""
-    return {**{name: _version(name) for name in ("tutti", "torch")}, "python": platform.python_version()}
+    return {**{name: version(name) for name in ("tutti", "torch")}, "python": platform.python_version()}
 
 
-# Metadata take as long to read as a short job to train.
-_version = cache(metadata.version)
+@cache  # Metadata take as long to read as a short job to train.
+def version(package: str) -> str:
+    """Return the version of a package; "unknown" if it runs from its source without being installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
