@@ -7,10 +7,12 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import tutti
 from tutti.errors import BadRunFolder
 from tutti.records.json_lines import append_line, decode, read_lines, to_json
 from tutti.records.run import (
@@ -20,6 +22,8 @@ from tutti.records.run import (
     RunStart,
     Summary,
     World,
+    version,
+    versions,
 )
 from tutti.records.run_folder import RunFolder
 
@@ -168,7 +172,7 @@ def test_a_run_from_the_source_has_no_version(monkeypatch: pytest.MonkeyPatch) -
     def missing(package: str) -> str:
         raise metadata.PackageNotFoundError(package)
 
-    monkeypatch.setattr(run.metadata, "version", missing)
+    monkeypatch.setattr(metadata, "version", missing)
     version.cache_clear()
     try:
         assert tutti.__version__ == "unknown"

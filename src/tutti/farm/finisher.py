@@ -6,13 +6,20 @@ finished once all of them are there for good. If the power goes before, it is do
 
 from __future__ import annotations
 
+import math
+import time
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
+from typing import Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.run_folder import finish_together
+
+EVERY_S: Final = 0.2
+"""The least time between two flushes: while the disk takes one, jobs wait that make or rename a file."""
 
 
 class Finisher:
@@ -49,15 +56,15 @@ class Finisher:
             raise self._error
 
     def _run(self) -> None:
-        more = True
-        while more and self._error is None:
+        found, flushed = list[Path | None](), -math.inf
+        while None not in found and self._error is None:
             found = [self._folders.get()]
-            try:
-                while True:
-                    found.append(self._folders.get_nowait())
-            except Empty:
-                more = None not in found
+            with suppress(Empty):
+                while None not in found:
+                    left = flushed + EVERY_S - time.monotonic()
+                    found.append(self._folders.get(timeout=max(0.0, left)))
             try:
                 finish_together([folder for folder in found if folder is not None])
             except BadRunFolder as error:
                 self._error = error
+            flushed = time.monotonic()

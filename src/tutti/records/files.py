@@ -26,7 +26,9 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
         # An existing file is room that was reserved: it is filled, not freed.
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as file:
             file.write(content)
-            file.truncate()
+            if os.fstat(file.fileno()).st_size > len(content):
+                # Of a file without such room to give back, it would wait for the file system's journal.
+                file.truncate()
             if flush:
                 file.flush()
                 os.fsync(file.fileno())

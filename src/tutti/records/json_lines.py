@@ -56,6 +56,8 @@ class JsonLinesFile(Generic[T]):
 def to_json(values: object, indent: int | None = None) -> str:
     """Return JSON values or a dataclass as JSON; numbers that JSON does not know become strings."""
     try:
+        if indent is None:
+            return _encode(values)
         return json.dumps(values, indent=indent, default=_fields_of, allow_nan=False, ensure_ascii=False)
     except ValueError:  # there are such numbers
         return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
@@ -72,6 +74,10 @@ def _fields_of(value: object) -> Json:
     if not is_dataclass(value):
         raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
     return vars(value)
+
+
+# `json.dumps` makes an encoder each time, which takes longer than most values.
+_encode: Final = json.JSONEncoder(default=_fields_of, allow_nan=False, ensure_ascii=False).encode
 
 
 def decode(kind: type[T], values: object) -> T:
