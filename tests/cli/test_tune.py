@@ -7,11 +7,12 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.farm import killed as killed_program
+from tests.preloaded import interpreter
 from tutti.cli.commands import COMMANDS
 from tutti.cli.main import main
 from tutti.studies.search.objectives import aims_of
@@ -72,11 +73,9 @@ def test_the_page_can_be_made_again_from_the_folder(
 
 def test_killed_and_resumed_on_two_blocks_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    words = [sys.executable, "-m", "tutti", *WORDS, "--blocks", "2", "--out", str(folder), "--resume"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        assert any("trial-0001/fold-0 finished; " in line for line in run.stdout)
-        run.send_signal(signal.SIGKILL)
+    words = ["trial-0001/fold-0 finished; ", *WORDS, "--blocks", "2", "--out", str(folder), "--resume"]
+    killed = subprocess.run([*interpreter(), killed_program.__file__, *words], check=False)
+    assert killed.returncode == -signal.SIGKILL
     assert trials(folder) != trials(whole)
     assert main([*WORDS, "--blocks", "2", "--out", str(folder), "--resume"]) == 0
     assert trials(folder) == trials(whole)

@@ -364,7 +364,18 @@ def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "found"
-    words = ["compare", "mlp", "--strategies", "sync,easgd", "-n", "1"]
+    # The second run is there until it is interrupted, and only then may come to its end.
+    model, interrupted = tmp_path / "own.py", tmp_path / "interrupted"
+    model.write_text(
+        "from pathlib import Path\n"
+        "from time import sleep\n"
+        "from tutti.models.mlp import mlp\n"
+        "def net(shape, outputs):\n"
+        f"    while Path({str(out / 'easgd-1-worker')!r}).exists() and not Path({str(interrupted)!r}).exists():\n"
+        "        sleep(0.01)\n"
+        "    return mlp(shape, outputs)\n"
+    )
+    words = ["compare", f"{model}:net", "--strategies", "sync,easgd", "-n", "1"]
     words += ["--repeats", "1", "--epochs", "1", "--out", str(out)]
     first = out / "sync-1-worker" / "0" / "summary.json"
     with subprocess.Popen(
@@ -386,6 +397,7 @@ def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(
     assert "Traceback" not in errors
     assert "easgd, 1 worker (0 of 1 runs)" in rest
     assert (out / PAGE).exists()
+    interrupted.touch()
     kept = first.stat().st_mtime_ns
     assert main([*words, "--resume"]) == 0
     again = capfd.readouterr().out

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from html import escape
 from pathlib import Path
@@ -14,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.farm import killed as killed_program
+from tests.preloaded import interpreter
 from tutti.cli import cv
 from tutti.cli.main import main
 from tutti.farm.coordinator import FarmOutcome
@@ -113,18 +113,9 @@ def test_blocks_and_order_change_no_bit(farm: Path, data: str, tmp_path: Path) -
 
 def test_a_farm_that_was_killed_goes_on_to_the_same_bits(farm: Path, data: str, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tutti", *_words(data, out, "--blocks", "2")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert program.stdout is not None
-    line = program.stdout.readline()
-    os.kill(program.pid, signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
-    assert " finished; 1 of 12 jobs done" in line
+    words = [" finished; 1 of 12 jobs done", *_words(data, out, "--blocks", "2")]
+    killed = subprocess.run([*interpreter(), killed_program.__file__, *words], check=False)
+    assert killed.returncode == -signal.SIGKILL
     before = _predictions(out)
     assert 1 <= len(before) < 12
     assert main(_words(data, out, "--blocks", "2", "--resume")) == 0

@@ -392,7 +392,7 @@ class HostPool:
         events, self._pending = self._pending, []
         while not events:
             events = self._next_events(until)
-            if until is not None and time.monotonic() >= until:
+            if until is not None and self.now() >= until:
                 break
         return events
 
@@ -433,7 +433,7 @@ class HostPool:
         """Wait for something, and return what it means, if it means anything."""
         limits = [block.patience for block in self._blocks.values() if block.patience is not None]
         limit = min(limits if until is None else [*limits, until], default=None)
-        ready = self._selector.select(None if limit is None else max(0.0, limit - time.monotonic()))
+        ready = self._selector.select(None if limit is None else max(0.0, limit - self.now()))
         events: list[PoolEvent] = []
         heard = {number for number, block in self._blocks.items() if block.patience is not None}
         for key, _ in ready:
