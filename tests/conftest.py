@@ -18,6 +18,8 @@ TESTS = Path(__file__).parent
 # Models of tests are too small for several threads, and tests run beside each other. Set before torch is
 # imported, and for every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+# Ranks that share cores have this, and others not: with it for all of them, one fork server serves both.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 # The key that seals configurations is one of the tests' own.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="tutti-tests-state-")

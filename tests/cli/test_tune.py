@@ -15,12 +15,15 @@ from tests.farm import killed as killed_program
 from tests.preloaded import interpreter
 from tutti.cli.commands import COMMANDS
 from tutti.cli.main import main
+from tutti.studies.search import page as tune_page
 from tutti.studies.search.objectives import aims_of
 from tutti.studies.search.storage import FILES, JOURNAL, NAME, open_study
 
 WORDS = [
     *("tune", "mlp", "--space.lr", "log:1e-3..1", "--space.model.hidden", "[[4],[8,4]]", "--trials", "6"),
     *("--epochs", "3", "--folds", "2", "--pruner", "asha", "--ahead", "3", "--batch-size", "128"),
+    # With the same threads on any number of blocks they come from one fork server.
+    *("--threads", "1"),
 ]
 
 
@@ -30,6 +33,12 @@ def trials(folder: Path) -> list[tuple[object, ...]]:
     return [(one.number, one.params, one.state, one.values, one.intermediate_values) for one in study.trials]
 
 
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page takes seconds: the whole search has one."""
+    monkeypatch.setattr(tune_page, "write_tune_page", lambda found: found.folder.path / "report.html")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("search") / "whole"
@@ -37,6 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("no_page")
 def test_what_is_printed_and_written(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--out", str(whole), "--resume"]) == 0
     said = capsys.readouterr().out
@@ -71,6 +81,7 @@ def test_the_page_can_be_made_again_from_the_folder(
     assert "model.hidden" in page
 
 
+@pytest.mark.usefixtures("no_page")
 def test_killed_and_resumed_on_two_blocks_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     words = ["trial-0001/fold-0 finished; ", *WORDS, "--blocks", "2", "--out", str(folder), "--resume"]
@@ -81,6 +92,7 @@ def test_killed_and_resumed_on_two_blocks_it_finds_the_same(whole: Path, tmp_pat
     assert trials(folder) == trials(whole)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_search_goes_on_with_more_trials_but_not_with_another_question(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +106,7 @@ def test_a_search_goes_on_with_more_trials_but_not_with_another_question(
     assert len(trials(whole)) == 7
 
 
+@pytest.mark.usefixtures("no_page")
 def test_failures_and_idle_blocks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "own.py"
     model.write_text(
@@ -103,6 +116,7 @@ def test_failures_and_idle_blocks_are_told(tmp_path: Path, capsys: pytest.Captur
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
     )
     words = ["tune", f"{model}:net", "--space.model.width", "2,1", "--sampler", "grid", "--epochs", "1"]
+    words += ["--threads", "1"]
     assert main([*words, "--blocks", "3", "--out", str(tmp_path / "farm")]) == 0
     said, warned = capsys.readouterr()
     assert "1 of 3 blocks will have nothing to do: 2 jobs at a time" in warned
@@ -111,7 +125,8 @@ def test_failures_and_idle_blocks_are_told(tmp_path: Path, capsys: pytest.Captur
     assert "best: trial 1" in said
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_time_limit_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tune", "mlp", "--space.lr", "0.1,0.2", "--epochs", "100000", "--out", str(tmp_path / "long")]
-    assert main([*words, "--time-limit", "1s"]) == 75
+    assert main([*words, "--time-limit", "1s", "--threads", "1"]) == 75
     assert "stopped: its time limit is over; go on" in capsys.readouterr().out

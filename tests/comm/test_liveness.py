@@ -17,7 +17,7 @@ from tutti.comm.shm.liveness import DescriptorWatch, Peers, ProcWatch, Watch, wa
 from tutti.errors import PeerLost
 
 pytestmark = pytest.mark.timeout(30)
-SOON_S = 10.0
+SOON_S = 30.0
 
 
 @pytest.fixture(params=[DescriptorWatch, ProcWatch])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -14,6 +12,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from tests.farm.launch import JOBS, LONG, work
+from tests.preloaded import interpreter
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import Happening, JobFound
 from tutti.farm.jobs import FarmJob, JobList
@@ -26,11 +25,10 @@ from tutti.watching.farm import read_progress
 def _start(stack: ExitStack, farm: Path, *words: str) -> subprocess.Popen[str]:
     """Start a launch of its own; it is gone with the context."""
     program = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("launch.py")), str(farm), *words],
+        [*interpreter(), str(Path(__file__).with_name("launch.py")), str(farm), *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     stack.enter_context(program)
     stack.callback(program.kill)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.cluster.hosts import Hosts, why_not
 from tests.mpi.mpirun import needs_mpirun
+from tests.preloaded import command
 from tutti.errors import BadOption
 from tutti.farm import host_team
 from tutti.farm.host_team import HostTeam, job_name
@@ -35,7 +35,7 @@ def hosts() -> Iterator[Hosts]:
 @needs_mpirun
 def test_each_host_has_one_launch_and_all_print_the_same_scores(hosts: Hosts, tmp_path: Path) -> None:
     out = tmp_path / "farm"
-    words = [sys.executable, "-m", "tutti", *CV, "--blocks", "1", "--threads", "1", "--out", str(out)]
+    words = [*command(), *CV, "--blocks", "1", "--threads", "1", "--out", str(out)]
     done = hosts.mpirun({"a": 2, "b": 1}, words)
     assert done.returncode == 0, done.stderr
     folder = FarmFolder.open(out)
