@@ -148,7 +148,7 @@ def test_jobs_find_nothing_of_each_other(tmp_path: Path) -> None:
 
 def test_a_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
-    # Time passes between the moment when the job hangs and its end, and never again: the next one may be slow.
+    # Time passes once the job hangs, and never again: the next one may be slow.
     monkeypatch.setattr(HostPool, "now", lambda pool: 1000.0 * hangs.exists())
     jobs = [_bad("hanging", note=str(hangs)), _job("next")]
     outcomes, _ = _work(folder, jobs, blocks=1, job_timeout_s=0.1)

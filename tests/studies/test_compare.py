@@ -371,7 +371,8 @@ def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(
         "from time import sleep\n"
         "from tutti.models.mlp import mlp\n"
         "def net(shape, outputs):\n"
-        f"    while Path({str(out / 'easgd-1-worker')!r}).exists() and not Path({str(interrupted)!r}).exists():\n"
+        f"    second, over = Path({str(out / 'easgd-1-worker')!r}), Path({str(interrupted)!r})\n"
+        "    while second.exists() and not over.exists():\n"
         "        sleep(0.01)\n"
         "    return mlp(shape, outputs)\n"
     )
