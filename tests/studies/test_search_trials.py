@@ -20,7 +20,6 @@ from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.objectives import Aim
 from tutti.studies.search.space import space_of
 from tutti.studies.search.storage import open_study
-from tutti.studies.search.study import job_name
 from tutti.studies.search.trials import Method, Trials
 
 SPACE = space_of({"lr": "log:1e-4..1", "batch_size": "8..64", "optimizer": ["adam", "sgd", "adamw"]})
@@ -72,9 +71,12 @@ class Blocks:
         """The jobs of a launch."""
 
         def jobs(number: int, chosen: Any) -> Sequence[FarmJob]:
-            names = [job_name(number, fold if self._folds > 1 else None) for fold in range(self._folds)]
+            names = [f"trial-{number}/job-{fold}" for fold in range(self._folds)]
             self._options.update({name: dict(chosen) for name in names})
-            return [FarmJob(name, TrainConfig(), prunable=self._method.pruner != "none") for name in names]
+            return [
+                FarmJob(name, TrainConfig(), prunable=self._method.pruner not in ("none", "data"))
+                for name in names
+            ]
 
         return SearchJobs(
             Trials(self.study(), self._space, self._method),
@@ -131,7 +133,7 @@ class Blocks:
         """Train an epoch of one of the jobs that are running."""
         job = running[at]
         history = self._histories[job.name]
-        fold = int(job.name.rpartition("-")[2]) if "/" in job.name else 0
+        fold = int(job.name.rpartition("-")[2])
         value = self._curve(self._options[job.name], fold, len(history) + 1)
         found = Evaluation(100, 1 - value, {"accuracy": value})
         seconds = {"total": 1.0, "validation": 0.0}
@@ -192,6 +194,7 @@ METHODS = [
         ("cma-es", "none", 2),
         ("genetic", "asha", 3),
         ("tpe", "wilcoxon", 4),
+        ("tpe", "data", 3),
         ("gp", "none", 1),
         ("grid", "none", 1),
     )

@@ -52,6 +52,10 @@ class TuneCommand(Command):
         parser.option("--sampler", samplers, "NAME", "tpe")
         pruners = "none, median, asha, hyperband or wilcoxon: what ends trials that are not promising"
         parser.option("--pruner", pruners, "NAME", "none")
+        successive = (
+            "data: train on small subsets of the data first, and only promising trials on all of them"
+        )
+        parser.option("--successive", successive, "WHAT")
         objective = (
             "loss or a metric on what is held out, seconds, parameters; several with commas; NAME:higher or "
             "NAME:lower says which values of a metric of your own are better"
@@ -123,6 +127,7 @@ class TuneCommand(Command):
             own.folds,
             own.stratified,
             own.ahead,
+            own.successive,
         )
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the search to go on with")

@@ -11,12 +11,14 @@ from tutti.data.pool import PoolOutline
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.errors import UserError
+from tutti.records.splits import Split
 from tutti.run.build import given_data, seeded
 from tutti.run.checks import check_job
 from tutti.run.jobs import load_job
 from tutti.run.pickled_arguments import named_or_given
 from tutti.run.train_job import TrainJob
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob
+from tutti.studies.subsets import subsets_of
 
 
 def work(comm: Communicator, payload: bytes) -> Samples:
@@ -48,7 +50,11 @@ def samples_of(job: SamplesJob, contents: Contents[Rows, Array] | None = None) -
     for one in job.candidates:
         _refuse_unfit(one, outline)
     _, targets = contents.parts["train"]
-    return Samples(outline.name, targets, outline.classes, outline.labels, outline.fingerprint)
+    subsets: tuple[Split, ...] = ()
+    if job.divisors:
+        share, seed = job.config.validation, job.config.seed
+        subsets = subsets_of(targets, share, seed, outline.classes, job.divisors)
+    return Samples(outline.name, targets, outline.classes, outline.labels, outline.fingerprint, subsets)
 
 
 def _refuse_unfit(job: TrainJob, outline: PoolOutline) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tutti.launch.placement import Placement
 from tutti.launch.supervisor import supervise
+from tutti.records.splits import Split
 from tutti.run.jobs import Job
 from tutti.run.train_job import TrainJob
 
@@ -21,12 +22,14 @@ class SamplesJob(Job):
     Attributes:
         candidates: the runs.
         ranks: of each.
+        divisors: of the subsets that `Samples` is to have, as in `tutti.studies.subsets`.
     """
 
     entry: ClassVar[str] = "tutti.studies.cross_validation.samples:work"
 
     candidates: tuple[TrainJob, ...]
     ranks: int
+    divisors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Samples:
         classes: how many there are; None: the targets are amounts.
         labels: the classes' names; empty when unknown.
         fingerprint: tells the samples from those of other data.
+        subsets: those that were asked for, with the validation part.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Samples:
     classes: int | None
     labels: tuple[str, ...]
     fingerprint: str
+    subsets: tuple[Split, ...] = ()
 
 
 def look_at(job: SamplesJob, threads: int, crowded: bool) -> Samples:

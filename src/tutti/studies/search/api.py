@@ -69,6 +69,7 @@ def tune(
     folds: int = 1,
     stratified: bool = False,
     ahead: int = 8,
+    successive: str | None = None,
     optimizer: str | Callable[..., Optimizer] | None = None,
     schedule: str | Callable[..., Any] | None = None,
     strategy: str | Strategy | None = None,
@@ -102,6 +103,7 @@ def tune(
         folds: of each trial, whose value is the mean over them; 1: the validation part.
         stratified: each fold has the same share of each class.
         ahead: how many trials may be under way; each knows the results of all but so many before it.
+        successive: "data" trains on small subsets of the data first, and only promising trials on all.
         optimizer: as for `tutti.train`.
         schedule: as for `tutti.train`.
         strategy: as for `tutti.train`.
@@ -155,6 +157,7 @@ def tune(
         folds,
         stratified,
         ahead,
+        successive,
         objects,
         there.arrays,
     )

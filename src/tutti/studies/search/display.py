@@ -17,7 +17,7 @@ from tutti.records.untrusted import printable
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.search.storage import said_place
-from tutti.studies.search.study import Search, Tuned, job_name, tune
+from tutti.studies.search.study import Search, Tuned, tune
 from tutti.terminal import console_on
 from tutti.watching.farm import FarmDisplay, FarmProgress
 
@@ -29,9 +29,10 @@ def print_question(search: Search, trials: int, stream: IO[str]) -> None:
     """Print what is searched, and by what."""
     count = search.count(trials)
     folds = f" x {search.folds} folds" if search.folds > 1 else ""
+    ends = f"successive {search.successive}" if search.successive else f"pruner {search.pruner}"
     aims = " and ".join(f"{aim.better} {aim.name}" for aim in search.aims)
     print(
-        f"search: {count} trials{folds} for {aims}; sampler {search.sampler}, pruner {search.pruner}, "
+        f"search: {count} trials{folds} for {aims}; sampler {search.sampler}, {ends}, "
         f"at most {search.ahead} trials at a time",
         file=stream,
     )
@@ -43,8 +44,7 @@ def tune_shown(
     search: Search, folder: FarmFolder, trials: int, blocks: Blocks, storage: str | None, stream: IO[str]
 ) -> Tuned:
     """Search, and show how that goes."""
-    folds = [None] if search.folds == 1 else [*range(search.folds)]
-    jobs = [job_name(number, fold) for number in range(search.count(trials)) for fold in folds]
+    jobs = [job for number in range(search.count(trials)) for job in search.job_names(number)]
     before = {job: JobState.FINISHED for job in jobs if folder.state(job) is JobState.FINISHED}
     progress = FarmProgress(dict.fromkeys(jobs, search.span), dict(before))
     display = FarmDisplay(before, stream)
@@ -95,8 +95,8 @@ def print_findings(
         said = ", ".join(f"{printable(name)} {share:.0%}" for name, share in shares.items())
         print(f"importance: {said}", file=stream)
     trained, whole = found.epochs()
-    if found.search.pruner != "none" and whole:
-        print(f"epochs: {trained} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
+    if found.search.rule != "none" and whole:
+        print(f"epochs: {trained:.0f} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
     outcome = found.outcome
     if outcome is not None and outcome.seconds > 0 and outcome.busy_s > 0:
         blocks = f"{outcome.blocks} block{'' if outcome.blocks == 1 else 's'}"

@@ -12,7 +12,7 @@ from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
 from tutti.studies.search.objectives import Aim
-from tutti.studies.search.pruners import PRUNERS
+from tutti.studies.search.pruners import RULES
 from tutti.studies.search.trials import COMPLETE, FAILED, PRUNED, Trials
 
 Jobs = Callable[[int, Mapping[str, Any]], Sequence[FarmJob]]
@@ -48,7 +48,8 @@ class SearchJobs:
     """The jobs of a search.
 
     With a pruner the folds of a trial are trained one after the other, and what is compared after each epoch
-    is the mean over the folds so far; otherwise all folds may be trained at once.
+    is the mean over the folds so far; otherwise all folds may be trained at once. Subsets of the data are
+    trained on one after the other, too; here they are called folds as well.
 
     Args:
         trials: the trials.
@@ -71,7 +72,7 @@ class SearchJobs:
         history: Callable[[str], Iterable[EpochRecord]],
     ) -> None:
         self._trials, self._count, self._jobs, self._aims = trials, count, jobs, aims
-        self._prunes, self._by_fold = pruner != "none", PRUNERS[pruner].by_fold
+        self._prunes, self._rule = pruner != "none", RULES[pruner]
         self._span, self._history = span, history
         self._waiting: deque[_Trial] = deque()
         self._of: dict[str, tuple[_Trial, int]] = {}
@@ -139,7 +140,7 @@ class SearchJobs:
             return
         known[record.epoch] = self._aims[0].at(record)
         one_by_one = self._prunes or len(trial.jobs) == 1
-        if self._by_fold or not one_by_one or len(self._aims) > 1:
+        if self._rule.by_job or not one_by_one or len(self._aims) > 1:
             return
         self._trials.report(trial.number, fold * self._span + record.epoch, _mean_at(trial, record.epoch))
         last = fold == len(trial.jobs) - 1 and record.epoch >= self._span
@@ -152,21 +153,25 @@ class SearchJobs:
         if trial.pruned:
             return
         trial.ended[fold] = [aim.of(summary) for aim in self._aims]
-        if self._by_fold:
-            self._trials.report(trial.number, fold, trial.ended[fold][0])
+        if self._rule.by_job:
+            self._trials.report(trial.number, self._rule.step(fold), trial.ended[fold][0])
             trial.pruned = fold < len(trial.jobs) - 1 and self._trials.prunes(trial.number)
 
     def _end(self, trial: _Trial) -> None:
         if trial.failed:
             self._trials.end(trial.number, FAILED)
-        elif trial.pruned and self._by_fold:
-            self._trials.end(trial.number, PRUNED, [fmean(one[0] for one in trial.ended.values())])
+        elif trial.pruned and self._rule.by_job:
+            self._trials.end(trial.number, PRUNED, self._worth(trial)[:1])
         elif trial.pruned:
             fold = max(trial.epochs)
             self._trials.end(trial.number, PRUNED, [_mean_at(trial, max(trial.epochs[fold]))])
         else:
-            columns = zip(*(trial.ended[fold] for fold in sorted(trial.ended)), strict=True)
-            self._trials.end(trial.number, COMPLETE, [fmean(column) for column in columns])
+            self._trials.end(trial.number, COMPLETE, self._worth(trial))
+
+    def _worth(self, trial: _Trial) -> list[float]:
+        """Return the values of a trial from those of its jobs."""
+        ended = [trial.ended[fold] for fold in sorted(trial.ended)]
+        return ended[-1] if self._rule.by_last else [fmean(column) for column in zip(*ended, strict=True)]
 
 
 def _mean_at(trial: _Trial, epoch: int) -> float:

@@ -34,12 +34,18 @@ class Pruner:
     Attributes:
         about: it, in a few words.
         make: makes one for trials of so many epochs, those of all folds added up.
-        by_fold: it compares folds, and not epochs.
+        by_job: it compares what the jobs of a trial end with, and not epochs.
+        by_last: what a trial is worth is what its last job ends with, and not the mean over its jobs.
     """
 
     about: str
     make: Callable[[int], BasePruner]
-    by_fold: bool = False
+    by_job: bool = False
+    by_last: bool = False
+
+    def step(self, job: int) -> int:
+        """Return the number by which it knows the end of a job, counted from 0."""
+        return REDUCTION**job if self.by_last else job
 
 
 def _asha(epochs: int) -> BasePruner:
@@ -70,6 +76,22 @@ PRUNERS: Final = {
 }
 """The pruners by name."""
 
+SUCCESSIVE: Final = "data"
+"""The value of --successive."""
+
+_ON_SUBSETS: Final = Pruner(
+    "not among the best third on a small subset of the data",
+    lambda _: SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION),
+    by_job=True,
+    by_last=True,
+)
+
+RULES: Final = {**PRUNERS, SUCCESSIVE: _ON_SUBSETS}
+"""The pruners, and what ends trials with --successive."""
+
+DIVISORS: Final = (REDUCTION**2, REDUCTION, 1)
+"""A trial is trained on one in so many samples with --successive: on the last ones if it is promising."""
+
 LEAST_FOLDS: Final = 3
 """The folds that a pruner by folds needs."""
 
@@ -95,7 +117,7 @@ def check_pruner(name: str, aims: list[Aim], folds: int, by_epochs: bool) -> Non
         raise BadOption(
             f"--pruner {name} compares trials by one objective; use --pruner none for {len(aims)}"
         )
-    if PRUNERS[name].by_fold:
+    if PRUNERS[name].by_job:
         if folds < LEAST_FOLDS:
             raise BadOption(
                 f"--pruner {name} compares folds; give --folds {LEAST_FOLDS} or more, or use asha"
@@ -105,3 +127,27 @@ def check_pruner(name: str, aims: list[Aim], folds: int, by_epochs: bool) -> Non
         raise BadOption(f"--pruner {name} compares epochs, which have no '{aims[0].name}'; use --pruner none")
     if not by_epochs:
         raise BadOption(f"--pruner {name} compares epochs; give --epochs in place of --steps")
+
+
+def check_successive(given: str | None, pruner: str, aims: list[Aim], folds: int) -> None:
+    """Refuse --successive with what it does not go with.
+
+    Raises:
+        UnknownName: there is nothing of that kind.
+        BadOption: it does not fit.
+    """
+    if given is None:
+        return
+    if given != SUCCESSIVE:
+        raise UnknownName("value", given, [SUCCESSIVE], of="--successive")
+    if pruner != "none":
+        raise BadOption(f"--successive data ends trials itself; leave --pruner {pruner} out, or use it alone")
+    if folds > 1:
+        raise BadOption("--successive data holds out one validation part; leave --folds out")
+    if len(aims) > 1:
+        raise BadOption(f"--successive data compares trials by one objective; give one of {len(aims)}")
+    if not aims[0].by_epoch:
+        raise BadOption(
+            f"--successive data compares runs on other amounts of data by '{aims[0].name}'; give "
+            "loss or a metric"
+        )

@@ -40,7 +40,7 @@ from tutti.studies.cross_validation.study import Blocks, keep_data
 from tutti.studies.crossing import with_options
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.objectives import Aim, aims_of
-from tutti.studies.search.pruners import check_pruner
+from tutti.studies.search.pruners import DIVISORS, RULES, check_pruner, check_successive
 from tutti.studies.search.samplers import GridSampler, check_sampler
 from tutti.studies.search.space import Range, Space, space_of
 from tutti.studies.search.storage import database_kept, open_study_of, place_of, said_place, turn_in
@@ -74,6 +74,7 @@ class Search:
         folds: of each trial; 1: none, but the validation part.
         stratified: each fold has the same share of each class.
         ahead: how many trials may be under way.
+        successive: "data": trials are trained on small subsets of the data first; None: they are not.
         objects: what was given as Python objects for all, as in a `Job`.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
     """
@@ -86,6 +87,7 @@ class Search:
     folds: int = 1
     stratified: bool = False
     ahead: int = 8
+    successive: str | None = None
     objects: Mapping[str, bytes] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] | None = None
 
@@ -96,6 +98,11 @@ class Search:
         if searched is None:
             return self.config.epochs or EPOCHS
         return int(searched.high if isinstance(searched, Range) else max(searched.ends()))
+
+    @property
+    def rule(self) -> str:
+        """What ends trials: a name in `RULES`."""
+        return self.successive or self.pruner
 
     def check(self) -> None:
         """Refuse what cannot be searched, as far as that can be seen without the data.
@@ -121,6 +128,7 @@ class Search:
         check_sampler(self.sampler, distributions_of(self.space), len(self.aims))
         by_epochs = self.config.steps is None and "steps" not in self.space.dimensions
         check_pruner(self.pruner, list(self.aims), self.folds, by_epochs)
+        check_successive(self.successive, self.pruner, list(self.aims), self.folds)
 
     def record(self) -> Json:
         """Return the question as JSON values: who resumes it must ask the same."""
@@ -136,6 +144,7 @@ class Search:
             "folds": self.folds,
             "stratified": self.stratified,
             "ahead": self.ahead,
+            "successive": self.successive,
         }
 
     @classmethod
@@ -150,7 +159,9 @@ class Search:
         space = {
             name.removeprefix(IN_SPACE): one for name, one in values.items() if name.startswith(IN_SPACE)
         }
-        own = {name: values[name] for name in ("sampler", "pruner", "folds", "stratified", "ahead")}
+        own = {
+            name: values[name] for name in ("sampler", "pruner", "folds", "stratified", "ahead", "successive")
+        }
         return cls(config, space_of(space), aims_of(values["objective"]), **own)
 
     def count(self, trials: int) -> int:
@@ -167,7 +178,7 @@ class Search:
 
     def at_a_time(self, trials: int) -> int:
         """Return how many jobs there may be at a time, of so many trials."""
-        return min(self.count(trials), self.ahead) * (self.folds if self.pruner == "none" else 1)
+        return min(self.count(trials), self.ahead) * (self.folds if self.rule == "none" else 1)
 
     def config_of(self, options: Mapping[str, Any]) -> TrainConfig:
         """Return the configuration of a trial with these options.
@@ -186,22 +197,27 @@ class Search:
             options: of the trial.
         """
         config, objects, prunable = self.config_of(options), dict(self.objects), self.pruner != "none"
-        if self.folds == 1:
-            return [FarmJob(job_name(number), config, objects=objects, prunable=prunable)]
+        configs = [config]
+        if self.successive:
+            # The share is in the splits.
+            config = replace(config, validation=TrainConfig.validation)
+            configs = [replace(config, split=f"{splits}:{subset}") for subset in range(len(DIVISORS))]
+        elif self.folds > 1:
+            configs = [
+                replace(config, split=f"{splits}:{fold}", seed=config.seed + fold)
+                for fold in range(self.folds)
+            ]
         return [
-            FarmJob(
-                job_name(number, fold),
-                replace(config, split=f"{splits}:{fold}", seed=config.seed + fold),
-                objects=objects,
-                prunable=prunable,
-            )
-            for fold in range(self.folds)
+            FarmJob(name, one, objects=objects, prunable=prunable)
+            for name, one in zip(self.job_names(number), configs, strict=True)
         ]
 
-
-def job_name(trial: int, fold: int | None = None) -> str:
-    """Name the job of a trial, or of one of its folds."""
-    return f"trial-{trial:04}" + ("" if fold is None else f"/fold-{fold}")
+    def job_names(self, number: int) -> list[str]:
+        """Return the names of the jobs of a trial."""
+        trial = f"trial-{number:04}"
+        if self.successive:
+            return [f"{trial}/subset-{subset}" for subset in range(len(DIVISORS))]
+        return [trial] if self.folds == 1 else [f"{trial}/fold-{fold}" for fold in range(self.folds)]
 
 
 def look(search: Search, blocks: Blocks, trials: int) -> Samples:
@@ -235,7 +251,8 @@ def samples_job(search: Search, blocks: Blocks) -> SamplesJob:
             config = replace(search.config_of({name: value}), workers=workers)
             check_files(config)
             found[repr(config)] = TrainJob(config, objects=objects)
-    return SamplesJob(search.config, tuple(found.values()), blocks.block, objects=objects)
+    divisors = DIVISORS if search.successive else ()
+    return SamplesJob(search.config, tuple(found.values()), blocks.block, divisors, objects=objects)
 
 
 def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
@@ -245,7 +262,7 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
         BadOption: the farm that is there has another question, or the samples cannot be split.
         BadRunFolder: something else is there, or the folder cannot be written.
     """
-    splits = None
+    splits = [*samples.subsets]
     if search.folds > 1:
         splitter = splitter_of(search.folds, 1, search.config.seed, search.stratified)
         splits = make_splits(splitter, samples.targets, labels=samples.labels)
@@ -253,7 +270,7 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
     path = out or FOLDER / folder_name(Path(search.config.model).name.partition(":")[0], samples.name)
     sealed = seal(search.config.as_json())
     folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
-    if splits is not None and not folder.splits.is_file():
+    if splits and not folder.splits.is_file():
         write_splits(folder.splits, splits, samples.fingerprint)
     if search.arrays is not None:
         keep_data(folder, search.arrays)
@@ -309,8 +326,7 @@ class Tuned:
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state is not optuna.trial.TrialState.FAIL:
                 continue
-            folds = [None] if self.search.folds == 1 else [*range(self.search.folds)]
-            errors = [self.folder.error(job_name(trial.number, fold)) for fold in folds]
+            errors = [self.folder.error(job) for job in self.search.job_names(trial.number)]
             said = next((error for error in errors if error), "its objective is not a finite number")
             found[trial.number] = said.strip().splitlines()[-1]
         return found
@@ -319,13 +335,18 @@ class Tuned:
         """Count the trials by their state."""
         return Counter(trial.state.name.lower() for trial in self.study.get_trials(deepcopy=False))
 
-    def epochs(self) -> tuple[int, int]:
-        """Return how many epochs were trained, and how many there were without a pruner.
+    def epochs(self) -> tuple[float, int]:
+        """Return how many epochs were trained, and how many there were if no trial was ended.
 
-        What counts is what trials have: a run that went on for an epoch more than it should adds nothing.
+        Those on a subset of the data count by its share. What counts is what trials have: a run that went on
+        for an epoch more than it should adds nothing.
         """
         trials = [one for one in self.study.get_trials(deepcopy=False) if one.state in (COMPLETE, PRUNED)]
         whole = self.search.span * self.search.folds
+        if RULES[self.search.rule].by_job:
+            shares = [1 / one for one in DIVISORS] if self.search.successive else [1.0] * self.search.folds
+            trained = [self.search.span * sum(shares[: len(one.intermediate_values)]) for one in trials]
+            return sum(trained), whole * len(trials)
         trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
         return sum(trained), whole * len(trials)
 
@@ -393,16 +414,14 @@ def tune(
     """
     search, count = _in_folder(search, folder), search.count(trials)
     study = open_study_of(folder, search.aims, storage)
-    method = Method(
-        search.sampler, search.pruner, search.config.seed, search.ahead, search.span * search.folds
-    )
+    method = Method(search.sampler, search.rule, search.config.seed, search.ahead, search.span * search.folds)
     with database_kept(said_place(folder)):
         source = SearchJobs(
             Trials(study, search.space, method, partial(turn_in, folder)),
             count,
             partial(search.jobs, folder.path.absolute() / SPLITS),
             search.aims,
-            search.pruner,
+            search.rule,
             search.span,
             partial(_history, folder),
         )

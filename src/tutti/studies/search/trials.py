@@ -36,7 +36,7 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 from typing_extensions import override
 
-from tutti.studies.search.pruners import PRUNERS
+from tutti.studies.search.pruners import RULES
 from tutti.studies.search.samplers import SAMPLERS
 from tutti.studies.search.space import Choice, Range, Space
 from tutti.studies.search.storage import NAME
@@ -114,7 +114,7 @@ class Method:
 
     Attributes:
         sampler: a name in `SAMPLERS`.
-        pruner: a name in `PRUNERS`.
+        pruner: a name in `RULES`.
         seed: decides all that is random.
         ahead: how many trials may be under way; the results of these are not known to each other.
         epochs: of a trial, those of all folds added up.
@@ -158,7 +158,7 @@ class Trials:
     ) -> None:
         self._study, self._space, self._method, self._turn = study, space, method, turn
         self._distributions = distributions_of(space)
-        self._pruner = PRUNERS[method.pruner].make(method.epochs)
+        self._pruner = RULES[method.pruner].make(method.epochs)
         self._memory = _Window()
         self._seen = optuna.create_study(
             storage=self._memory,
