@@ -7,6 +7,7 @@
     │   ├── BadData                          a data set that is missing, broken or does not fit
     │   ├── BadModel                         a model that cannot be built or does not fit the data
     │   ├── BadRunFolder                     a run folder that cannot be read or written
+    │   │   └── DiskFull                     the disk has no room for it
     │   └── NotFinite                        NaN or inf turned up in the data, the loss or the weights
     ├── PeerLost                      1      another rank died or gave up
     ├── OutputClosed                  141    the reader of standard output has gone
@@ -64,6 +65,10 @@ class BadModel(UserError):
 
 class BadRunFolder(UserError):
     """A run folder that cannot be read or written."""
+
+
+class DiskFull(BadRunFolder):
+    """A run folder whose disk has no room for what is to be written."""
 
 
 class RunStopped(TuttiError):

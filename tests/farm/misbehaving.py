@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
+
+from tutti.records.files import refusing
 
 calls: list[str] = []
 """Those of this module's functions that note them."""
@@ -42,6 +45,12 @@ def starving(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Ask for more memory than there is."""
     torch.empty(1 << 60)
     return _model(shape, outputs)
+
+
+def filling(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Find no room on the disk of the run folder."""
+    with refusing(Path("folder")):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def dying(shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 import tutti
-from tutti.errors import BadOption, BadRunFolder
+from tutti.errors import BadOption, BadRunFolder, DiskFull
 from tutti.farm.block_main import PRUNED
 from tutti.farm.blocks import HostPool, place_blocks, work_on
 from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
@@ -154,6 +154,13 @@ def test_a_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     outcomes, _ = _work(folder, jobs, blocks=1, job_timeout_s=0.1)
     assert "not done after 0.1 s" in outcomes["hanging"].why
     assert outcomes["next"].state is JobState.FINISHED
+
+
+def test_a_full_disk_ends_the_work_and_fails_no_job(tmp_path: Path) -> None:
+    folder = _farm(tmp_path / "farm")
+    with pytest.raises(DiskFull, match="No space left on device; free some space"):
+        _work(folder, [_bad("filling"), _job("next")], blocks=1)
+    assert {folder.state(name) for name in ("filling", "next")} == {JobState.WAITING}
 
 
 def test_a_block_of_several_ranks(tmp_path: Path) -> None:

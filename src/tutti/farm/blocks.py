@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
-from tutti.errors import BadOption, TuttiError, in_one_line
+from tutti.errors import BadOption, DiskFull, TuttiError, in_one_line
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import (
     BlockFailed,
@@ -125,6 +125,7 @@ def work_on(
         BadOption: this host has no room for such blocks, or ranks of earlier launches had other threads.
         BadRunFolder: another process works on the farm, and it is not shared.
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
+        DiskFull: there is no room for what a job writes; all that had begun can go on when there is.
         TuttiError: blocks do not come to work.
     """
     known = folder.threads
@@ -387,6 +388,7 @@ class HostPool:
 
         Raises:
             EndedBySignal: all is to end at once.
+            DiskFull: the job of a block cannot write its folder.
             TuttiError: a block does not come to work.
         """
         events, self._pending = self._pending, []
@@ -480,6 +482,9 @@ class HostPool:
         error = block.failure()
         if error is None:
             return []
+        if isinstance(error, DiskFull):
+            # So would all other jobs fail.
+            raise error
         # It may have done its job before it died.
         events = self._hear(number) if block.channel in self._selector.get_map() else []
         self._tries[number] += not block.ready

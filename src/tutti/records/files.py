@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tutti.errors import BadRunFolder
+from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import flush_folder
 
 
@@ -117,15 +117,16 @@ def refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        kind: type[BadRunFolder] = BadRunFolder
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "free some space, or name a folder on another disk with --out"
+            kind, remedy = DiskFull, "free some space, or name a folder on another disk with --out"
         elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             remedy = "its file system has no locks; name a folder on another one with --out"
         elif error.errno in (errno.ENOTDIR, errno.EEXIST):
             remedy = "a file is where a folder is needed; name another folder with --out"
         else:
             remedy = "name a folder that you may write with --out"
-        raise BadRunFolder(f"cannot write {path}: {error.strerror}; {remedy}") from error
+        raise kind(f"cannot write {path}: {error.strerror}; {remedy}") from error
 
 
 def cache_folder() -> Path:

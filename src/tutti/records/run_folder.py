@@ -46,7 +46,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tutti.errors import BadRunFolder
+from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import LATEST, present
 from tutti.records.files import flush_file_system, refusing, replace_file, unfinished_file
@@ -495,7 +495,7 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
             probe.flush()
         free = shutil.disk_usage(existing).free
     if free < needed_bytes:
-        raise BadRunFolder(
+        raise DiskFull(
             f"the disk of run folder {folder} has {free:,} bytes free, and the run will write about "
             f"{needed_bytes:,}; free some space, or name another place with --out"
         )
