@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 from typing import IO, Final
 
 from rich import box
@@ -101,7 +101,7 @@ class FarmProgress:
         if len(names) != 1:
             return None
         (name,) = names
-        means = {group: mean(value for _, value in found) for group, found in self._figures.items()}
+        means = {group: fmean(value for _, value in found) for group, found in self._figures.items()}
         best = (max if name in SHARES else min)(means, key=lambda group: means[group])
         jobs = len(self._figures[best])
         known = f"in {jobs} job{'' if jobs == 1 else 's'}"
@@ -111,8 +111,8 @@ class FarmProgress:
         """Estimate the seconds that are left; None: nothing is known yet."""
         if not self._seconds or not self.epochs:
             return None
-        known = {group: mean(found) for group, found in self._seconds.items()}
-        usual = mean(known.values())
+        known = {group: fmean(found) for group, found in self._seconds.items()}
+        usual = fmean(known.values())
         running = {lane.job: lane.began for lane in self.lanes.values()}
         left = 0.0
         for job in self.epochs:

@@ -65,6 +65,25 @@ class GridSampler(BaseSampler):
         raise AssertionError(f"{param_name} is no parameter of the grid")
 
 
+class FixedSpaceTpe(TPESampler):
+    """TPE over a space that is the same for all trials, so that they need not be looked through for it.
+
+    Args:
+        seed: of its random numbers.
+        distributions: of the parameters.
+    """
+
+    def __init__(self, seed: int, distributions: Distributions) -> None:
+        # Trials that run count as bad ones: those asked for at the same time differ.
+        super().__init__(seed=seed, constant_liar=True)
+        self._free = {name: one for name, one in sorted(distributions.items()) if not one.single()}
+
+    @override
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        # Of several objectives it models each parameter by itself.
+        return self._free if len(study.directions) == 1 else {}
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A kind of sampler.
@@ -80,11 +99,6 @@ class Sampler:
     make: Callable[[int, Distributions], BaseSampler]
     numbers: bool = False
     several: bool = True
-
-
-def _tpe(seed: int, distributions: Distributions) -> BaseSampler:
-    # Trials that run count as bad ones: those asked for at the same time differ.
-    return TPESampler(seed=seed, constant_liar=True)
 
 
 def _cma_es(seed: int, distributions: Distributions) -> BaseSampler:
@@ -103,7 +117,7 @@ POPULATION: Final = 16
 """The trials of a generation."""
 
 SAMPLERS: Final = {
-    "tpe": Sampler("a model of good and bad values (TPE)", _tpe),
+    "tpe": Sampler("a model of good and bad values (TPE)", FixedSpaceTpe),
     "gp": Sampler("Gaussian processes", _gp),
     "cma-es": Sampler("evolution of a normal distribution, for numbers", _cma_es, True, False),
     "random": Sampler("random values", lambda seed, _: RandomSampler(seed)),
