@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -167,6 +168,8 @@ def test_a_block_of_several_ranks(tmp_path: Path) -> None:
     folder = _farm(tmp_path / "farm")
     jobs = [_bad("raising_on_rank_1"), _job("sync"), _job("served", strategy="easgd", servers=1)]
     jobs.insert(1, _job("all_served", strategy="easgd", servers=2))
+    counted = {"data": f"{BAD}:counted", "data_options": {"folder": str(tmp_path)}}
+    jobs.append(replace(_job("wide", **counted), floats="float64"))
     outcomes, _ = _work(folder, jobs, block=2, blocks=1)
     assert "--servers is 2, but the block has 2 ranks" in outcomes["all_served"].why
     assert outcomes["all_served"].state is folder.state("all_served") is JobState.FAILED
@@ -186,6 +189,8 @@ def test_a_block_of_several_ranks(tmp_path: Path) -> None:
     assert summary.test == alone.summary.test
     assert summary.world.ranks == 2
     assert outcomes["served"].state is JobState.FINISHED
+    weights = load_file(folder.job("wide") / "weights.safetensors")
+    assert {str(one.dtype) for one in weights.values()} == {"torch.float64"}
 
 
 def test_data_are_read_once_for_all_jobs_that_see_the_same(tmp_path: Path) -> None:

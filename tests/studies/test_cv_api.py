@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.model_selection import GroupShuffleSplit
 from torch import nn
 
@@ -15,6 +16,7 @@ from tutti.errors import BadOption, TuttiError, UnknownName
 from tutti.records.splits import read_split
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.api import CrossValidated
+from tutti.studies.cross_validation.study import Plan
 
 DRAW = np.random.default_rng(0)
 INPUTS = DRAW.normal(size=(60, 6)).astype(np.float32)
@@ -94,6 +96,26 @@ def test_what_has_finished_is_kept_and_another_question_refused(result: CrossVal
         _validated(result.folder, resume=True)
     with pytest.raises(BadOption, match="fingerprint"):
         _validated(result.folder, schedules=[None, "cosine"], data=(INPUTS + 1, TARGETS), resume=True)
+
+
+def test_floats_are_those_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    def planned(plan: Plan, *rest: object) -> None:
+        plans.append(plan)
+        raise InterruptedError
+
+    monkeypatch.setattr("tutti.studies.cross_validation.api.train_shown", planned)
+    floats = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(InterruptedError):
+            _validated(tmp_path / "farm")
+    finally:
+        torch.set_default_dtype(floats)
+    assert {job.floats for jobs in plans[0].jobs().values() for job in jobs} == {"float64"}
+    with pytest.raises(BadOption, match=r"floats is none \(was float64\)"):
+        _validated(tmp_path / "farm", resume=True)
 
 
 def test_a_fold_is_an_ordinary_run_of_files(result: CrossValidated) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ from torch import nn
 
 import tutti
 from tutti.errors import UserError
+from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import RunFolder
+from tutti.studies.search.study import Search, read_search
 
 
 def net(shape: tuple[int, ...], outputs: int, width: int = 1) -> nn.Module:
@@ -46,6 +49,10 @@ def test_a_search_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     }
     with np.load(found.config.data) as kept:
         assert (kept["x_train"] == x).all()
+    search = read_search(FarmFolder.open(found.folder)).search
+    wide = Search.from_json(replace(search, folds=2, floats="float64").record())
+    for one, floats in ((search, None), (wide, "float64"), (replace(wide, folds=1), "float64")):
+        assert {job.floats for job in one.jobs(tmp_path, 0, found.best)} == {floats}
     with pytest.raises(UserError, match=r"did you mean '--space\.lr'"):
         tutti.tune(net, data, {"lrr": "0.1..0.2"})
     with pytest.raises(UserError, match="unknown argument 'epoch'"):

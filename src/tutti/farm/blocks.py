@@ -380,7 +380,7 @@ class HostPool:
             run.remove()
         folder.mkdir(parents=True, exist_ok=True)
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
-        task = TrainJob(config, objects=job.objects, resume=resume)
+        task = TrainJob(config, objects=job.objects, resume=resume, floats=job.floats)
         self._blocks[block].channel.send(TrainTask(task, folder.absolute() / LOG, job.prunable))
 
     def wait(self, until: float | None) -> list[PoolEvent]:

@@ -31,6 +31,7 @@ class FarmJob:
         cost: how long it takes, as a guess in any unit that all jobs share.
         objects: what was given as Python objects instead of names, as in a `Job`.
         prunable: it asks its source after each epoch whether to end with it.
+        floats: torch's default type of floats, as in a `TrainJob`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class FarmJob:
     cost: float = 1.0
     objects: dict[str, bytes] = field(default_factory=dict)
     prunable: bool = False
+    floats: str | None = None
 
     @property
     def runs_code(self) -> bool:

@@ -91,6 +91,12 @@ class TrainOptions(TypedDict, total=False):
     out: str | None
 
 
+def other_floats() -> str | None:
+    """Return torch's default type of floats, such as "float64", where the program has chosen another."""
+    floats = torch.get_default_dtype()
+    return None if floats == torch.float32 else str(floats).removeprefix("torch.")
+
+
 @as_arguments()
 def train(
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",

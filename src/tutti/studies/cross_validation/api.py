@@ -22,7 +22,7 @@ from tutti.farm.blocks import place_blocks
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS
-from tutti.run.api import TrainOptions
+from tutti.run.api import TrainOptions, other_floats
 from tutti.run.arguments import as_arguments
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.pickled_arguments import by_name
@@ -176,8 +176,8 @@ def cross_validate(
     Args:
         models: one or several, each as `tutti.train` takes it; a dict gives them names. A module's weights
             are where each fold begins.
-        data: as `tutti.train` takes it. What is no name or path is read once, and kept in the folder; floats
-            as float32.
+        data: as `tutti.train` takes it, floats as there. What is no name or path is read once, and kept in
+            the folder.
         cv: how many folds; a splitter of `sklearn.model_selection` or one like it; or pairs of (train, test).
         schedules: one or several, each as `tutti.train` takes it, "none" or None; a dict gives them names.
         groups: the group of each sample: samples of one group are never in both parts.
@@ -236,7 +236,7 @@ def cross_validate(
     else:
         said = {"cv": type(cv).__name__}
     known = None if groups is None else np.asarray(groups)
-    question = CrossValidation(config, candidates, cv, said, known, score, there.arrays)
+    question = CrossValidation(config, candidates, cv, said, known, score, there.arrays, other_floats())
     plan = plan_with(question, samples_of(samples_job(question, ranks), there.contents))
     folder = begin(plan, out or plan.usual_folder(), resume)
     with lasting_output(), open(os.devnull, "w") as nothing:

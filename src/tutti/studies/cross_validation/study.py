@@ -87,6 +87,7 @@ class CrossValidation:
         groups: of the samples: an array, or as `read_grouping` takes it; None: there are none.
         score: a name in `MEASURES`, or "auto".
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
+        floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
     """
 
     config: TrainConfig
@@ -96,6 +97,7 @@ class CrossValidation:
     groups: str | NDArray[Any] | None = None
     score: str = "auto"
     arrays: Mapping[str, NDArray[Any]] | None = None
+    floats: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class Plan:
         config = replace(one.config, split=f"{place / SPLITS}:{number}", seed=seed, predictions=True)
         if self.question.arrays is not None:
             config = replace(config, data=str(place / DATA))
-        return FarmJob(job_name(name, number), config, objects=one.objects)
+        floats = self.question.floats
+        return FarmJob(job_name(name, number), config, objects=one.objects, floats=floats)
 
     def usual_folder(self) -> Path:
         """Return the folder for a farm that the user gave none for."""
@@ -397,6 +400,7 @@ def _record(question: CrossValidation, samples: Samples, splits: list[Split]) ->
         "jobs_each": len(splits),
         "splits": _digest(splits, samples.fingerprint),
         "fingerprint": samples.fingerprint,
+        **({} if question.floats is None else {"floats": question.floats}),
     }
 
 

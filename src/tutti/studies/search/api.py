@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
-from tutti.run.api import TrainOptions
+from tutti.run.api import TrainOptions, other_floats
 from tutti.run.arguments import as_arguments
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
@@ -160,6 +160,7 @@ def tune(
         successive,
         objects,
         there.arrays,
+        other_floats(),
     )
     ranks = Blocks(
         workers,

@@ -77,6 +77,7 @@ class Search:
         successive: "data": trials are trained on small subsets of the data first; None: they are not.
         objects: what was given as Python objects for all, as in a `Job`.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
+        floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
     """
 
     config: TrainConfig
@@ -90,6 +91,7 @@ class Search:
     successive: str | None = None
     objects: Mapping[str, bytes] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] | None = None
+    floats: str | None = None
 
     @property
     def span(self) -> int:
@@ -145,6 +147,7 @@ class Search:
             "stratified": self.stratified,
             "ahead": self.ahead,
             "successive": self.successive,
+            **({} if self.floats is None else {"floats": self.floats}),
         }
 
     @classmethod
@@ -162,7 +165,7 @@ class Search:
         own = {
             name: values[name] for name in ("sampler", "pruner", "folds", "stratified", "ahead", "successive")
         }
-        return cls(config, space_of(space), aims_of(values["objective"]), **own)
+        return cls(config, space_of(space), aims_of(values["objective"]), **own, floats=values.get("floats"))
 
     def count(self, trials: int) -> int:
         """Return how many trials there are, of so many at most: a grid comes to its end.
@@ -208,7 +211,7 @@ class Search:
                 for fold in range(self.folds)
             ]
         return [
-            FarmJob(name, one, objects=objects, prunable=prunable)
+            FarmJob(name, one, objects=objects, prunable=prunable, floats=self.floats)
             for name, one in zip(self.job_names(number), configs, strict=True)
         ]
 
