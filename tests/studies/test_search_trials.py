@@ -248,7 +248,7 @@ def test_the_next_trial_knows_all_results_but_those_of_the_newest(tmp_path: Path
     assert early[18:] != plain[18:]
 
 
-@pytest.mark.parametrize(("pruner", "least"), [("asha", 0.4), ("hyperband", 0.3), ("median", 0.3)])
+@pytest.mark.parametrize(("pruner", "least"), [("asha", 0.4), ("hyperband", 0.4), ("median", 0.4)])
 def test_pruning_saves_epochs_and_finds_the_same_winner(tmp_path: Path, pruner: str, least: float) -> None:
     same, trained = 0, 0
     for seed in range(10):

@@ -53,8 +53,10 @@ def _asha(epochs: int) -> BasePruner:
 
 
 def _hyperband(epochs: int) -> BasePruner:
+    # Its last bracket would be one whose trials are never ended: a third of them, where there are 9 epochs.
     lowest = _lowest(epochs)
-    return HyperbandPruner(min_resource=lowest, max_resource=max(epochs, lowest), reduction_factor=REDUCTION)
+    highest = max(epochs // REDUCTION, lowest)
+    return HyperbandPruner(min_resource=lowest, max_resource=highest, reduction_factor=REDUCTION)
 
 
 def _wilcoxon(epochs: int) -> BasePruner:
