@@ -53,14 +53,33 @@ def test_the_test_gives_the_numbers_of_scikit_learns_example():
     assert {pair: round(abs(one.t), 3) for pair, one in found.items()} == printed
     one = found["linear", "rbf"]
     assert round(one.p / 2, 3) == 0.227  # printed of one side
-    assert (round(-one.high, 6), round(-one.low, 6)) == (-0.016445, 0.036445)
+    (alone,) = compare({name: moons()[name] for name in ("linear", "rbf")}, [10 / 90] * 100)
+    assert (round(-alone.high, 6), round(-alone.low, 6)) == (-0.016445, 0.036445)
     assert found["poly, degree 2", "rbf"].better == "rbf"
     assert found["poly, degree 2", "rbf"].sentence.startswith("rbf is better than poly, degree 2 by ")
     assert "p < 0.001 (adjusted for 6 comparisons)" in found["poly, degree 2", "rbf"].sentence
     assert one.better is None
     assert one.sentence.startswith(
-        "no difference can be told between linear and rbf: linear - rbf is -1.00 points, 95 % interval -3.64"
+        "no difference can be told between rbf and linear: 1.00 points, 95 % interval -1.74 to 3.74, p = 0.5"
     )
+
+
+def test_an_interval_leaves_out_0_exactly_where_a_difference_is_told():
+    candidates = {
+        "a": scores(0.90, 0.92, 0.91, 0.93),
+        "b": scores(0.88, 0.89, 0.90, 0.90),
+        "c": scores(0.86, 0.85, 0.88, 0.88),
+        "d": scores(0.70, 0.73, 0.71, 0.73),
+    }
+    found = compare(candidates, [1 / 3] * 4)
+    assert {one.told for one in found} == {True, False}
+    assert any(not one.told and one.p < 0.05 for one in found)  # told without the adjustment
+    for one in found:
+        assert one.told == (one.low > 0 or one.high < 0)
+        # At the level of the interval p would be as large as the share that is left out.
+        error = one.mean / one.t
+        outside = 2 * stats.t(3).sf((one.high - one.mean) / error)
+        assert outside == pytest.approx(0.05 * one.p / one.adjusted, rel=1e-9)
 
 
 def test_the_variance_is_that_of_nadeau_and_bengio():
@@ -133,7 +152,10 @@ def test_folds_without_a_score_are_left_out_of_both():
 def test_two_folds_are_said_to_be_few():
     found = told(scores(0.8, 0.9), scores(0.7, 0.7))
     assert found.p == pytest.approx(2 * stats.t(1).sf(found.t))
-    assert found.sentence.endswith("of 2 folds only")
+    assert (
+        found.sentence
+        == "no difference can be told between a and b: 15.00 points, p = 0.247, of 2 folds only"
+    )
 
 
 def test_a_pair_without_a_test_does_not_count_in_the_adjustment():

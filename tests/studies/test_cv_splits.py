@@ -149,6 +149,7 @@ def test_what_cannot_be_split_is_refused():
         (lambda: make_splits(splitter_of(13), targets), "KFold cannot split these 12 samples: .*n_splits=13"),
         (lambda: make_splits(splitter_of(5, grouped=True), targets, np.arange(12) // 3), "number of groups"),
         (lambda: make_splits(splitter_of(5, stratified=True), targets / 3), "no classes to be stratified by"),
+        (lambda: make_splits(LeaveOneGroupOut(), targets), "should not be None; give groups$"),
         (lambda: make_splits("5", targets), "cv is a str; give a number of folds"),
         (lambda: make_splits(None, targets), "cv is a NoneType"),
         (lambda: make_splits([], targets), "gives no split"),

@@ -15,11 +15,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import tutti
 from tutti.cli.main import main
 from tutti.records.ensemble import Combination
+from tutti.records.farm_folder import FarmFolder
 from tutti.records.predictions import Predictions
 from tutti.studies.cross_validation.splits import Bootstraps, make_splits
+from tutti.studies.ensemble.choosing import choose, read_trained
 from tutti.studies.ensemble.combining import combine
 from tutti.studies.ensemble.gain import gain_of
 from tutti.studies.ensemble.library import Kind
+from tutti.studies.ensemble.making import ensemble_of
 from tutti.studies.ensemble.module import combined
 
 MODELS = Path(__file__).with_name("cv_models.py")
@@ -85,8 +88,25 @@ def test_bad_input(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "candidates that have finished are 1: mlp/none" in refused(str(copy), "--top", "2")
     assert main(["ensemble", str(copy), "--dry-run"]) == 0
     assert "not all of its folds have finished: linear/none" in capsys.readouterr().out
+    shutil.copy2(farm / "jobs/linear/none/fold-1/summary.json", copy / "jobs/linear/none/fold-1")
+    config = copy / "jobs/linear/none/fold-0/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model": "object:Mine"}))
+    said = refused(str(copy), "--method", "mean", "--trust")
+    assert "the model of linear/none was a Python object ('Mine'), by which a saved" in said
+    (copy / "jobs/linear/none/fold-1/summary.json").unlink()
     (copy / "jobs/mlp/none/fold-0/summary.json").unlink()
     assert "no candidate of" in refused(str(copy))
+
+
+def test_a_loss_that_was_a_python_object_is_not_needed_again(farm: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(farm, copy, symlinks=True)
+    for path in copy.glob("jobs/*/*/*/config.json"):
+        asked = {"loss": "object:<lambda>", "metrics": "object:mine"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | asked))
+    folder = FarmFolder.open(copy)
+    record, _ = ensemble_of(folder, choose(read_trained(folder), "mean"), "accuracy", trust=True)
+    assert {(one.config["loss"], one.config["metrics"]) for one in record.members} == {("auto", "auto")}
 
 
 @pytest.fixture(scope="module")

@@ -98,6 +98,8 @@ def test_methods_that_do_not_fit() -> None:
     ):
         with pytest.raises(UserError, match=said):
             check_sampler(name, numbers, objectives)
+    with pytest.raises(BadOption, match="did you mean 'accuracy'"):
+        aims_of(["acuracy"])
     with pytest.raises(BadOption, match="one objective"):
         check_sampler("cma-es", distributions_of(space_of({"lr": "0.1..0.2", "seed": "1..2"})), 2)
     loss, seconds = aims_of(["loss", "seconds"])

@@ -7,7 +7,8 @@ there are none. Nadeau and Bengio (Inference for the generalization error, Machi
     (1/J + n_test/n_train) s^2
 
 Over all pairs of candidates, p is adjusted by Holm's step-down method (Scandinavian Journal of Statistics 6,
-1979). Needs no torch.
+1979), and each interval is widened as its p is: it leaves out 0 exactly where a difference is told. Needs no
+torch.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from tutti.studies.cross_validation.scores import MEASURES, Scores, write_table
 ALPHA: Final = 0.05
 """A difference is told when p, adjusted, is below this."""
 
-CONFIDENCE: Final = 0.95
+CONFIDENCE: Final = 1 - ALPHA
 """Of the interval of a difference."""
+
+FEW: Final = 3
+"""With fewer folds the interval is wider than scores can differ, and the sentence leaves it out."""
 
 ROUNDING: Final = 16 * float(np.finfo(np.float64).eps)
 """Differences that vary by less than this, relative to the scores, are the same but for rounding."""
@@ -44,7 +48,7 @@ class Difference:
         metric: of the scores.
         folds: how many both have.
         mean: of the first's scores - the second's; NaN without a fold.
-        low: the lower end of its interval; NaN if there is no test.
+        low: the lower end of its interval, adjusted as p is; NaN if there is no test.
         high: the upper one.
         t: the statistic; NaN if there is no test.
         p: two-sided; NaN if there is no test.
@@ -83,20 +87,17 @@ class Difference:
         """The result in words."""
         if self.why:
             return f"nothing can be told of {self.first} and {self.second}: {self.why}"
-        few = f", of {self.folds} folds only" if self.folds < 3 else ""
         adjusted = f" (adjusted for {self.pairs} comparisons)" if self.pairs > 1 else ""
+        few = f", of {self.folds} folds only" if self.folds < FEW else ""
+        by = amount_of(abs(self.mean), self.metric)
+        low, high = (self.low, self.high) if self.mean >= 0 else (-self.high, -self.low)
+        interval = "" if self.folds < FEW else f"{self._interval(low, high)}, "
+        figures = f"{by}, {interval}{_p(self.adjusted)}{adjusted}{few}"
         if self.better is None:
-            return (
-                f"no difference can be told between {self.first} and {self.second}: {self.first} - "
-                f"{self.second} is {amount_of(self.mean, self.metric)}, "
-                f"{self._interval(self.low, self.high)}, {_p(self.adjusted)}{adjusted}{few}"
-            )
+            names = (self.first, self.second) if self.mean >= 0 else (self.second, self.first)
+            return f"no difference can be told between {' and '.join(names)}: {figures}"
         other = self.second if self.better == self.first else self.first
-        low, high = (self.low, self.high) if self.mean > 0 else (-self.high, -self.low)
-        return (
-            f"{self.better} is better than {other} by {amount_of(abs(self.mean), self.metric)}, "
-            f"{self._interval(low, high)}, {_p(self.adjusted)}{adjusted}{few}"
-        )
+        return f"{self.better} is better than {other} by {figures}"
 
     def _interval(self, low: float, high: float) -> str:
         ends = " to ".join(_number(end, self.metric) for end in (low, high))
@@ -173,7 +174,7 @@ def compare(candidates: Mapping[str, Scores], ratios: Sequence[float]) -> list[D
     ]
     adjusted = holm([one.p for one in found])
     pairs = sum(not math.isnan(value) for value in adjusted)
-    return [replace(one, adjusted=p, pairs=pairs) for one, p in zip(found, adjusted, strict=True)]
+    return [_adjust(one, p, pairs) for one, p in zip(found, adjusted, strict=True)]
 
 
 def write_comparison(path: Path, differences: Sequence[Difference]) -> None:
@@ -204,7 +205,7 @@ def write_comparison(path: Path, differences: Sequence[Difference]) -> None:
 def _difference(
     first: str, second: str, candidates: Mapping[str, Scores], ratios: Sequence[float]
 ) -> Difference:
-    """Compare two candidates; p is not adjusted yet."""
+    """Compare two candidates; p and the interval are not adjusted yet."""
     scores = [np.array(candidates[name].folds, dtype=np.float64) for name in (first, second)]
     both = np.isfinite(scores[0]) & np.isfinite(scores[1])
     one, other = (found[both] for found in scores)
@@ -227,6 +228,15 @@ def _difference(
     t, p, error = corrected_test(differences.tolist(), float(np.mean(np.array(ratios)[both])))
     margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, folds - 1)) * error
     return replace(found, t=t, p=p, low=mean - margin, high=mean + margin)
+
+
+def _adjust(one: Difference, adjusted: float, pairs: int) -> Difference:
+    """Put in the adjusted p, and widen the interval to the level at which that p would be ALPHA."""
+    if not one.p < adjusted:
+        return replace(one, adjusted=adjusted, pairs=pairs)
+    quantiles = stats.t.isf([ALPHA * one.p / adjusted / 2, ALPHA / 2], one.folds - 1)
+    margin = (one.high - one.low) / 2 * float(quantiles[0] / quantiles[1])
+    return replace(one, adjusted=adjusted, pairs=pairs, low=one.mean - margin, high=one.mean + margin)
 
 
 def _p(value: float) -> str:

@@ -233,9 +233,11 @@ def _of_splitter(cv: Splitter, targets: Array, groups: Array | None) -> list[tup
     try:
         return list(cv.split(np.zeros((len(targets), 1)), targets, groups))
     except ValueError as error:
+        wrong = "groups" in str(error) and groups is None
+        advice = "give groups" if wrong else "choose another number of folds, or another splitter"
         raise BadOption(
-            f"{type(cv).__name__} cannot split these {len(targets):,} samples: {error}; choose another "
-            "number of folds, or another splitter"
+            f"{type(cv).__name__} cannot split these {len(targets):,} samples: {str(error).rstrip('.')}; "
+            f"{advice}"
         ) from error
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tutti.errors import BadOption
 from tutti.records import checkpoints
 from tutti.records.ensemble import Combination, EnsembleRecord, Member
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import RunFolder, TrainedOn
-from tutti.run.config import TrainConfig
+from tutti.run.config import OBJECT, TrainConfig
 from tutti.studies.cross_validation.study import job_name
 from tutti.studies.ensemble.choosing import Choice
 from tutti.studies.ensemble.evaluation_job import Making
@@ -75,7 +75,7 @@ def snapshots_of(folder: RunFolder, top: int | None, trust: bool) -> tuple[Ensem
     kind = LOSSES.get(config.loss, Kind.AMOUNTS if data.classes is None else Kind.CLASSES)
     chosen = places[-(top or len(places)) :]
     names = tuple(place.name for place in chosen)
-    values = replace(config, split=None).as_json()
+    values = _kept(config, str(folder.path))
     members = tuple(Member(name, values, data) for name in names)
     combination = Combination("mean", names, (1 / len(names),) * len(names))
     single = Member(folder.path.name, values, data), str(folder.path.absolute())
@@ -102,5 +102,19 @@ def _networks(folder: FarmFolder, candidate: str, trust: bool) -> Iterator[tuple
         path = folder.job(job_name(candidate, number))
         config = TrainConfig.read(path, trust)
         data = RunFolder(path).read(TrainedOn)
-        # Without its split, which is a path of this machine.
-        yield Member(candidate, replace(config, split=None).as_json(), data), str(path.absolute())
+        yield Member(candidate, _kept(config, candidate), data), str(path.absolute())
+
+
+def _kept(config: TrainConfig, name: str) -> dict[str, Any]:
+    """Return what an ensemble keeps of a configuration: no split, which is a path, and no Python objects.
+
+    Raises:
+        BadOption: the model was a Python object.
+    """
+    if config.model.startswith(OBJECT):
+        raise BadOption(
+            f"the model of {name} was a Python object ('{config.model.removeprefix(OBJECT)}'), by which a "
+            "saved ensemble cannot be built; train 'file.py:name' or a class of a module instead"
+        )
+    loss, metrics = ("auto" if value.startswith(OBJECT) else value for value in (config.loss, config.metrics))
+    return replace(config, split=None, loss=loss, metrics=metrics).as_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -99,8 +100,10 @@ def _aim(text: str) -> Aim:
     name, colon, better = text.partition(":")
     better = better if colon else BETTER.get(name, "")
     if better not in ("higher", "lower"):
+        near = difflib.get_close_matches(name, BETTER, n=1)
+        known = f"; did you mean '{near[0]}'? If not," if near and not colon else ";"
         raise BadOption(
-            f"--objective {text} does not say which values of '{name}' are better; write {name}:higher or "
-            f"{name}:lower"
+            f"--objective {text} does not say which values of '{name}' are better{known} write "
+            f"{name}:higher or {name}:lower"
         )
     return Aim(name, better == "higher")
