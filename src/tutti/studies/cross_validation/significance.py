@@ -234,6 +234,8 @@ def _adjust(one: Difference, adjusted: float, pairs: int) -> Difference:
     """Put in the adjusted p, and widen the interval to the level at which that p would be ALPHA."""
     if not one.p < adjusted:
         return replace(one, adjusted=adjusted, pairs=pairs)
+    from scipy import stats
+
     quantiles = stats.t.isf([ALPHA * one.p / adjusted / 2, ALPHA / 2], one.folds - 1)
     margin = (one.high - one.low) / 2 * float(quantiles[0] / quantiles[1])
     return replace(one, adjusted=adjusted, pairs=pairs, low=one.mean - margin, high=one.mean + margin)
