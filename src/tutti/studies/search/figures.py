@@ -12,8 +12,17 @@ from tutti.reports.page import Drawn
 from tutti.studies.search.space import Range
 from tutti.studies.search.study import Tuned
 
+_LEAST_TICKS: Final = 3
+_FEW: Final = 6
+
 STATES: Final = {"complete": "#4c78a8", "pruned": "#bab0ac"}
 """The colours of the trials that have a value."""
+
+BESIDE: Final = "beside"
+"""The field by which trials with the same choice lie beside each other."""
+
+_GOLDEN: Final = (math.sqrt(5) - 1) / 2
+"""Multiples of it lie evenly in [0, 1), however many there are."""
 
 
 def figures_of(found: Tuned) -> list[Drawn]:
@@ -30,6 +39,7 @@ def figures_of(found: Tuned) -> list[Drawn]:
             "state": row["state"],
             **{aim.name: row[str(aim)] for aim in aims},
             **{plain[name]: _shown(row[name]) for name in names},
+            BESIDE: row["trial"] * _GOLDEN % 1,
         }
         for row in rows
     ]
@@ -57,7 +67,8 @@ def _state() -> Any:
 
 def _tips(found: Tuned, data: Data) -> list[Any]:
     values = [number(aim.name, aim.name) for aim in found.search.aims]
-    options = [name for name in data[0] if name not in {"trial", *(aim.name for aim in found.search.aims)}]
+    others = {"trial", BESIDE, *(aim.name for aim in found.search.aims)}
+    options = [name for name in data[0] if name not in others]
     return tips(number("trial", "trial", "d"), *values, *(alt.Tooltip(f"{name}:N") for name in options))
 
 
@@ -108,8 +119,22 @@ def _axis(found: Tuned, name: str, field: str) -> Any:
     if not isinstance(dimension, Range):
         order = [_shown(value) for value in dimension.ends()]
         return alt.X(f"{field}:N", title=name, sort=order, axis=alt.Axis(labelAngle=0))
-    scale = alt.Scale(type="log" if dimension.log else "linear", zero=False)
-    return alt.X(f"{field}:Q", title=name, scale=scale)
+    low, high = dimension.ends()
+    if not dimension.log:
+        return alt.X(f"{field}:Q", title=name, scale=alt.Scale(domain=[low, high], nice=False))
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    return alt.X(f"{field}:Q", title=name, scale=scale, axis=alt.Axis(values=_ticks(low, high), format="~g"))
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return the values at which a logarithmic axis has lines: powers of ten, or more if there are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 2, 5), range(1, 10)):
+        found = [float(f"{step}e{power}") for power in decades for step in steps]
+        found = [value for value in found if low <= value <= high]
+        if len(found) >= _LEAST_TICKS:
+            break
+    return found
 
 
 def _slices(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
@@ -118,36 +143,55 @@ def _slices(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
     panels = [
         alt.Chart(rows)
         .mark_point(filled=True, size=50)
-        .encode(x=_axis(found, name, field), y=_value(found), color=_state(), tooltip=seen)
+        .encode(
+            x=_axis(found, name, field), y=_value(found), color=_state(), tooltip=seen, **_beside(found, name)
+        )
         .properties(width=WIDTH, height=HEIGHT)
         for name, field in plain.items()
     ]
-    return in_rows(panels, "state")
+    return in_rows(panels, "state").resolve_scale(xOffset="independent")
+
+
+def _beside(found: Tuned, name: str) -> dict[str, Any]:
+    """Return what keeps the trials with the same choice apart."""
+    if isinstance(found.search.space.dimensions[name], Range):
+        return {}
+    return {"xOffset": alt.XOffset(f"{BESIDE}:Q", scale=alt.Scale(domain=[-1, 2]))}
 
 
 def _together(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
     """Return parallel coordinates: a line for each trial through its options and its value."""
     aim, points = found.search.aims[0], []
-    columns = [*plain.values(), aim.name]
+    columns = {**{field: name for name, field in plain.items()}, aim.name: aim.name}
     places = {column: _places(found, column, plain, data) for column in columns}
     for row in data:
-        for column in columns:
-            place = places[column][row[column]]
-            shown = {"option": column, "place": place, "is": str(row[column])}
+        for column, name in columns.items():
+            shown = {"option": name, "place": places[column][row[column]], "is": _brief(row[column])}
             points.append({"trial": row["trial"], "value": row[aim.name], **shown})
-    colour = alt.Color("value:Q", title=aim.name, scale=alt.Scale(scheme="viridis", reverse=not aim.higher))
-    return (
-        alt.Chart(table(points))
-        .mark_line(opacity=0.6)
-        .encode(
-            x=alt.X("option:N", sort=columns, title=None, axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("place:Q", title="from the lowest value to the highest", axis=alt.Axis(labels=False)),
-            color=colour,
-            detail=alt.Detail("trial:N"),
-            tooltip=tips("trial:N", "option:N", "is:N", number("value", aim.name)),
-        )
-        .properties(width=2 * WIDTH, height=HEIGHT)
+    # A column has its values, if they are few, or else the lowest and the highest one.
+    marks: Data = [
+        {"option": name, "place": place, "is": _brief(value)}
+        for column, name in columns.items()
+        for value, place in places[column].items()
+        if len(places[column]) <= _FEW or place in (0, 1)
+    ]
+    scale = alt.Scale(scheme="viridis", reverse=not aim.higher)
+    colour = alt.Color("value:Q", title=aim.name, scale=scale)
+    x = alt.X("option:N", sort=[*columns.values()], title=None, axis=alt.Axis(labelAngle=0, grid=True))
+    y = alt.Y("place:Q", title=None, axis=None, scale=alt.Scale(domain=[0, 1], padding=8))
+    seen = tips("trial:N", "option:N", "is:N", number("value", aim.name))
+    lines = alt.Chart(table(points)).mark_line(opacity=0.6)
+    texts = alt.Chart(table(marks)).mark_text(align="left", dx=5, fontSize=11, stroke="white", strokeWidth=4)
+    layers = (
+        lines.encode(x=x, y=y, color=colour, detail=alt.Detail("trial:N"), tooltip=seen),
+        texts.encode(x=x, y=y, text="is:N"),
+        texts.mark_text(align="left", dx=5, fontSize=11, color="black").encode(x=x, y=y, text="is:N"),
     )
+    return alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT)
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _places(found: Tuned, column: str, plain: dict[str, str], data: Data) -> dict[Any, float]:
