@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -16,6 +17,7 @@ from tests.farm import killed as killed_program
 from tests.preloaded import interpreter
 from tutti.cli import cv
 from tutti.cli.main import main
+from tutti.errors import BadRunFolder
 from tutti.farm.coordinator import FarmOutcome
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run_folder import RunFolder, TrainedOn
@@ -196,6 +198,18 @@ def test_the_farm_of_another_question_is_refused(
     assert "by lr" in capsys.readouterr().err
     assert main(_words(data, farm, "--resume", "--seed", "5")) == 2
     assert "seed is 5 (was 0)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("other", "option"), [("mlp/none/fold-1", "seed, split"), ("mlp/cosine/fold-0", "schedule")]
+)
+def test_exchanged_folders_are_noticed(farm: Path, tmp_path: Path, other: str, option: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(farm, copy, symlinks=True)
+    shutil.rmtree(copy / "jobs/mlp/none/fold-0")
+    (copy / "jobs" / other).rename(copy / "jobs/mlp/none/fold-0")
+    with pytest.raises(BadRunFolder, match=f"fold-0 has the run of another job in it, by {option};"):
+        findings_of(FarmFolder.open(copy))
 
 
 def test_the_page_has_all_figures(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ def refuse_locked(folder: Path) -> None:
     """Raise BadRunFolder if a job writes the folder; nothing is changed."""
     try:
         file = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     try:
         _refuse_held(file, folder)

@@ -45,6 +45,12 @@ KIND: Final = "cv"
 SCORES: Final = "scores.csv"
 COMPARISON: Final = "compare.csv"
 
+_TELLING: Final = (
+    *("model", "model_options", "optimizer", "optimizer_options", "schedule", "schedule_options"),
+    *("lr", "batch_size", "seed"),
+)
+"""The options that tell one job from another; runs keep them as they are given."""
+
 FOLDER: Final = Path("farms")
 """The folder of farms without a path of their own."""
 
@@ -299,9 +305,11 @@ def findings_of(folder: FarmFolder) -> Findings:
             job = job_name(name, number)
             state, run = folder.state(job), RunFolder(folder.job(job))
             if state is JobState.FINISHED:
+                config = run.config()
+                _refuse_exchanged(run, plan.jobs[job], config)
                 found.append(Predictions.read(run.path / PREDICTIONS))
                 seconds[name].append(run.read(Summary).seconds)
-                losses[name] = str(run.config().get("loss"))
+                losses[name] = str(config.get("loss"))
                 continue
             found.append(None)
             if state is JobState.FAILED:
@@ -315,6 +323,25 @@ def findings_of(folder: FarmFolder) -> Findings:
     }
     ratios = ratios_of(folder, asked)
     return Findings(scores, compare(scores, ratios), tuple(asked["labels"]), failed, left, seconds)
+
+
+def _refuse_exchanged(run: RunFolder, planned: Json, config: Json) -> None:
+    """Refuse the run of another job, in a folder that was renamed or copied."""
+    # Without a learning rate a run has that of its optimizer.
+    left_out = {"lr"} if planned.get("lr") is None else set[str]()
+    names = [name for name in _TELLING if name not in left_out]
+    differ = [name.replace("_", "-") for name in names if config.get(name) != planned.get(name)]
+    if _fold_of(config) != _fold_of(planned):
+        differ.append("split")
+    if differ:
+        raise BadRunFolder(
+            f"{run.path} has the run of another job in it, by {', '.join(differ)}; put back what belongs "
+            "there, or delete it and go on with --resume"
+        )
+
+
+def _fold_of(config: Json) -> str:
+    return str(config.get("split")).rpartition(":")[2]
 
 
 def of_labels(predicted: Mapping[str, Sequence[Predictions | None]], losses: Mapping[str, str]) -> bool:
