@@ -148,6 +148,10 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
     """
     given = named_or_given(job, "model")
     reseed(job.config.seed, 0)
+    if isinstance(given, str):
+        # A file may draw numbers when it is imported, which happens on the rank that reads the data before.
+        models.MODELS.load(given)
+        reseed(job.config.seed, 0)
     return models.build(given, dataset.shape, outputs_for(dataset), job.config.model_options)
 
 
