@@ -34,7 +34,7 @@ from tutti.launch.start import start
 from tutti.launch.stop_request import StopPage, Stopping
 
 HERE = Path(__file__).parent
-LIMIT_S = 5.0
+LIMIT_S = 20.0
 WHEEL = Mpirun("/venv/bin/mpirun", own=True, open_mpi=True)
 
 
