@@ -90,7 +90,7 @@ def test_a_run_whose_ranks_are_killed_later_keeps_its_folder(
         ("layouts mlp --loss cross_entropi", "did you mean 'cross_entropy'"),
         ("train mlp --metrics accuracy,full/no.py:f -n 2", "the metric 'full/no.py:f' is in no file"),
         ("train mlp --data full/set.npz -n 2", "there is no full/set.npz"),
-        ("train mlp --data full/other.txt -n 2", "is of no known kind"),
+        ("train mlp --data full/other.bin -n 2", "is of no known kind"),
     ],
 )
 def test_what_no_rank_could_mend_is_refused_before_any_starts(
@@ -105,7 +105,7 @@ def test_what_no_rank_could_mend_is_refused_before_any_starts(
 
     monkeypatch.chdir(tmp_path)
     Path("full").mkdir()
-    Path("full/other.txt").write_text("something")
+    Path("full/other.bin").write_text("something")
     monkeypatch.setattr("tutti.run.start.start", start)
     importlib.import_module("torch")  # Without it the ranks would have to find out.
     assert main(shlex.split(words)) == 2
