@@ -213,3 +213,13 @@ def test_npy_pairs_and_folders_of_them_are_mapped(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
     with pytest.raises(BadData, match="holds Python objects"):
         read_source(str(tmp_path / "x.npy"), {})
+
+
+@pytest.mark.parametrize(("train", "test"), [("0 1", "1 2"), ("cat dog", "dog cow")])
+def test_a_class_that_training_never_sees_is_refused(tmp_path, train, test):
+    for part, values in (("train", train), ("test", test)):
+        rows = "".join(f"1,{value}\n" for value in values.split())
+        (tmp_path / f"{part}.csv").write_text(f"a,y\n{rows}")
+    with pytest.raises(BadData, match=f"the test part has the class '{test.split()[1]}' in 1 of 2 samples"):
+        read_source(str(tmp_path), {})
+    assert read_source(str(tmp_path), {"classes": 3}).classes == 3

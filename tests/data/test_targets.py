@@ -27,8 +27,10 @@ def test_whole_numbers_are_classes(dtype):
     assert found.parts["train"].tolist() == [0, 1, 1, 0]
 
 
-def test_classes_are_counted_over_all_parts():
-    assert read([0, 1], test=[0, 4]).classes == 5
+def test_a_class_of_another_part_is_one_of_the_training_part():
+    with pytest.raises(BadData, match="the test part has the class '4' in 1 of 2 samples"):
+        read([0, 1], test=[0, 4])
+    assert read([0, 1], test=[0, 4], classes=5).classes == 5
 
 
 def test_a_column_of_classes_is_flattened():
@@ -36,10 +38,10 @@ def test_a_column_of_classes_is_flattened():
 
 
 def test_texts_are_classes_in_sorted_order_over_all_parts():
-    found = read(["dog", "cat", "dog"], test=["ant", "cat"])
+    found = read(["dog", "cat", "ant"], test=["ant", "cat"])
     assert found.labels == ("ant", "cat", "dog")
     assert found.classes == 3
-    assert found.parts["train"].tolist() == [2, 1, 2]
+    assert found.parts["train"].tolist() == [2, 1, 0]
     assert found.parts["test"].tolist() == [0, 1]
 
 
@@ -127,9 +129,9 @@ def test_other_types_are_refused():
 
 
 def test_a_sample_may_have_no_label():
-    found = read([0, -100, 2], test=[-100, 1])
+    found = read([0, -100, 2, 1], test=[-100, 1])
     assert found.classes == 3
-    assert found.parts["train"].tolist() == [0, -100, 2]
+    assert found.parts["train"].tolist() == [0, -100, 2, 1]
 
 
 def test_labels_are_needed_somewhere():

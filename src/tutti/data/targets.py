@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -71,6 +72,7 @@ def with_checked_targets(contents: Contents[Rows, Array], given: int | None) -> 
                 f"amounts, not classes; convert them to floats to approach them, or give --data.classes N"
             )
         _refuse_one_class(expected)
+        _refuse_unseen(whole, [str(number) for number in range(expected)])
     return _kept(contents, whole, expected, contents.labels if len(contents.labels) == expected else ())
 
 
@@ -87,6 +89,22 @@ def _refuse_one_class(classes: int) -> None:
             "all samples are of one class, so that there is nothing to tell apart; give other data, or "
             "--data.classes N if there are classes without samples"
         )
+
+
+def _refuse_unseen(targets: dict[str, Array], names: Sequence[str]) -> None:
+    """Refuse a class that no training sample has."""
+    # Samples without a label come last.
+    seen = np.zeros(len(names) + 1, dtype=bool)
+    seen[np.where(targets["train"] < 0, len(names), targets["train"])] = True
+    seen[-1] = True
+    for part, values in targets.items():
+        unseen = ~seen[np.where(values < 0, len(names), values)]
+        if unseen.any():
+            raise BadData(
+                f"the {part} part has the class '{names[values[unseen][0]]}' in {int(unseen.sum()):,} of "
+                f"{values.size:,} samples, and the training part never; leave these samples out, or give "
+                "--data.classes N if that is meant to be"
+            )
 
 
 def _flattened(values: Array, classes: int | None) -> Array:
@@ -113,6 +131,8 @@ def _named(
         _refuse_one_class(len(labels))
     ends = np.cumsum([len(values) for values in flat.values()])[:-1]
     parts = dict(zip(flat, np.split(numbers.astype(np.int64), ends), strict=True))
+    if classes is None:
+        _refuse_unseen(parts, labels)
     return _kept(contents, parts, classes or len(labels), labels if classes in (None, len(labels)) else ())
 
 

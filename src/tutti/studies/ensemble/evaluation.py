@@ -94,7 +94,7 @@ def _opened(job: EnsembleJob, comm: Communicator) -> DataSet | None:
             return None
         have = ", ".join(name for name in PARTS if getattr(data, name) is not None)
         raise BadData(f"{data.name} has no {job.part} part; it has: {have}. Choose one with --part")
-    return seen_as(data, replace(job.record.members[0].data, mean=(), std=()))
+    return seen_as(data, replace(job.record.members[0].data, mean=(), std=(), fill=()))
 
 
 def _objective(job: EnsembleJob, data: DataSet, ensemble: Ensemble, arithmetic: Arithmetic) -> Objective:

@@ -1,0 +1,92 @@
+"""`tutti data`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+from typing_extensions import override
+
+from tutti.cli.command import Command
+from tutti.cli.options import Parser
+from tutti.errors import UnknownName
+from tutti.records.untrusted import printable
+from tutti.registry import part
+from tutti.run.config import Options
+
+_MOST: Final = 20
+"""Lines of one table."""
+
+
+@part("data")
+class DataCommand(Command):
+    """Describe a data set, and say what would go wrong in training.
+
+    Samples, shapes, classes and their balance, means and deviations, missing values, and samples that are in
+    the training part and the test part.
+    """
+
+    example = "tutti data iris.csv --data.target species"
+
+    @override
+    def define(self, parser: Parser) -> None:
+        parser.add_argument("source", metavar="DATA", help="as for 'tutti train --data'")
+        parser.config_options(only=["data_options"])
+
+    @override
+    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        # They import torch.
+        from tutti.data.description import describe, problems
+        from tutti.data.sources import read_source
+
+        options = dict(dotted.get("data_options", {}))
+        options.setdefault("missing", "mean")
+        try:
+            contents = read_source(own.source, options)
+        except UnknownName as error:
+            if error.name != "missing":
+                raise
+            del options["missing"]
+            contents = read_source(own.source, options)
+        parts = describe(contents)
+        train = parts[0]
+        kind = "values to approach" if contents.classes is None else f"{contents.classes} classes"
+        print(f"{contents.name}: inputs of shape {train.shape}, {train.dtype}; {kind}")
+        for one in parts:
+            repeated = f", {one.repeated:,} of them repeated" if one.repeated else ""
+            print(f"{one.name + ':':<12}{one.samples:>12,} samples{repeated}")
+        if train.counts:
+            names = contents.labels or [str(number) for number in range(len(train.counts))]
+            rows = [
+                [printable(name), *(f"{one.counts[at]:,}" for one in parts)] for at, name in enumerate(names)
+            ]
+            _table(["class", *(one.name for one in parts)], rows)
+        rows = [
+            [
+                printable(one.name),
+                *(f"{x:.4g}" for x in (one.mean, one.deviation, one.least, one.most)),
+                f"{one.missing:,}",
+            ]
+            for one in (*train.inputs, *train.targets)
+        ]
+        _table(["training part", "mean", "deviation", "least", "most", "missing"], rows)
+        found = problems(contents, parts)
+        print()
+        print("nothing seems wrong" if not found else "what would go wrong in training:")
+        for sentence in found[:_MOST]:
+            print(f"- {printable(sentence)}")
+        return 0
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> None:
+    shown = rows[:_MOST]
+    widths = [max(len(row[at]) for row in [heads, *shown]) for at in range(len(heads))]
+    print()
+    for row in [heads, *shown]:
+        first, *others = (
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join([first, *others]).rstrip())
+    if len(rows) > _MOST:
+        print(f"... {len(rows) - _MOST:,} more")

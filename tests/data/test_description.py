@@ -1,0 +1,66 @@
+"""What `tutti data` says of a data set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tutti.cli.commands import run
+from tutti.data.description import describe, problems
+from tutti.data.sources import read_source
+
+
+def described(data, **options):
+    contents = read_source(data, {"missing": "mean", **options})
+    parts = describe(contents)
+    return parts, problems(contents, parts)
+
+
+def test_a_table_is_described_by_its_columns(tmp_path, capsys):
+    (tmp_path / "train.csv").write_text("a,b,y\n1,500,u\n,700,v\n3,500,u\n1,500,v\n")
+    (tmp_path / "test.csv").write_text("a,b,y\n3,500,u\n4,600,v\n")
+    (train, test), said = described(str(tmp_path))
+    a, b = train.inputs
+    assert (a.name, a.mean, a.least, a.most, a.missing) == ("a", 5 / 3, 1, 3, 1)
+    assert a.deviation == pytest.approx(np.std([1, 3, 1]), rel=1e-12)
+    assert (b.mean, train.counts, test.counts) == (550, (2, 2), (1, 1))
+    assert (train.repeated, train.contrary, train.trained, test.trained) == (1, 1, 0, 1)
+    assert [line.split(":")[0] for line in said] == [
+        "1 of 4 train samples have missing values",
+        "1 train samples have the input of another one, but another target",
+        "1 of 2 test samples are in the training part, too",
+        "b has the mean 550 and the deviation 86.6",
+    ]
+    assert run(["data", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "train:                 4 samples, 1 of them repeated" in shown
+    assert "--data.missing drop" in shown
+
+
+def test_pictures_and_values_are_described():
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (50, 3, 4, 5), dtype=np.uint8)
+    x[:, 2] = 7
+    y = random.normal(1000, 1, 50)
+    (train,), said = described((x, y))
+    assert [one.mean for one in train.inputs] == pytest.approx(x.mean(axis=(0, 2, 3)), rel=1e-12)
+    assert [one.deviation for one in train.inputs] == pytest.approx(x.std(axis=(0, 2, 3)), rel=1e-9)
+    assert train.targets[0].most == pytest.approx(y.max(), rel=1e-6)
+    assert ["channel 2 never changes" in said[0], "targets have the mean" in said[1], len(said)] == [
+        True,
+        True,
+        2,
+    ]
+
+
+def test_rare_and_absent_classes_and_repeated_samples_are_named():
+    x = np.arange(40.0)[:, None] / 40
+    x[-1] = x[-2]
+    y = np.zeros(40, int)
+    y[0] = 1
+    _, said = described((x, y), classes=3)
+    assert [line.partition(":")[0] for line in said] == [
+        "1 training samples are there more than once",
+        "class 1 has 1 training samples and the largest 39",
+        "no training sample is of class 2",
+    ]
