@@ -126,6 +126,8 @@ def test_finished_jobs_are_taken_as_they_are_and_failed_ones_tried_again(mixed: 
     assert folder.threads == folder.settle_threads(4) == 1
     with pytest.raises(BadOption, match="have had 1 each so far"):
         work_on(folder, JobList([]), blocks=1, threads=2)
+    with pytest.raises(BadOption, match=r"and was 1 for all jobs of .* so far; give --block 1 "):
+        work_on(folder, JobList([]), block=2, blocks=1)
 
 
 def test_jobs_find_nothing_of_each_other(tmp_path: Path) -> None:

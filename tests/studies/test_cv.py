@@ -23,6 +23,7 @@ from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.splits import count_splits
 from tutti.studies.cross_validation.study import findings_of
+from tutti.studies.ensemble.choosing import read_trained
 
 HERE = Path(__file__)
 MODELS = HERE.with_name("cv_models.py")
@@ -210,6 +211,15 @@ def test_exchanged_folders_are_noticed(farm: Path, tmp_path: Path, other: str, o
     (copy / "jobs" / other).rename(copy / "jobs/mlp/none/fold-0")
     with pytest.raises(BadRunFolder, match=f"fold-0 has the run of another job in it, by {option};"):
         findings_of(FarmFolder.open(copy))
+
+
+def test_exchanged_predictions_are_noticed(farm: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(farm, copy, symlinks=True)
+    shutil.copy(farm / "jobs/mlp/none/fold-1/predictions.npz", copy / "jobs/mlp/none/fold-0/predictions.npz")
+    for read in findings_of, read_trained:
+        with pytest.raises(BadRunFolder, match=r"fold-0/predictions\.npz is of other samples than those"):
+            read(FarmFolder.open(copy))
 
 
 def test_the_page_has_all_figures(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,8 @@ def work_on(
         How the work has ended. If it was asked to stop, all jobs that had begun can go on later.
 
     Raises:
-        BadOption: this host has no room for such blocks, or ranks of earlier launches had other threads.
+        BadOption: this host has no room for such blocks, or those of earlier launches had other ranks or
+            threads.
         BadRunFolder: another process works on the farm, and it is not shared.
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
         DiskFull: there is no room for what a job writes; all that had begun can go on when there is.
@@ -135,6 +136,12 @@ def work_on(
             "out, as with other threads results have other last bits"
         )
     placement, count = place_blocks(block, blocks, known or threads, jobs)
+    ranks = folder.settle_block(block)
+    if ranks != block:
+        raise BadOption(
+            f"--block is {block}, and was {ranks} for all jobs of {folder.path} so far; give --block {ranks} "
+            f"(workers={ranks} in Python), as results depend on the number of ranks"
+        )
     settled = folder.settle_threads(placement.threads or 1)
     if settled != placement.threads:
         placement, count = place_blocks(block, blocks, settled, jobs)

@@ -4,6 +4,7 @@
     farm.seal             proof that this user has written it, if it names code: `tutti.run.trust`
     splits.npz            the rows of each fold
     data.npz              the data, where they were given as arrays
+    block                 the ranks of each job, in all launches: results depend on it
     threads               how many each rank has, in all launches: results depend on it in their last bits
     launches/, claims/    who works on it, on which job, and what happens: `tutti.records.launches`
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
@@ -40,13 +41,14 @@ FARM: Final = "farm.json"
 FARM_SEAL: Final = "farm.seal"
 SPLITS: Final = "splits.npz"
 DATA: Final = "data.npz"
+BLOCK: Final = "block"
 THREADS: Final = "threads"
 JOBS: Final = "jobs"
 
 VERSION: Final = 1
 """The version of the files of a farm that this program writes."""
 
-_MOST_THREADS_BYTES: Final = 32
+_MOST_NUMBER_BYTES: Final = 32
 _MOST_ERROR_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@.-]*")
 
@@ -188,21 +190,31 @@ class FarmFolder:
     @property
     def threads(self) -> int | None:
         """The threads of each rank; None: no launch has decided yet."""
-        path = self.path / THREADS
+        return self._number(THREADS)
+
+    def settle_threads(self, wanted: int) -> int:
+        """Return the threads of each rank: those that are wanted, unless another launch was first."""
+        return self._settle(THREADS, wanted)
+
+    def settle_block(self, wanted: int) -> int:
+        """Return the ranks of each job: those that are wanted, unless another launch was first."""
+        return self._settle(BLOCK, wanted)
+
+    def _settle(self, file: str, wanted: int) -> int:
+        with refusing(self.path):
+            mine = make_file(self.path / file, f"{wanted}\n".encode())
+        return wanted if mine else self._number(file) or wanted
+
+    def _number(self, file: str) -> int | None:
+        path = self.path / file
         try:
-            return int(read_file(path, _MOST_THREADS_BYTES))
+            return int(read_file(path, _MOST_NUMBER_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise BadRunFolder(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
             raise BadRunFolder(f"{path} holds no whole number; delete it") from error
-
-    def settle_threads(self, wanted: int) -> int:
-        """Return the threads of each rank: those that are wanted, unless another launch was first."""
-        with refusing(self.path):
-            mine = make_file(self.path / THREADS, f"{wanted}\n".encode())
-        return wanted if mine else self.threads or wanted
 
     @property
     def usage(self) -> list[Path]:

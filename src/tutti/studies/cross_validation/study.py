@@ -296,6 +296,7 @@ def findings_of(folder: FarmFolder) -> Findings:
             "'tutti cv' wrote"
         )
     asked, failed, left = plan.question, dict[str, str](), 0
+    splits = splits_of(folder, asked)
     seconds, losses = dict[str, list[float]](), dict[str, str]()
     predicted = dict[str, list[Predictions | None]]()
     for name in asked["candidates"]:
@@ -307,7 +308,7 @@ def findings_of(folder: FarmFolder) -> Findings:
             if state is JobState.FINISHED:
                 config = run.config()
                 _refuse_exchanged(run, plan.jobs[job], config)
-                found.append(Predictions.read(run.path / PREDICTIONS))
+                found.append(predictions_of(run, splits[number]))
                 seconds[name].append(run.read(Summary).seconds)
                 losses[name] = str(config.get("loss"))
                 continue
@@ -321,7 +322,7 @@ def findings_of(folder: FarmFolder) -> Findings:
         name: score_folds(predicted[name], score, asked["classes"], loss in AMOUNTS)
         for name, loss in losses.items()
     }
-    ratios = ratios_of(folder, asked)
+    ratios = ratios_of(splits)
     return Findings(scores, compare(scores, ratios), tuple(asked["labels"]), failed, left, seconds)
 
 
@@ -338,6 +339,23 @@ def _refuse_exchanged(run: RunFolder, planned: Json, config: Json) -> None:
             f"{run.path} has the run of another job in it, by {', '.join(differ)}; put back what belongs "
             "there, or delete it and go on with --resume"
         )
+
+
+def predictions_of(run: RunFolder, split: Split) -> Predictions:
+    """Read the predictions of a fold.
+
+    Raises:
+        BadRunFolder: they are of other samples than those that it holds out.
+        BadData: they cannot be read.
+    """
+    path = run.path / PREDICTIONS
+    found = Predictions.read(path)
+    if not np.array_equal(found.rows, split.test):
+        raise BadRunFolder(
+            f"{path} is of other samples than those that this fold holds out; put back the one that belongs "
+            "there, or delete that folder and go on with --resume"
+        )
+    return found
 
 
 def _fold_of(config: Json) -> str:
@@ -440,10 +458,18 @@ def _digest(splits: list[Split], fingerprint: str) -> str:
     return found.hexdigest()[:16]
 
 
-def ratios_of(folder: FarmFolder, asked: Json) -> list[float]:
-    """Return of each fold the held-out samples / those that it trains on."""
-    splits = (
+def splits_of(folder: FarmFolder, asked: Json) -> list[Split]:
+    """Read the samples of each fold.
+
+    Raises:
+        BadData: they cannot be read, or are of other data.
+    """
+    return [
         read_split(folder.splits, number, asked["samples"], asked["fingerprint"])
         for number in range(asked["jobs_each"])
-    )
+    ]
+
+
+def ratios_of(splits: Sequence[Split]) -> list[float]:
+    """Return of each fold the held-out samples / those that it trains on."""
     return [len(split.test) / len(split.train) for split in splits]

@@ -23,10 +23,10 @@ from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.records.ensemble import Combination
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.predictions import Predictions
-from tutti.records.run_folder import PREDICTIONS, RunFolder
+from tutti.records.run_folder import RunFolder
 from tutti.studies.cross_validation.scores import MEASURES, Scores, score_folds
 from tutti.studies.cross_validation.significance import Difference, compare
-from tutti.studies.cross_validation.study import AMOUNTS, KIND, job_name, ratios_of
+from tutti.studies.cross_validation.study import AMOUNTS, KIND, job_name, predictions_of, ratios_of, splits_of
 from tutti.studies.ensemble.combining import combine, fit
 from tutti.studies.ensemble.library import Kind, Library, library_of
 
@@ -98,13 +98,15 @@ def read_trained(folder: FarmFolder) -> Trained:
             "'tutti cv' wrote"
         )
     asked = folder.plan.question
+    splits = splits_of(folder, asked)
     found, losses, left_out = dict[str, list[Predictions]](), dict[str, str](), list[str]()
     for name in asked["candidates"]:
         jobs = [job_name(name, number) for number in range(asked["jobs_each"])]
         if any(folder.state(job) is not JobState.FINISHED for job in jobs):
             left_out.append(name)
             continue
-        found[name] = [Predictions.read(folder.job(job) / PREDICTIONS) for job in jobs]
+        runs = [RunFolder(folder.job(job)) for job in jobs]
+        found[name] = [predictions_of(run, split) for run, split in zip(runs, splits, strict=True)]
         losses[name] = str(RunFolder(folder.job(jobs[0])).config().get("loss"))
     if not found:
         raise BadData(
@@ -115,7 +117,7 @@ def read_trained(folder: FarmFolder) -> Trained:
     library = library_of(found, losses)
     # Labels of 0 or 1 may be floats, whose automatic score is that of amounts: an error of logits.
     metric = "accuracy" if asked["score"] == "auto" and library.kind is Kind.FLAGS else asked["score"]
-    return Trained(library, metric, asked["classes"], amounts, ratios_of(folder, asked), left_out)
+    return Trained(library, metric, asked["classes"], amounts, ratios_of(splits), left_out)
 
 
 def choose(trained: Trained, method: str, top: int | None = None) -> Choice:
