@@ -246,6 +246,21 @@ def test_a_source_ends_prunable_jobs_after_an_epoch(tmp_path: Path, block: int) 
     }
 
 
+def test_a_pruned_job_that_was_killed_before_its_summary_trains_no_further(tmp_path: Path) -> None:
+    config = TINY.changed({"steps": None, "epochs": 4, "batch_size": 256, "checkpoint": "1 epoch"})
+    job, farm = FarmJob("pruned", config, prunable=True), tmp_path / "farm"
+    work_on(_farm(farm), Pruner([job]), block=2, blocks=1, threads=1)
+    for again in (False, True):
+        (farm / "jobs/pruned/summary.json").unlink()
+        source, told = Pruner([job]), list[Happening]()
+        settings = {"block": 2, "blocks": 1, "threads": 1}
+        work_on(_farm(farm, resume=True), source, listener=told.append, **settings)
+        summary = source.outcomes["pruned"].summary
+        assert summary is not None, again
+        assert (summary.epochs, summary.ended_early) == (2, PRUNED)
+        assert [one.record.epoch for one in told if isinstance(one, EpochEnded)] == [2]
+
+
 def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:
     longer = {"steps": None, "epochs": 12, "batch_size": 16}
     jobs = [_job(f"job-{seed}", seed=seed, **longer) for seed in range(3)]

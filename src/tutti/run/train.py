@@ -259,8 +259,12 @@ def _run(
         progress = Several(shown, heart, around.follower)
         save = None if saver is None else saver.save
         hooks = Hooks(progress, book.epoch, recording.profiler, keep, save, recording.trace)
-        for record in [] if saved is None else history_of(saved):
+        earlier = [] if saved is None else history_of(saved)
+        for record in earlier:
             book.epoch(record)
+        if earlier and around.ends is not None:
+            # The run may have been told to end with this epoch, and then killed.
+            around.follower.epoch(earlier[-1])
         trainer = parts.trainer(hooks, None if saver is None else saver.agenda(strategy))
         with stoppable() if saver is not None else nullcontext():
             history = trainer.fit(saved)
