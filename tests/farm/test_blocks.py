@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 import tutti
-from tutti.errors import BadOption, BadRunFolder, DiskFull
+from tutti.errors import BadOption, BadRunFolder, DiskFull, TuttiError
 from tutti.farm.block_main import PRUNED
 from tutti.farm.blocks import HostPool, place_blocks, work_on
 from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
@@ -164,6 +164,22 @@ def test_a_full_disk_ends_the_work_and_fails_no_job(tmp_path: Path) -> None:
     with pytest.raises(DiskFull, match="No space left on device; free some space"):
         _work(folder, [_bad("filling"), _job("next")], blocks=1)
     assert {folder.state(name) for name in ("filling", "next")} == {JobState.WAITING}
+
+
+def test_who_kills_the_process_of_all_ranks_fails_no_job(tmp_path: Path) -> None:
+    folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
+    source = JobList([_bad("hanging", note=str(hangs)), _job("next")])
+
+    def kill(what: Happening) -> None:
+        if isinstance(what, JobBegan):
+            for child in psutil.Process().children():
+                if any("from tutti.launch.fork_server " in word for word in child.cmdline()):
+                    child.kill()
+
+    with pytest.raises(TuttiError, match="that ranks are forked from was killed"):
+        work_on(folder, source, blocks=1, threads=1, listener=kill)
+    assert not source.outcomes
+    assert {folder.state(name) for name in ("hanging", "next")} == {JobState.WAITING}
 
 
 def test_a_block_of_several_ranks(tmp_path: Path) -> None:

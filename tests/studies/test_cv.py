@@ -136,13 +136,18 @@ def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.
     words = _words(data, tmp_path / "farm", "--model.fold", "fold-1")
     words[1:4] = [f"{MODELS}:FailsOn", "--schedule", "none"]
     assert main(words) == 1
-    said = capfd.readouterr().out
-    assert "a job of FailsOn/none failed: ArithmeticError: no model for this fold" in said
+    said, failure = (
+        capfd.readouterr().out,
+        "a job of FailsOn/none failed: ArithmeticError: no model for this fold",
+    )
+    assert failure in said
     assert "2 of 3" in said
     assert f"report: {tmp_path / 'farm' / 'report.html'}" in said
     folder = FarmFolder.open(tmp_path / "farm")
     assert "raise ArithmeticError" in (folder.error("FailsOn/none/fold-1") or "")
     assert findings_of(folder).scores["FailsOn/none"].missing == [1]
+    assert main(["report", str(folder.path)]) == 0
+    assert failure in capfd.readouterr().out
 
 
 def test_a_dry_run_prints_the_jobs(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

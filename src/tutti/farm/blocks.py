@@ -396,7 +396,7 @@ class HostPool:
         Raises:
             EndedBySignal: all is to end at once.
             DiskFull: the job of a block cannot write its folder.
-            TuttiError: a block does not come to work.
+            TuttiError: a block does not come to work, or there is nothing to start one from.
         """
         events, self._pending = self._pending, []
         while not events:
@@ -482,7 +482,13 @@ class HostPool:
         return events
 
     def _hear_server(self) -> bool:
-        return self._server.next_message() is not None
+        if self._server.next_message() is None:
+            # Its ranks die with it: no job is to blame.
+            raise TuttiError(
+                f"the process that ranks are forked from was killed (exit code {self._server.returncode()}), "
+                "perhaps for lack of memory; what was being trained has not failed, and goes on with --resume"
+            )
+        return True
 
     def _failure(self, number: int) -> list[PoolEvent]:
         block = self._blocks[number]

@@ -95,12 +95,7 @@ def print_findings(
 ) -> None:
     """Print the scores, what they tell, what has failed, and how long it took."""
     print_scores(found, stream, classes)
-    for (candidate, why), jobs in _alike(found.failed).items():
-        count = f"{len(jobs)} jobs" if len(jobs) > 1 else "a job"
-        print(
-            f"{count} of {printable(candidate)} failed: {printable(why)}; see {folder.job(jobs[0]) / ERROR}",
-            file=stream,
-        )
+    print_failures(found, folder, stream)
     if outcome.seconds > 0 and outcome.busy_s > 0:
         times = outcome.busy_s / outcome.seconds
         print(
@@ -109,6 +104,16 @@ def print_findings(
             file=stream,
         )
     print(f"scores: {folder.path / SCORES}, comparison: {folder.path / COMPARISON}", file=stream)
+
+
+def print_failures(found: Findings, folder: FarmFolder, stream: IO[str]) -> None:
+    """Print which jobs have failed, and why."""
+    for (candidate, why), jobs in _alike(found.failed).items():
+        count = f"{len(jobs)} jobs" if len(jobs) > 1 else "a job"
+        print(
+            f"{count} of {printable(candidate)} failed: {printable(why)}; see {folder.job(jobs[0]) / ERROR}",
+            file=stream,
+        )
 
 
 def _alike(failed: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
