@@ -96,12 +96,12 @@ def _sealed(path: Path, config: Mapping[str, Any], names: Mapping[str, str]) -> 
 
 def _hash(key: bytes, config: Mapping[str, Any], names: Mapping[str, str]) -> str:
     # Who copies the folder of a run beside code of his own must not have that run.
-    places = {name: _place(name) for name in names.values()}
+    places = {name: place_of_code(name) for name in names.values()}
     text = to_json([dict(config), places])
     return hmac.new(key, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
 
 
-def _place(name: str) -> str:
+def place_of_code(name: str) -> str:
     """Return the place of the named code, found without importing it; empty where there is none."""
     where = name.rpartition(":")[0] or name
     if where.endswith(".py"):

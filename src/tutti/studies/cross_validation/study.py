@@ -38,6 +38,7 @@ from tutti.studies.cross_validation.jobs import FoldJobs
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.scores import MEASURES, Scores, score_folds, write_scores
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
+from tutti.studies.given_code import modules_given, say_other_code
 
 KIND: Final = "cv"
 """The kind of a farm."""
@@ -104,6 +105,16 @@ class CrossValidation:
     score: str = "auto"
     arrays: Mapping[str, NDArray[Any]] | None = None
     floats: str | None = None
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        """What was given as Python objects, by what it is called, such as "model lenet"."""
+        found = dict[str, bytes]()
+        for candidate, one in self.contenders.items():
+            model, schedule, *_ = candidate.split("/")
+            called = {"model": f"model {model}", "schedule": f"schedule {schedule}"}
+            found |= {called.get(field, field): pickled for field, pickled in one.objects.items()}
+        return found
 
 
 @dataclass(frozen=True)
@@ -216,6 +227,7 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
     folder = FarmFolder.begin(out, KIND, plan.record, jobs, resume=resume)
     if plan.question.arrays is not None:
         keep_data(folder, plan.question.arrays)
+    say_other_code(folder, [one.config for one in plan.question.contenders.values()], plan.question.objects)
     if not folder.splits.is_file():
         write_splits(folder.splits, plan.splits, plan.fingerprint)
     return folder
@@ -445,6 +457,7 @@ def _record(question: CrossValidation, samples: Samples, splits: list[Split]) ->
         "jobs_each": len(splits),
         "splits": _digest(splits, samples.fingerprint),
         "fingerprint": samples.fingerprint,
+        **modules_given(question.objects),
         **({} if question.floats is None else {"floats": question.floats}),
     }
 

@@ -38,6 +38,7 @@ from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look
 from tutti.studies.cross_validation.splits import make_splits, splitter_of
 from tutti.studies.cross_validation.study import Blocks, keep_data
 from tutti.studies.crossing import with_options
+from tutti.studies.given_code import modules_given, say_other_code
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.objectives import Aim, aims_of
 from tutti.studies.search.pruners import DIVISORS, RULES, check_pruner, check_successive
@@ -269,10 +270,13 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
     if search.folds > 1:
         splitter = splitter_of(search.folds, 1, search.config.seed, search.stratified)
         splits = make_splits(splitter, samples.targets, labels=samples.labels)
-    question = {**search.record(), "fingerprint": samples.fingerprint}
+    question = {**search.record(), **modules_given(search.objects), "fingerprint": samples.fingerprint}
     path = out or FOLDER / folder_name(Path(search.config.model).name.partition(":")[0], samples.name)
     sealed = seal(search.config.as_json())
     folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
+    ends = [(name, value) for name, one in search.space.dimensions.items() for value in one.ends()]
+    configs = [search.config, *(search.config_of({name: value}) for name, value in ends)]
+    say_other_code(folder, configs, search.objects)
     if splits and not folder.splits.is_file():
         write_splits(folder.splits, splits, samples.fingerprint)
     if search.arrays is not None:

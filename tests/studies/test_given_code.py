@@ -1,0 +1,110 @@
+"""Tests of the objects and the code that a farm is begun with."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+import tutti
+from tutti.errors import BadOption
+from tutti.records.farm_folder import FarmFolder
+from tutti.run.config import TrainConfig
+from tutti.studies.given_code import modules_given, say_other_code
+
+FILE = "def net(shape, outputs):\n    return {}\n"
+
+
+def _code(body: str) -> type[nn.Module]:
+    """A class of the same name whose `forward` is another one."""
+    found: dict[str, Any] = {"Linear": nn.Linear, "__name__": __name__}
+    exec(f"class Net(Linear):\n    def forward(self, x):\n        return {body}", found)
+    kind: type[nn.Module] = found["Net"]
+    return kind
+
+
+def _pickled(value: object) -> dict[str, bytes]:
+    return {"model m": cloudpickle.dumps(value)}
+
+
+def _module(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.LazyLinear(3), nn.Dropout(0.5), nn.BatchNorm1d(3), nn.Linear(3, 2)).to(dtype)
+
+
+def test_modules_are_told_by_their_weights() -> None:
+    same = modules_given(_pickled(_module(0)))
+    assert same == modules_given(_pickled(_module(0)))
+    assert list(same) == ["given model m"]
+    other = _module(0)
+    other[1] = nn.Dropout(0.1)  # type: ignore[index]
+    said = [modules_given(_pickled(one)) for one in (_module(1), _module(0, torch.bfloat16), other)]
+    assert len({one["given model m"] for one in [same, *said]}) == 4
+    assert modules_given(_pickled(_code("x"))) == {}
+
+
+@pytest.mark.parametrize("kind", [lambda net: net, lambda net: nn.Sequential(net(2, 2)), partial])
+def test_other_code_of_an_object_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: Any
+) -> None:
+    folder = FarmFolder.begin(tmp_path / "farm", "test", {})
+    for body in ("x", "x", "x + 1", "x"):
+        say_other_code(folder, [], _pickled(kind(_code(body))))
+        said = capsys.readouterr().err
+        assert ("the code of the given model m is not what" in said) == (body == "x + 1")
+
+
+def test_other_code_of_a_file_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack/__init__.py").write_text("")
+    names = {"mine.py:net": "mine.py", "alone:net": "alone.py", "pack.inner:net": "pack/inner.py"}
+    for name, file in names.items():
+        folder = FarmFolder.begin(tmp_path / "farms" / file, "test", {})
+        for body in ("1", "1", "2"):
+            (tmp_path / file).write_text(FILE.format(body))
+            say_other_code(folder, [TrainConfig(model=name, data="digits")], {})
+            said = capsys.readouterr().err
+            assert (f"the code of {name} is not what" in said) == (body == "2")
+
+
+def test_a_farm_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begun(Exception):
+        """The farm is there; nothing is trained."""
+
+    def begun(*_: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr("tutti.studies.cross_validation.api.train_shown", begun)
+    monkeypatch.setattr("tutti.studies.search.display.tune_shown", begun)
+    data = torch.randn(30, 6).numpy(), (torch.arange(30) % 2).numpy()
+
+    def validate(seed: int, resume: bool = True) -> None:
+        torch.manual_seed(seed)
+        out = str(tmp_path / "cv")
+        tutti.cross_validate(
+            {"m": nn.Linear(6, 2)}, data, cv=3, epochs=1, threads=1, quiet=True, out=out, resume=resume
+        )
+
+    def search(seed: int, resume: bool = True) -> None:
+        torch.manual_seed(seed)
+        out, space = str(tmp_path / "tune"), {"lr": "log:1e-3..1e-1"}
+        tutti.tune(
+            nn.Linear(6, 2), data, space, trials=2, epochs=1, threads=1, quiet=True, out=out, resume=resume
+        )
+
+    for ask, name in (validate, "model m"), (search, "model"):
+        with pytest.raises(Begun):
+            ask(0, resume=False)
+        with pytest.raises(Begun):
+            ask(0)
+        with pytest.raises(BadOption, match=rf"given {name} is Linear with weights \w+ \(was Linear with"):
+            ask(1)
