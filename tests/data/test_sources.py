@@ -107,6 +107,13 @@ def test_no_samples_single_values_and_empty_inputs_are_refused(opened):
         opened((np.zeros((4, 0)), np.zeros(4, int)))
 
 
+def test_texts_that_are_objects_are_classes(opened):
+    x, texts = np.arange(8.0).reshape(4, 2), np.array(["dog", "cat", "cat", "dog"])
+    found = opened((x, texts.astype(object)), validation=0)
+    assert found.labels == ("cat", "dog")
+    assert found.train.targets.tolist() == [1, 0, 0, 1]
+
+
 def test_ragged_object_and_text_inputs_are_refused(opened):
     with pytest.raises(BadData, match="the train inputs are no regular array"):
         opened(([[1, 2], [3]], [0, 1]))

@@ -169,6 +169,8 @@ def test_a_dry_run_prints_the_jobs(data: str, tmp_path: Path, capsys: pytest.Cap
         (("--folds", "1"), "--folds is 1"),
         (("--split", "x:0"), "--split"),
         (("--score", "accurcy"), "did you mean 'accuracy'"),
+        (("--score", "mine.py:hits"), "--score takes no function of your own"),
+        (("--score", "r2"), "--score r2 is for amounts, and the targets are classes"),
         (("--optimizer", "adamm"), "did you mean 'adam"),
         (("--sweep", "model.hiden=3"), "did you mean 'hidden'"),
         (("--group-by", "persons"), "no array 'persons'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 
@@ -11,8 +12,16 @@ import pytest
 from scipy import stats
 
 from tutti.errors import BadData
+from tutti.studies.cross_validation.display import print_scores
 from tutti.studies.cross_validation.scores import Scores
-from tutti.studies.cross_validation.significance import compare, corrected_test, holm, write_comparison
+from tutti.studies.cross_validation.significance import (
+    compare,
+    corrected_test,
+    holm,
+    none_told,
+    write_comparison,
+)
+from tutti.studies.cross_validation.study import Findings
 
 MOONS = {
     "linear": (
@@ -193,3 +202,22 @@ def test_the_comparison_is_written_as_a_table(tmp_path):
     assert float(rows[0]["p_holm"]) == found[0].adjusted
     assert rows[1]["p"] == rows[1]["t"] == ""
     assert rows[1]["result"] == "nothing can be told of a and c: they have the same score in each fold"
+
+
+def test_one_sentence_is_enough_where_no_pair_differs():
+    found = compare(
+        {"a": scores(0.5, 0.6, 0.7), "b": scores(0.4, 0.5, 0.68), "c": scores(0.5, 0.9, 0.2)}, [0.5] * 3
+    )
+    assert none_told(found) == (
+        "no difference can be told between any two of the candidates: the smallest p is of a and b, "
+        f"p = {found[0].adjusted:.3f} (adjusted for 3 comparisons)"
+    )
+    stream = io.StringIO()
+    print_scores(Findings({}, found, (), {}, 0, {}), stream)
+    assert stream.getvalue() == none_told(found) + "\n"
+    stream = io.StringIO()
+    many = {**moons(), "again": moons()["linear"]}
+    seconds = {name: [1.0] for name in many}
+    print_scores(Findings(many, compare(many, [10 / 90] * 100), (), {}, 0, seconds), stream)
+    assert stream.getvalue().count(" told ") + stream.getvalue().count(" is better than ") == 4
+    assert stream.getvalue().endswith("\n6 further comparisons are in compare.csv\n")

@@ -18,7 +18,9 @@ def net(shape: tuple[int, ...], outputs: int, width: int = 1) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(8, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
-def test_a_search_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_from_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((200, 8), dtype=np.float32)
     data, space = (x, (x[:, 0] > 0).astype(np.int64)), {"lr": "log:1e-3..1e-1", "model.width": [2, 16]}
@@ -57,7 +59,10 @@ def test_a_search_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         tutti.tune(net, data, {"lrr": "0.1..0.2"})
     with pytest.raises(UserError, match="unknown argument 'epoch'"):
         tutti.tune(net, data, space, epoch=3)  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r"metrics own\.py:hits and --objective hits:higher"):
+        tutti.tune(net, data, space, objective="own.py:hits")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="the trials have loss, accuracy"):
-        tutti.tune(
-            net, data, space, trials=1, objective="top5", epochs=1, out=str(tmp_path / "other"), quiet=True
-        )
+        tutti.tune(net, data, space, trials=1, objective="top5", epochs=1, quiet=True)
+    (unnamed,) = (tmp_path / "farms").iterdir()
+    assert "-net-" in unnamed.name

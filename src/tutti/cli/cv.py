@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from, sweep_of
-from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
+from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.farm.host_team import HostTeam, team_of_host
 from tutti.records.farm_folder import FarmFolder
 from tutti.registry import part
@@ -24,7 +24,7 @@ from tutti.studies.cross_validation.candidates import (
 )
 from tutti.studies.cross_validation.display import print_findings, print_jobs, train_shown
 from tutti.studies.cross_validation.page import write_cv_page
-from tutti.studies.cross_validation.scores import MEASURES
+from tutti.studies.cross_validation.scores import MEASURES, refuse_unknown_score
 from tutti.studies.cross_validation.study import (
     Blocks,
     CrossValidation,
@@ -108,8 +108,7 @@ class CvCommand(Command):
         refuse_own_folds(config)
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the cross-validation to go on with")
-        if own.score != "auto" and own.score not in MEASURES:
-            raise UnknownName("value", own.score, ["auto", *MEASURES], of="--score")
+        refuse_unknown_score(own.score, "--score")
         models = choices_of("model", _listed(own.models))
         schedules = choices_of("schedule", _listed(own.schedules))
         candidates = contenders(config, models, schedules, sweep_of(own.sweep))

@@ -127,6 +127,9 @@ def as_array(value: object, what: str) -> Array:
         array: Array = np.asarray(value)
     except ValueError as error:
         raise BadData(f"the {what} are no regular array: {error}; all samples need one shape") from error
+    if array.dtype == object and array.size and all(isinstance(one, str) for one in array.flat):
+        # So pandas keeps texts.
+        return array.astype(np.str_)
     if array.dtype == object:
         raise BadData(
             f"the {what} are Python objects ({type(value).__name__}), not numbers; "

@@ -38,7 +38,7 @@ from tutti.studies.cross_validation.candidates import (
 )
 from tutti.studies.cross_validation.display import print_findings, print_scores, train_shown
 from tutti.studies.cross_validation.samples import samples_of
-from tutti.studies.cross_validation.scores import MEASURES, Scores
+from tutti.studies.cross_validation.scores import Scores, refuse_unknown_score
 from tutti.studies.cross_validation.significance import Difference
 from tutti.studies.cross_validation.splits import splitter_of
 from tutti.studies.cross_validation.study import (
@@ -254,14 +254,13 @@ def cross_validate(
     return CrossValidated(found.scores, found.differences, found.failed, folder.path)
 
 
-def _refuse_unknown(options: Mapping[str, object], score: str) -> None:
+def _refuse_unknown(options: Mapping[str, object], score: object) -> None:
     for name in options:
         if name not in TrainOptions.__annotations__:
             raise UnknownName(
                 "argument", name, [*TrainOptions.__annotations__], "See help(tutti.cross_validate)."
             )
-    if score not in ("auto", *MEASURES):
-        raise UnknownName("value", score, ["auto", *MEASURES], of="score")
+    refuse_unknown_score(score, "score")
 
 
 def _choices(kind: str, given: object) -> list[Choice]:

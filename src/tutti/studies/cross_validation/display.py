@@ -17,6 +17,7 @@ from tutti.records.run_folder import ERROR
 from tutti.records.texts import duration
 from tutti.records.untrusted import printable
 from tutti.studies.cross_validation.page import shown
+from tutti.studies.cross_validation.significance import none_told
 from tutti.studies.cross_validation.study import (
     COMPARISON,
     SCORES,
@@ -81,6 +82,9 @@ def print_scores(found: Findings, stream: IO[str], classes: bool = False) -> Non
         if classes:
             console.print(class_table(found))
     shown = found.differences
+    if len(shown) > 1 and not any(one.told or one.why for one in shown):
+        print(printable(none_told(shown)), file=stream)
+        return
     if len(shown) > MANY:
         best = best_first(found)[0]
         shown = [one for one in shown if best in (one.first, one.second)]

@@ -21,7 +21,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.errors import BadData, UnknownName
+from tutti.errors import BadData, BadOption, UnknownName
+from tutti.load_object import names_object
 from tutti.records.files import refusing, replace_shared_file
 from tutti.records.predictions import Predictions
 
@@ -305,3 +306,19 @@ MEASURES: Final[dict[str, Measure]] = {
     "r2": Measure(_of_amounts("r2_score"), "higher", of_classes=False),
 }
 """The figures by name. Those that `tutti.training.metrics` has, too, are the same."""
+
+
+def refuse_unknown_score(score: object, of: str) -> None:
+    """Refuse what is neither "auto" nor a name in `MEASURES`.
+
+    Args:
+        score: was given.
+        of: the option or argument.
+    """
+    if not isinstance(score, str) or names_object(score):
+        raise BadOption(
+            f"{of} takes no function of your own, only auto, {', '.join(MEASURES)}; give the function as a "
+            "metric (--metrics): each fold then has its value in summary.json, on the held-out samples"
+        )
+    if score not in ("auto", *MEASURES):
+        raise UnknownName("value", score, ["auto", *MEASURES], of=of)

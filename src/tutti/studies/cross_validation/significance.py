@@ -104,6 +104,16 @@ class Difference:
         return f"{100 * CONFIDENCE:.0f} % interval {ends}"
 
 
+def none_told(differences: Sequence[Difference]) -> str:
+    """Return one sentence for several comparisons, all with a test, none of which tells a difference."""
+    least = min(differences, key=lambda one: one.adjusted)
+    few = f", of {least.folds} folds only" if least.folds < FEW else ""
+    return (
+        f"no difference can be told between any two of the candidates: the smallest p is of {least.first} "
+        f"and {least.second}, {_p(least.adjusted)} (adjusted for {least.pairs} comparisons){few}"
+    )
+
+
 def amount_of(value: float, metric: str) -> str:
     """Return a difference in words: of shares in points of 100."""
     unit = "points" if MEASURES[metric].share else f"in {metric}"

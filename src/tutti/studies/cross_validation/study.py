@@ -58,6 +58,9 @@ FOLDER: Final = Path("farms")
 AMOUNTS: Final = ("mse", "l1")
 """The losses by which a single output approaches the class number itself, and is no logit."""
 
+OF_CLASSES: Final = ("auto", "cross_entropy", "nll")
+"""The losses of classes: each output weighs a class, and is no amount."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -207,7 +210,7 @@ def plan_with(question: CrossValidation, samples: Samples) -> Plan:
     """
     from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
 
-    _refuse_score(question.score, samples.targets)
+    _refuse_score(question, samples.targets)
     groups = question.groups
     if isinstance(groups, str):
         groups = read_grouping(groups, question.config.data, len(samples.targets))
@@ -434,11 +437,19 @@ def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
     return found
 
 
-def _refuse_score(score: str, targets: NDArray[Any]) -> None:
-    """Refuse a figure of classes for amounts, before anything is trained."""
-    flags = targets.dtype.kind == "f" and np.isin(targets, (0, 1)).all()
-    of_amounts = score in ("auto", "mae", "mse", "r2")
-    if targets.dtype.kind in "iu" or of_amounts or (flags and score != "top5"):
+def _refuse_score(question: CrossValidation, targets: NDArray[Any]) -> None:
+    """Refuse a figure of classes for amounts, or of amounts for classes, before anything is trained."""
+    score, flags = question.score, targets.dtype.kind == "f" and np.isin(targets, (0, 1)).all()
+    of_amounts = score != "auto" and not MEASURES[score].of_classes
+    if targets.dtype.kind in "iu":
+        losses = {one.config.loss for one in question.contenders.values()}
+        if of_amounts and not losses.isdisjoint(OF_CLASSES):
+            raise BadOption(
+                f"--score {score} is for amounts, and the targets are classes; use accuracy, "
+                "balanced_accuracy, f1 or top5, or a --loss of amounts, such as mse"
+            )
+        return
+    if score == "auto" or of_amounts or (flags and score != "top5"):
         return
     raise BadOption(f"--score {score} is for classes, and the targets are floats; use mae, mse or r2")
 

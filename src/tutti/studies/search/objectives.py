@@ -100,6 +100,12 @@ def _aim(text: str) -> Aim:
     name, colon, better = text.partition(":")
     better = better if colon else BETTER.get(name, "")
     if better not in ("higher", "lower"):
+        function = better.partition(":")[0]
+        if function and (name.endswith(".py") or "." in name):
+            raise BadOption(
+                f"--objective {text} names a file or a package; write --metrics {name}:{function} "
+                f"and --objective {function}:higher, or {function}:lower"
+            )
         near = difflib.get_close_matches(name, BETTER, n=1)
         known = f"; did you mean '{near[0]}'? If not," if near and not colon else ";"
         raise BadOption(

@@ -271,7 +271,7 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
         splitter = splitter_of(search.folds, 1, search.config.seed, search.stratified)
         splits = make_splits(splitter, samples.targets, labels=samples.labels)
     question = {**search.record(), **modules_given(search.objects), "fingerprint": samples.fingerprint}
-    path = out or FOLDER / folder_name(Path(search.config.model).name.partition(":")[0], samples.name)
+    path = out or FOLDER / folder_name(search.config.model, samples.name)
     sealed = seal(search.config.as_json())
     folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
     ends = [(name, value) for name, one in search.space.dimensions.items() for value in one.ends()]
