@@ -218,7 +218,7 @@ def test_data_are_read_once_for_all_jobs_that_see_the_same(tmp_path: Path) -> No
     _work(folder, jobs, blocks=2)
     assert (tmp_path / "reads").read_text() == "read\n"
     # This one draws others: with another seed it would not be the same run.
-    outcomes, _ = _work(folder, [_job("other", seed=1, **data)], block=2, blocks=1)
+    outcomes, _ = _work(_farm(tmp_path / "other"), [_job("other", seed=1, **data)], block=2, blocks=1)
     assert (tmp_path / "reads").read_text() == "read\n" * 2
     alone = tutti.train(
         "mlp", data["data"], data_options=data["data_options"], model_options={"hidden": [4]}, steps=2,
