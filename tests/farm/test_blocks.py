@@ -383,14 +383,14 @@ def _work_with(
 
 def test_the_number_of_blocks_follows_the_cores() -> None:
     cores = Cores(tuple((cpu,) for cpu in range(12)))
-    placement, count = place_blocks(2, None, None, None, cores)
+    placement, count = place_blocks(2, None, None, None, cores=cores)
     assert (count, placement.ranks, placement.threads) == (6, 12, 1)
     # Seven jobs on six blocks take two waves, as on four.
-    placement, count = place_blocks(2, None, None, 7, cores)
+    placement, count = place_blocks(2, None, None, 7, cores=cores)
     assert (count, placement.ranks, placement.threads) == (4, 8, 1)
-    assert place_blocks(1, None, 3, None, cores)[1] == 4
-    assert place_blocks(1, None, None, 3, cores)[0].threads == 4
+    assert place_blocks(1, None, 3, None, cores=cores)[1] == 4
+    assert place_blocks(1, None, None, 3, cores=cores)[0].threads == 4
     with pytest.raises(BadOption, match="--block is 13, but this host has 12 cores"):
-        place_blocks(13, None, None, None, cores)
+        place_blocks(13, None, None, None, cores=cores)
     with pytest.raises(BadOption, match="--blocks is 0"):
-        place_blocks(1, 0, None, None, cores)
+        place_blocks(1, 0, None, None, cores=cores)

@@ -177,6 +177,7 @@ def circumstances(comm: Communicator, payload: bytes) -> object:
     remembered.append(comm.rank)
     return comm.all_gather_objects(
         {
+            "bound": os.environ.get("OMP_PROC_BIND"),
             "server": os.getppid(),
             "folder": os.getcwd(),
             "path": list(sys.path),

@@ -54,6 +54,11 @@ def test_ranks_come_from_what_was_prepared_for_such_ranks() -> None:
         assert server._made_for["OMP_NUM_THREADS"] == "1"
 
 
+def test_no_openmp_runtime_binds_the_threads_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    assert [one["bound"] for one in circumstances()] == [None, None]
+
+
 def test_training_again_gives_the_same_bits() -> None:
     def train() -> dict[str, torch.Tensor]:
         options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}

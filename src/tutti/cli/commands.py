@@ -10,6 +10,7 @@ from typing import Final
 import tutti
 from tutti.cli.command import Command
 from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError, no_room, too_many_files
+from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
 from tutti.launch.launcher import started_by
 from tutti.launch.malloc import keep_memory
@@ -19,6 +20,9 @@ from tutti.terminal import lasting_output
 
 COMMANDS: Final[Registry[type[Command]]] = Registry("tutti.cli", "command")
 """The commands: each is a class of a file of this package."""
+
+FARMS: Final = ("cv", "tune")
+"""The commands that plan the cores of all ranks of this host, whoever has started it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -81,6 +85,9 @@ def _choose(words: Sequence[str]) -> int:
         raise UnknownName(
             "option" if name.startswith("-") else "command", name, COMMANDS, "See 'tutti --help'."
         )
+    if name in FARMS:
+        # scikit-learn loads OpenMP, which may bind this process, and so all that it starts, to one core.
+        leave_binding_to_tutti()
     return COMMANDS[name]()(rest)
 
 

@@ -30,6 +30,7 @@ from tutti.studies.cross_validation.study import (
     CrossValidation,
     Findings,
     begin,
+    fewest_servers,
     findings_of,
     plan_folds,
     write_findings,
@@ -120,7 +121,7 @@ class CvCommand(Command):
             None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
         )
         folds = own.folds * own.repeats if own.bag is None else own.bag
-        blocks.prepare(max(0, folds) * len(candidates))
+        blocks.prepare(max(0, folds) * len(candidates), fewest_servers(candidates))
         # scikit-learn takes a second to import.
         from tutti.studies.cross_validation.splits import Bootstraps, splitter_of
 

@@ -111,7 +111,7 @@ class TuneCommand(Command):
         )
         # As `Search.at_a_time` counts, but for a grid of fewer trials.
         at_a_time = min(own.trials, own.ahead) * (own.folds if own.pruner == "none" else 1)
-        blocks.prepare(max(0, at_a_time))
+        blocks.prepare(max(0, at_a_time), given.get("servers", 0))
         # Optuna takes a second to import.
         from tutti.studies.search.display import print_findings, print_question, tune_shown
         from tutti.studies.search.objectives import aims_of

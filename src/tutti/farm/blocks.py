@@ -95,6 +95,7 @@ def work_on(
     blocks: int | None = None,
     threads: int | None = None,
     jobs: int | None = None,
+    servers: int = 0,
     job_timeout_s: float | None = None,
     time_limit_s: float | None = None,
     listener: Listener | None = None,
@@ -112,6 +113,7 @@ def work_on(
         blocks: how many there are; None: as many as the cores allow, and no more than help with `jobs`.
         threads: of each rank; None: those of earlier launches of the farm, or else what the cores allow.
         jobs: how many the source will give, if that is known.
+        servers: how many ranks of each block keep a parameter centre in every job, and need no core.
         job_timeout_s: after how many seconds a job counts as hanging: it fails. None: never.
         time_limit_s: after how many seconds the farm saves and stops; None: never.
         listener: is told of all that happens.
@@ -135,7 +137,7 @@ def work_on(
             f"--threads is {threads}, and the ranks of {folder.path} have had {known} each so far; leave it "
             "out, as with other threads results have other last bits"
         )
-    placement, count = place_blocks(block, blocks, known or threads, jobs)
+    placement, count = place_blocks(block, blocks, known or threads, jobs, servers)
     ranks = folder.settle_block(block)
     if ranks != block:
         raise BadOption(
@@ -144,7 +146,7 @@ def work_on(
         )
     settled = folder.settle_threads(placement.threads or 1)
     if settled != placement.threads:
-        placement, count = place_blocks(block, blocks, settled, jobs)
+        placement, count = place_blocks(block, blocks, settled, jobs, servers)
     with (
         nullcontext() if shared else folder.lock(),
         folder.launch(job_name(os.environ)) as launch,
@@ -182,19 +184,26 @@ def work_on(
 
 
 def place_blocks(
-    block: int, blocks: int | None, threads: int | None, jobs: int | None, cores: Cores | None = None
+    block: int,
+    blocks: int | None,
+    threads: int | None,
+    jobs: int | None,
+    servers: int = 0,
+    cores: Cores | None = None,
 ) -> tuple[Placement, int]:
     """Decide how many blocks there are, and where their ranks run.
 
     Args:
-        block: the ranks of each block.
+        block: the ranks of each block, servers included.
         blocks: as in `work_on`.
         threads: as in `work_on`.
         jobs: as in `work_on`.
+        servers: as in `work_on`.
         cores: that may be used; by default what the kernel allows this process.
 
     Returns:
-        The placement of all ranks, block after block, and the number of blocks.
+        The placement of all ranks, block after block, and the number of blocks. Its workers are those of all
+        blocks, and so are its servers.
 
     Raises:
         BadOption: this host has no room for such blocks.
@@ -208,15 +217,47 @@ def place_blocks(
     for name, value in (("--block", block), ("--blocks", blocks), ("--threads", threads)):
         if value is not None and value < 1:
             raise BadOption(f"{name} is {value}; give a whole number of at least 1")
+    workers = block - servers
+    if workers < 1:
+        raise BadOption(all_serve(block, servers))
     if blocks is None:
-        if block > cores.usable:
+        if workers > cores.usable:
             raise BadOption(
                 f"--block is {block}, but this host has {cores.usable} cores that may be used; give at most "
                 "as many, or --blocks 1 for ranks that take turns"
             )
-        most = cores.usable // (block * (threads or 1)) or 1
+        most = cores.usable // (workers * (threads or 1)) or 1
         blocks = most if jobs is None else blocks_for(jobs, most)
-    return share_host(cores, blocks * block, threads), blocks
+    return replace(share_host(cores, blocks * workers, threads), servers=blocks * servers), blocks
+
+
+def all_serve(block: int, servers: int) -> str:
+    """Say that a block has so many servers that nobody trains."""
+    ranks = f"{block} rank{'' if block == 1 else 's'}"
+    why = f"--servers is {servers}, but the block has {ranks}, which leaves none to train"
+    return f"{why}; give a larger --block"
+
+
+def settings_of(placement: Placement, blocks: int, allowed: Sequence[int]) -> list[list[RankSetting]]:
+    """Return the threads and cores of each rank of each block.
+
+    A server sleeps most of the time: it has one thread, and the cores of its block's workers.
+
+    Args:
+        placement: as `place_blocks` gives it.
+        blocks: how many there are.
+        allowed: the logical CPUs of ranks that are not bound.
+    """
+    workers, servers = placement.workers // blocks, placement.servers // blocks
+    cores = placement.cores or (tuple(allowed),) * placement.workers
+    found = []
+    for first in range(0, placement.workers, workers):
+        own = cores[first : first + workers]
+        shared = tuple(sorted({cpu for group in own for cpu in group}))
+        found.append(
+            [RankSetting(placement.threads or 1, one) for one in own] + [RankSetting(1, shared)] * servers
+        )
+    return found
 
 
 class _Recorder:
@@ -338,12 +379,8 @@ class HostPool:
     ) -> None:
         self.blocks = blocks
         self._server, self._folder, self._stopping = server, folder, stopping
-        self._size, self._threads = placement.workers // blocks, placement.threads or 1
-        allowed = tuple(sorted(os.sched_getaffinity(0)))
-        self._settings = [
-            RankSetting(self._threads, placement.cores[rank] if placement.cores else allowed)
-            for rank in range(placement.workers)
-        ]
+        self._size, self._threads = placement.ranks // blocks, placement.threads or 1
+        self._settings = settings_of(placement, blocks, sorted(os.sched_getaffinity(0)))
         self._arena = Arena.create()
         self._data = SharedPlace(self._arena.address, self._arena.allocate(INDEX_BYTES))
         self._selector = selectors.DefaultSelector()
@@ -368,10 +405,7 @@ class HostPool:
         """Have a block work on a job."""
         workers = self._size - job.config.servers
         if workers < 1:
-            why = (
-                f"BadOption: --servers is {job.config.servers}, but the block has {self._size} "
-                f"rank{'' if self._size == 1 else 's'}, which leaves none to train; give a larger --block"
-            )
+            why = f"BadOption: {all_serve(self._size, job.config.servers)}"
             self._pending.append(BlockFailed(block, why, why))
             return
         if block in self._used:
@@ -508,9 +542,8 @@ class HostPool:
         return [*events, BlockFailed(number, in_one_line(str(error)), str(error))]
 
     def _start(self, number: int) -> None:
-        first = number * self._size
         self._used.discard(number)
-        block = Block(self._server, self._data, self._settings[first : first + self._size])
+        block = Block(self._server, self._data, self._settings[number])
         self._blocks[number] = block
         for source, read in block.sources():
             self._selector.register(source, selectors.EVENT_READ, _Reader(number, read))  # type: ignore[arg-type]

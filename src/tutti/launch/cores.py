@@ -9,9 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Final
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 TOPOLOGY = Path("/sys/devices/system/cpu")
+
+BINDING: Final = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""The variables by which an OpenMP runtime, such as torch's, binds threads to cores when it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ def allowed_cores() -> Cores:
     allowed = sorted(os.sched_getaffinity(0))
     quota = cpu_quota(CONTROL_GROUPS, Path("/proc/self/cgroup"))
     return Cores(group_siblings(allowed, TOPOLOGY), None if quota is None else max(1, int(quota)))
+
+
+def leave_binding_to_tutti() -> None:
+    """Keep OpenMP runtimes from binding threads: in each of several ranks they would take the same cores."""
+    for name in BINDING:
+        os.environ.pop(name, None)
 
 
 def bind(cpus: Iterable[int]) -> None:

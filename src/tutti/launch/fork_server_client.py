@@ -17,6 +17,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from tutti.launch.cores import BINDING
 from tutti.launch.fork_server import (
     GRACE_S,
     IDLE_S,
@@ -176,7 +177,7 @@ def _circumstances(threads: int, crowded: bool) -> dict[str, str]:
 
 
 def _environment(threads: int, crowded: bool) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != JOB}
+    environment = {name: value for name, value in os.environ.items() if name not in (JOB, *BINDING)}
     environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
     if crowded:
         # Threads that spin while they wait would keep those from working that they wait for.

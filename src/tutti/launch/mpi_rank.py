@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import UserError
-from tutti.launch.cores import allowed_cores
+from tutti.launch.cores import allowed_cores, leave_binding_to_tutti
 from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.launcher import started_by
 from tutti.launch.mpirun_channel import Address, RankStarted
@@ -108,6 +108,7 @@ def _set_up_process(start: MpiStart) -> int | None:
     if context.local_rank == 0:
         for warning in share.warnings:
             print(f"tutti: warning: on {socket.gethostname()}, {warning}", file=sys.stderr, flush=True)
+    leave_binding_to_tutti()
     if share.cores and works:
         os.sched_setaffinity(0, share.cores[context.local_rank])
     threads = share.threads if works else 1

@@ -47,6 +47,7 @@ from tutti.studies.cross_validation.study import (
     Findings,
     begin,
     best_first,
+    fewest_servers,
     findings_of,
     job_name,
     plan_with,
@@ -229,7 +230,8 @@ def cross_validate(
     config = there.config
     chosen = _choices("model", models), _choices("schedule", schedules)
     candidates = contenders(config, *chosen, sweep or {}, objects)
-    ranks.prepare(max(0, cv) * len(candidates) if isinstance(cv, int) else None)
+    jobs = max(0, cv) * len(candidates) if isinstance(cv, int) else None
+    ranks.prepare(jobs, fewest_servers(candidates))
     if isinstance(cv, int):
         said: dict[str, Any] = {"folds": cv}
         cv = splitter_of(cv, seed=config.seed, grouped=groups is not None)

@@ -72,17 +72,23 @@ class Blocks:
     job_timeout_s: float | None = None
     time_limit_s: float | None = None
 
-    def prepare(self, jobs: int | None) -> None:
+    def prepare(self, jobs: int | None, servers: int = 0) -> None:
         """Start what the ranks will come from: it imports torch while this process does other things.
 
         Args:
             jobs: as in `tutti.farm.blocks.work_on`.
+            servers: likewise.
 
         Raises:
             BadOption: this host has no room for such blocks.
         """
-        placement, _ = place_blocks(self.block, self.blocks, self.threads, jobs)
+        placement, _ = place_blocks(self.block, self.blocks, self.threads, jobs, servers)
         prepare_ranks(placement.threads or 1, bool(placement.warnings))
+
+
+def fewest_servers(candidates: Mapping[str, Contender]) -> int:
+    """Return the number of ranks of a block that train none of the candidates."""
+    return min(one.config.servers for one in candidates.values())
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,11 @@ class CrossValidation:
             called = {"model": f"model {model}", "schedule": f"schedule {schedule}"}
             found |= {called.get(field, field): pickled for field, pickled in one.objects.items()}
         return found
+
+    @property
+    def servers(self) -> int:
+        """The ranks of a block that train no candidate."""
+        return fewest_servers(self.contenders)
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,7 @@ def plan_folds(question: CrossValidation, blocks: Blocks, folds: int) -> Plan:
         UserError: a candidate, the data, or how they are to be split is wrong.
     """
     jobs = folds * len(question.contenders)
-    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs)
+    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs, question.servers)
     samples = look_at(samples_job(question, blocks), placement.threads or 1, bool(placement.warnings))
     return plan_with(question, samples)
 
@@ -269,6 +280,7 @@ def train_folds(
         blocks=blocks.blocks,
         threads=blocks.threads,
         jobs=sum(map(len, jobs.values())),
+        servers=plan.question.servers,
         job_timeout_s=blocks.job_timeout_s,
         time_limit_s=blocks.time_limit_s,
         listener=listener,

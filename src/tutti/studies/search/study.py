@@ -107,6 +107,14 @@ class Search:
         """What ends trials: a name in `RULES`."""
         return self.successive or self.pruner
 
+    @property
+    def servers(self) -> int:
+        """The ranks of a block that train in no trial."""
+        searched = self.space.dimensions.get("servers")
+        if searched is None:
+            return self.config.servers
+        return int(searched.low if isinstance(searched, Range) else min(searched.ends()))
+
     def check(self) -> None:
         """Refuse what cannot be searched, as far as that can be seen without the data.
 
@@ -236,7 +244,7 @@ def look(search: Search, blocks: Blocks, trials: int) -> Samples:
         UserError: the data cannot be read, or a value cannot be used.
     """
     jobs = search.at_a_time(trials)
-    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs)
+    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs, search.servers)
     return look_at(samples_job(search, blocks), placement.threads or 1, bool(placement.warnings))
 
 
@@ -440,6 +448,7 @@ def tune(
             threads=blocks.threads,
             # More blocks would have nothing to do.
             jobs=search.at_a_time(trials),
+            servers=search.servers,
             job_timeout_s=blocks.job_timeout_s,
             time_limit_s=blocks.time_limit_s,
             listener=listener,
