@@ -5,6 +5,7 @@ It says "ready" when it listens, and ends, with all programs, when its standard 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -76,7 +77,12 @@ def serve(listener: socket.socket) -> Job | None:
                 return None
             elif ready == listener.fileno():
                 stub, _ = listener.accept()
-                job, streams = _receive(stub)
+                try:
+                    job, streams = _receive(stub)
+                except OSError:
+                    # The stub was killed before it had asked for anything.
+                    stub.close()
+                    continue
                 process = os.fork()
                 if process == 0:
                     _enter_host(_process_of(stub))
@@ -88,7 +94,7 @@ def serve(listener: socket.socket) -> Job | None:
                     return job
                 for stream in streams:
                     os.close(stream)
-                stub.sendall(process.to_bytes(4))
+                _tell(stub, process)
                 stubs[stub.fileno()] = ends[os.pidfd_open(process)] = stub, process
                 for descriptor in (stub.fileno(), [*ends][-1]):
                     poll.register(descriptor, select.POLLIN)
@@ -104,7 +110,7 @@ def serve(listener: socket.socket) -> Job | None:
                 _, status = os.waitpid(process, 0)
                 if stubs.pop(stub.fileno(), None):
                     poll.unregister(stub)
-                    stub.sendall(status.to_bytes(4))
+                    _tell(stub, status)
                 stub.close()
 
 
@@ -112,7 +118,17 @@ def _receive(stub: socket.socket) -> tuple[Job, list[int]]:
     """The job, and the descriptors of its standard streams."""
     length, streams, _, _ = socket.recv_fds(stub, 4, 3)
     text = stub.recv(int.from_bytes(length), socket.MSG_WAITALL)
+    if not length or len(text) < int.from_bytes(length):
+        for stream in streams:
+            os.close(stream)
+        raise ConnectionResetError("the stub has not said all")
     return Job(**json.loads(text)), streams
+
+
+def _tell(stub: socket.socket, number: int) -> None:
+    """Send a number to a stub, unless that was killed: then the end of its connection is the next event."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        stub.sendall(number.to_bytes(4))
 
 
 def _process_of(stub: socket.socket) -> int:
