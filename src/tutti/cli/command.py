@@ -42,7 +42,7 @@ class Command(ABC):
         """Do the work, and return the exit code.
 
         Args:
-            own: the options of this command.
+            own: the options of this command; `command_line`: all words, from its name on.
             given: the fields of a `TrainConfig` that were given.
             dotted: the options of the parts that were given, by field.
         """
@@ -75,7 +75,7 @@ class Command(ABC):
             raise UnknownName(kind, name, known, f"'tutti {self.name} --help' explains every option.")
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
-        return self.run(argparse.Namespace(**own), given, dotted)
+        return self.run(argparse.Namespace(**own, command_line=(self.name, *words)), given, dotted)
 
 
 def strategy_help(words: Sequence[str]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
+from tutti.cli.engines import array_job, define_engine, print_script, submit
 from tutti.cli.options import Parser, config_from, sweep_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.farm.host_team import HostTeam, team_of_host
@@ -90,6 +92,7 @@ class CvCommand(Command):
         parser.option("--time-limit", limit, "TIME")
         out = "folder of all runs and results (default: farms/DATE-MODELS-DATA)"
         parser.option("--out", out, "FOLDER")
+        define_engine(parser)
         parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
         parser.option("--dry-run", "look at the data, print the runs and end")
         parser.config_options(leave_out=[*({*NOT_SWEPT} - {"data", "data_options", "seed"}), "schedule"])
@@ -113,9 +116,10 @@ class CvCommand(Command):
         models = choices_of("model", _listed(own.models))
         schedules = choices_of("schedule", _listed(own.schedules))
         candidates = contenders(config, models, schedules, sweep_of(own.sweep))
+        array = array_job(own, fewest_servers(candidates))
         blocks = Blocks(
             own.block,
-            own.blocks,
+            own.blocks if array is None else None,
             own.threads,
             None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
             None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
@@ -142,9 +146,14 @@ class CvCommand(Command):
         plan = plan_folds(question, blocks, folds)
         if own.dry_run:
             print_jobs(plan, sys.stdout)
+            if array is not None:
+                print_script(array, Path(own.out or plan.usual_folder()))
             return 0
         team.wait_for_farm(own.out)
         folder = begin(plan, own.out or plan.usual_folder(), own.resume or not team.first)
+        if array is not None:
+            submit(array, folder.path)
+            return 0
         outcome = train_shown(plan, folder, blocks, sys.stdout)
         found = findings_of(folder)
         write_findings(folder, found)

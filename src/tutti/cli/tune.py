@@ -7,11 +7,13 @@ import shlex
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
+from tutti.cli.engines import array_job, define_engine, print_script, submit
 from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.farm.host_team import HostTeam, team_of_host
@@ -83,6 +85,7 @@ class TuneCommand(Command):
         parser.option("--time-limit", limit, "TIME")
         out = "folder of all runs and results (default: farms/DATE-MODEL-DATA)"
         parser.option("--out", out, "FOLDER")
+        define_engine(parser)
         parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
         parser.option("--dry-run", "check the space, look at the data and end")
         kept = {"data", "data_options", "seed", "validation"}
@@ -102,9 +105,10 @@ class TuneCommand(Command):
             raise BadOption("'tutti tune' needs Optuna: pip install 'tutti[tune]'")
         from_file = {} if own.space is None else read_space(own.space)
         space = space_of({**from_file, **dotted.pop(SPACE, {})})
+        array = array_job(own, given.get("servers", 0))
         blocks = Blocks(
             own.block,
-            own.blocks,
+            own.blocks if array is None else None,
             own.threads,
             None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
             None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
@@ -116,8 +120,14 @@ class TuneCommand(Command):
         from tutti.studies.search.display import print_findings, print_question, tune_shown
         from tutti.studies.search.objectives import aims_of
         from tutti.studies.search.page import write_tune_page
+        from tutti.studies.search.storage import without_password
         from tutti.studies.search.study import Search, begin, look
 
+        if array is not None and own.storage and without_password(own.storage) != own.storage:
+            raise BadOption(
+                "--on slurm would write the password of --storage into the job script; leave it out and keep "
+                "it in ~/.pgpass"
+            )
         search = Search(
             config_from(given, dotted),
             space,
@@ -142,9 +152,14 @@ class TuneCommand(Command):
         samples = look(search, blocks, own.trials)
         print_question(search, own.trials, sys.stdout)
         if own.dry_run:
+            if array is not None:
+                print_script(array, Path(own.out or "FARM"))
             return 0
         team.wait_for_farm(own.out)
         folder = begin(search, samples, own.out, own.resume or not team.first)
+        if array is not None:
+            submit(array, folder.path)
+            return 0
         found = tune_shown(search, folder, own.trials, blocks, own.storage, sys.stdout)
 
         def command(config: TrainConfig) -> str:

@@ -1,0 +1,58 @@
+"""`--on`: who starts the processes that work on a farm."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from tutti.cli.options import Parser
+from tutti.errors import BadOption
+from tutti.farm.slurm import SCRIPT, ArrayJob
+
+HERE: Final = "here"
+SLURM: Final = "slurm"
+
+
+def define_engine(parser: Parser) -> None:
+    """Add the option to a command's parser."""
+    on = "where the runs are made: on this host, or by a job array of Slurm, which has --blocks tasks"
+    parser.option("--on", on, default=HERE, choices=[HERE, SLURM])
+
+
+def array_job(own: argparse.Namespace, servers: int) -> ArrayJob | None:
+    """Return the job array that is to work on the farm; None: this process is.
+
+    Args:
+        own: the options of the command.
+        servers: the ranks of each block that do not train.
+
+    Raises:
+        BadOption: nobody has said how many tasks there are.
+    """
+    if own.on == HERE:
+        return None
+    if own.blocks is None or own.blocks < 1:
+        raise BadOption(
+            "--on slurm needs --blocks N: the job array has N tasks, each of which makes one run at a time"
+        )
+    return ArrayJob(own.command_line, own.blocks, max(1, own.block - servers), own.threads or 1)
+
+
+def print_script(job: ArrayJob, folder: Path) -> None:
+    """Print what `submit` would hand to Slurm."""
+    print(f"{folder / SCRIPT}:\n\n{job.script(folder)}", end="")
+
+
+def submit(job: ArrayJob, folder: Path) -> None:
+    """Hand a farm to Slurm, and say what to do next.
+
+    Raises:
+        BadRunFolder: the script cannot be written.
+        UserError: Slurm is not here, or does not take it.
+    """
+    number = job.submit(folder)
+    print(
+        f"submitted {folder / SCRIPT} as job {number}, an array of {job.tasks} tasks; 'tutti watch {folder}' "
+        f"shows how far they are, 'tutti report {folder}' what has come out"
+    )

@@ -1,0 +1,105 @@
+"""A farm for Slurm: a job array, each task of which works on the farm's folder with a block of its own.
+
+    tutti cv ... --on slurm --blocks 8 ──► FARM/slurm.sh ──sbatch──► task 0: tutti cv ... --resume --out FARM
+                                                                     task 1: the same; up to task 7
+
+The tasks share the jobs as all launches on one folder do (`claims.py`). No torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import UserError
+from tutti.records.files import replace_file
+
+SCRIPT: Final = "slurm.sh"
+
+_TEXT: Final = """\
+#!/bin/bash
+#SBATCH --job-name={name} --array=0-{last} --output={folder}/slurm-%A-%a.txt
+#SBATCH --nodes=1 --ntasks=1 --cpus-per-task={cores}
+#SBATCH --signal=B:USR1@60
+# Each task takes what no other one works on. A minute before its time is over Slurm asks it to save and stop:
+# 'sbatch {script}' once more goes on.
+cd {here} || exit
+exec {command}
+"""
+
+
+@dataclass(frozen=True)
+class ArrayJob:
+    """A job array that works on a farm.
+
+    Args:
+        words: the words of the command, from its name on.
+        tasks: how many there are; each has one block.
+        ranks: of a block that train.
+        threads: of each rank.
+    """
+
+    words: Sequence[str]
+    tasks: int
+    ranks: int
+    threads: int
+
+    def script(self, folder: Path) -> str:
+        """Return the text of the job script for the farm in a folder."""
+        folder = folder.absolute()
+        # Of an option that is given twice the last one counts.
+        own = [
+            "--on",
+            "here",
+            "--resume",
+            "--out",
+            str(folder),
+            "--blocks",
+            "1",
+            "--threads",
+            str(self.threads),
+        ]
+        return _TEXT.format(
+            name=shlex.quote(f"tutti-{folder.name}"),
+            last=self.tasks - 1,
+            folder=_escaped(folder),
+            cores=self.ranks * self.threads,
+            script=shlex.quote(str(folder / SCRIPT)),
+            here=shlex.quote(os.getcwd()),
+            command=shlex.join([sys.executable, "-P", "-m", "tutti", *self.words, *own]),
+        )
+
+    def submit(self, folder: Path) -> str:
+        """Write the script into the folder of the farm and submit it; return the job's number.
+
+        Raises:
+            BadRunFolder: the script cannot be written.
+            UserError: Slurm is not here, or does not take it.
+        """
+        script = folder.absolute() / SCRIPT
+        replace_file(script, os.fsencode(self.script(folder)))
+        then = (
+            f"the job script is {script}: mend it where it does not fit this cluster, and submit it yourself"
+        )
+        try:
+            done = subprocess.run(
+                ["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            raise UserError(f"sbatch cannot be started ({error.strerror}); {then}") from error
+        if done.returncode != 0:
+            raise UserError(
+                f"sbatch has not taken the job: {done.stderr.strip() or 'it says nothing'}; {then}"
+            )
+        return done.stdout.strip().partition(";")[0]
+
+
+def _escaped(folder: Path) -> str:
+    """Return a folder as `--output` takes it, where %-signs and spaces have a meaning."""
+    return shlex.quote(str(folder).replace("%", "%%"))
