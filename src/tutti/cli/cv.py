@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -160,7 +161,8 @@ class CvCommand(Command):
         print_findings(found, folder, outcome, sys.stdout, own.classes)
         self._report(folder, found)
         if outcome.stopped is not None:
-            print(f"stopped: {outcome.stopped}; go on by the same command with --resume --out {folder.path}")
+            out = shlex.quote(str(folder.path))
+            print(f"stopped: {outcome.stopped}; go on by the same command with --resume --out {out}")
             return EXIT_INTERRUPTED
         return 1 if found.failed else 0
 

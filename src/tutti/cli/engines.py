@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,8 @@ def array_job(own: argparse.Namespace, servers: int) -> ArrayJob | None:
         raise BadOption(
             "--on slurm needs --blocks N: the job array has N tasks, each of which makes one run at a time"
         )
-    return ArrayJob(own.command_line, own.blocks, max(1, own.block - servers), own.threads or 1)
+    words = [word for word in own.command_line if word != "--dry-run"]
+    return ArrayJob(words, own.blocks, max(1, own.block - servers), own.threads or 1)
 
 
 def print_script(job: ArrayJob, folder: Path) -> None:
@@ -51,8 +53,8 @@ def submit(job: ArrayJob, folder: Path) -> None:
         BadRunFolder: the script cannot be written.
         UserError: Slurm is not here, or does not take it.
     """
-    number = job.submit(folder)
+    number, said = job.submit(folder), shlex.quote(str(folder))
     print(
-        f"submitted {folder / SCRIPT} as job {number}, an array of {job.tasks} tasks; 'tutti watch {folder}' "
-        f"shows how far they are, 'tutti report {folder}' what has come out"
+        f"submitted {folder / SCRIPT} as job {number}, an array of {job.tasks} tasks\n"
+        f"how far they are: tutti watch {said}; what has come out: tutti report {said}"
     )

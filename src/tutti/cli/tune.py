@@ -174,7 +174,7 @@ class TuneCommand(Command):
             then = f"then run 'tutti report {folder.path}'"
             print(f"tutti: warning: {error}; {then}", file=sys.stderr, flush=True)
         if found.outcome is not None and found.outcome.stopped is not None:
-            how = f"go on by the same command with --resume --out {folder.path}"
+            how = f"go on by the same command with --resume --out {shlex.quote(str(folder.path))}"
             print(f"stopped: {found.outcome.stopped}; {how}")
             return EXIT_INTERRUPTED
         return 0 if found.best else 1
