@@ -10,8 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
@@ -153,6 +155,23 @@ def test_example_on_two_ranks_prints_what_the_plain_loop_prints(
     assert re.fullmatch(r"\d+ of 397 correct", plain)
     assert main(["run", "-n", "2", "examples/own_loop.py"]) == 0
     assert capfd.readouterr().out.count(plain) == 2
+
+
+@pytest.mark.timeout(180)
+def test_the_gan_draws_the_same_on_one_rank_and_on_two(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = ROOT / "examples/gan.py"
+    exact = "import runpy, torch\ntorch.set_default_dtype(torch.float64)\n"
+    Path("exact.py").write_text(f"{exact}runpy.run_path({str(example)!r}, run_name='__main__')\n")
+    subprocess.run([*interpreter(), "exact.py", "1"], stdin=subprocess.DEVNULL, check=True)
+    alone = np.asarray(Image.open("gan.png"), dtype=np.int16)
+    assert main(["run", "-n", "2", "exact.py", "1"]) == 0
+    together = np.asarray(Image.open("gan.png"), dtype=np.int16)
+    # Rounding may put a value on the other side of a border between two levels of grey.
+    assert np.abs(together - alone).max() <= 1
+    assert alone.std() > 1
 
 
 def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> None:
