@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import divided, open_pool
-from tutti.data.sources import read_source
+from tutti.data.sources import check_named, read_source
 from tutti.errors import BadData, BadOption, UnknownName, UserError
 from tutti.records.splits import Split, write_splits
 
@@ -171,9 +171,14 @@ def test_listed_files_are_one_data_set(tmp_path):
     contents = read_source(str(listed), {"target": "y"})
     inputs, targets = contents.parts["train"]
     assert (inputs[:].tolist(), targets.tolist()) == ([[2], [3], [1]], [1, 0, 0])
-    listed.write_text("a.csv\nmissing.csv\n")
-    with pytest.raises(BadData, match=r"there is no .*missing\.csv"):
-        read_source(str(listed), {"target": "y"})
+    for line in ("missing.csv", "\0", "long" * 1000, "~nobody/a.csv"):
+        listed.write_text(f"# before any rank is started\na.csv\n{line}\n")
+        with pytest.raises(BadData, match="names no file in line 3: there is no"):
+            check_named(str(listed))
+    with pytest.raises(BadData, match=r"there is no .*b/b\.csv, which '.*' stands for"):
+        check_named(str(tmp_path / "{b/a,b/b}.csv").replace("{b/a", "{a"))
+    with pytest.raises(BadData, match="more than 1,048,576 files"):
+        check_named(str(tmp_path / "{1..9999}{1..9999}.csv"))
     (tmp_path / "b" / "c.csv").write_text("z,y\n2,horse\n")
     listed.write_text("a.csv\nb/c.csv\n")
     with pytest.raises(BadData, match=r"c\.csv has the columns z, but .*a\.csv has x"):

@@ -27,7 +27,7 @@ PARTS = {
 
 _INPUTS = ("x", "inputs", "images", "data", "features")
 _TARGETS = ("y", "targets", "labels", "target")
-TARGET_WORDS: Final = frozenset({*_TARGETS, "label", "class"})
+TARGET_WORDS: Final = frozenset({*_TARGETS, "label", "class", "cls"})
 """Names of a column that is to be predicted."""
 
 _SLOTS = {

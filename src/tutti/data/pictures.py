@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tutti.data.rows import Array, Indices
+from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.errors import BadData, BadOption
 from tutti.load_object import optional_package
 from tutti.records.files import cache_folder
@@ -87,6 +87,30 @@ def decoded(pictures: Pictures, size: object = None, skip_bad: bool = False) -> 
     mapped: Array = np.load(values, mmap_mode="r", allow_pickle=False)
     found = np.asarray(mapped)[: len(numbers)]
     return (found.transpose(0, 3, 1, 2) if found.ndim == 4 else found), numbers
+
+
+def decoded_some(
+    pictures: Pictures, wanted: Indices, size: object = None, skip_bad: bool = False
+) -> tuple[Rows, Indices]:
+    """Decode pictures, of which some are wanted.
+
+    Args:
+        pictures: as they are stored.
+        wanted: their numbers, ascending.
+        size: as for `decoded`.
+        skip_bad: likewise.
+
+    Returns:
+        The pictures that are wanted and could be decoded, and their places among those that are wanted.
+
+    Raises:
+        BadData: there is none, or one cannot be decoded.
+    """
+    found, good = decoded(pictures, size, skip_bad)
+    _, at, among = np.intersect1d(good, wanted, return_indices=True)
+    if not len(at):
+        raise BadData(f"{pictures.source} has no sample with a picture and a target")
+    return chosen(found, at), among
 
 
 def _size(given: object) -> tuple[int, int] | None:

@@ -98,15 +98,17 @@ def _contents(data: object, options: dict[str, object]) -> tuple[Contents[object
 def check_named(data: str) -> None:
     """Refuse a name that is neither a built-in data set nor a file of a known kind nor a folder of one.
 
+    The files of a list must be there, too.
+
     Raises:
         UnknownName: a word without a dot or a slash, of which there is no such data set.
-        BadData: the file is missing, empty or of another kind.
+        BadData: the file, or one that it lists, is missing, empty or of another kind.
     """
     path = Path(data).expanduser()
     if not (data and path.exists()) and path.name == data and not path.suffix:
         BUILT_IN.check(data)
     if data not in BUILT_IN:
-        format_of(path)
+        format_of(path).check(path)
 
 
 def _missing(value: object) -> str:

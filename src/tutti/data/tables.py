@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,9 @@ from tutti.errors import BadData, BadOption
 
 ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that stand for a missing value, in lower case."""
+
+MOST_NAME: Final = 256
+"""The longest text that is the name of a class: with each text goes room for the longest."""
 
 _SHOWN = 20
 
@@ -106,8 +109,12 @@ class Column:
     absent: NDArray[np.bool_]
 
     @classmethod
-    def of_texts(cls, name: str, texts: Sequence[str]) -> Column:
-        """Return a column of whole numbers, if all texts are such, else of numbers, else of texts."""
+    def of_texts(cls, name: str, texts: Sequence[str], what: str) -> Column:
+        """Return a column of whole numbers, if all texts are such, else of numbers, else of texts.
+
+        Raises:
+            BadData: a text of the table `what` is too long for the name of a class.
+        """
         stripped = [text.strip() for text in texts]
         absent = np.array([text.lower() in ABSENT for text in stripped], dtype=bool)
         there = ["0" if gone else text for text, gone in zip(stripped, absent, strict=True)]
@@ -116,7 +123,22 @@ class Column:
                 return cls(name, np.array([kind(text) for text in there]), absent)
             except (ValueError, OverflowError):
                 continue
+        refuse_long_texts(stripped, name, what)
         return cls(name, np.array(stripped, dtype=str), absent)
+
+
+def refuse_long_texts(texts: Iterable[str], name: str, what: str) -> None:
+    """Refuse targets that are too long for names of classes.
+
+    Raises:
+        BadData: with the first such text.
+    """
+    long = next((text for text in texts if len(text) > MOST_NAME), None)
+    if long is not None:
+        raise BadData(
+            f"the target '{name}' of {what} has a text of {len(long):,} letters, '{long[:40]}...', and the "
+            f"name of a class has {MOST_NAME} at most; choose another column by --data.target NAME"
+        )
 
 
 def targets_of(columns: Sequence[Column], missing: str, what: str) -> tuple[Array, NDArray[np.bool_]]:

@@ -80,6 +80,21 @@ def read_npz(path: Path, keys: Iterable[str] | None = None) -> dict[str, Array]:
     return arrays
 
 
+def npy_array(content: bytes) -> Array:
+    """Read the array of numbers that is the content of an NPY file. Nothing is unpickled.
+
+    Raises:
+        ValueError: it is damaged, or holds something else than numbers.
+    """
+    try:
+        found: Array = np.load(io.BytesIO(content), allow_pickle=False)
+    except _DAMAGED as error:
+        raise ValueError(f"it is no whole NPY file of numbers: {error}") from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
+        raise ValueError("it is no NPY file of numbers")
+    return found
+
+
 def open_data_file(path: Path) -> BinaryIO:
     """Open a file for reading.
 

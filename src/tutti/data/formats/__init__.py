@@ -7,6 +7,7 @@ as texts do, is known by their names. A folder is known by what it holds.
 from __future__ import annotations
 
 import difflib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,6 +42,15 @@ class Format(ABC):
     def in_folder(folder: Path) -> bool:
         """Tell whether a folder holds a data set of this format."""
         return False
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Refuse what can be seen to be wrong without reading the data, before any rank is started.
+
+        Raises:
+            BadData: a file that the data consist of is missing.
+        """
+        return
 
     @staticmethod
     @abstractmethod
@@ -144,6 +154,8 @@ def format_of(path: Path) -> type[Format]:
         BadData: it is missing, empty or of another kind.
     """
     if not path.exists():
+        if "{" in str(path):
+            return FORMATS["pattern"]
         raise BadData(f"there is no {path}; {nearest(path)}")
     forms = list(FORMATS.values())
     if path.is_dir():
@@ -193,7 +205,7 @@ def read_start(path: Path, count: int = 4) -> bytes:
 def nearest(path: Path) -> str:
     """Say which file a missing one may be, or which there are."""
     folder = path.parent
-    while not folder.is_dir():
+    while not os.path.isdir(folder):
         path, folder = folder, folder.parent
     names = sorted(p.name for p in folder.iterdir())
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.4)

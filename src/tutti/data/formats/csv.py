@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import io
-import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import Final, TextIO
 
 import numpy as np
 
 from tutti.data.arrays import float_dtype
 from tutti.data.contents import Contents
-from tutti.data.formats import Format, read_start
+from tutti.data.formats import Format
+from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
 from tutti.data.rows import Array, Rows, chosen, joined
 from tutti.data.tables import ABSENT, Choice, Column, choose, targets_of
 from tutti.errors import BadData
-from tutti.records.npz import open_data_file, refuse_larger_than_memory
+from tutti.records.npz import refuse_larger_than_memory
 from tutti.registry import part
 
 _ROWS: Final = 4096
@@ -34,7 +31,7 @@ _SEPARATORS: Final = ",;\t"
 class Csv(Format):
     """CSV files: a row for each sample; `--data.target` names the column to be predicted."""
 
-    endings = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+    endings = tuple(f".{form}{packed}" for form in ("csv", "tsv") for packed in PACKED)
 
     @staticmethod
     def read(
@@ -51,36 +48,32 @@ class Csv(Format):
         Raises:
             BadData: the file is broken, or there is a text where a number is due.
         """
-        read_start(path)
-        try:
-            with ExitStack() as stack:
-                return _read(path, _rows_of(path, stack), target, columns, missing)
-        except UnicodeDecodeError as error:
-            raise BadData(f"{path} is no text in UTF-8: {error.reason}; save it as UTF-8") from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadData(f"{path} is truncated or damaged: {error}; copy it again") from error
+        with open_text(path) as file:
+            return _read(path, _rows_of(path, file), target, columns, missing)
 
 
-def _rows_of(path: Path, stack: ExitStack) -> Iterator[list[str]]:
-    """Open a file, and return its rows without those that are blank."""
-    raw = stack.enter_context(open_data_file(path))
-    packed = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    unpacked = cast("IO[bytes]", stack.enter_context(gzip.GzipFile(fileobj=raw))) if packed else raw
-    file = stack.enter_context(io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline=""))
-    first = file.readline(1 << 20)
-    separator = max(_SEPARATORS, key=first.count)
-    reader = csv.reader(chain([first], file), delimiter=separator, strict=True)
+def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
+    """Return the rows of a file without those that are blank."""
+    lines, letters = lines_of(file, path), 0
+    first = next(lines, "")
 
-    def rows() -> Iterator[list[str]]:
-        try:
-            for row in reader:
-                if row:
-                    yield row
-        except csv.Error as error:
-            raise BadData(f"{path} is broken at line {reader.line_num:,}: {error}; mend that line") from error
+    def counted() -> Iterator[str]:
+        # A quoted text may have lines, so a row may have any number of them.
+        nonlocal letters
+        for line in chain([first], lines):
+            letters += len(line)
+            if letters > MOST_LETTERS:
+                raise refuse_longer(path)
+            yield line
 
-    return rows()
+    reader = csv.reader(counted(), delimiter=max(_SEPARATORS, key=first.count), strict=True)
+    try:
+        for row in reader:
+            letters = 0
+            if row:
+                yield row
+    except csv.Error as error:
+        raise BadData(f"{path} is broken at line {reader.line_num:,}: {error}; mend that line") from error
 
 
 def _read(
@@ -102,11 +95,13 @@ def _read(
     pieces, goals = _numbers(path, rows, names, choice)
     if not pieces:
         raise BadData(f"{path} has no row below its column names; give a row for each sample")
-    found = [Column.of_texts(names[at], texts) for at, texts in zip(choice.targets, goals, strict=True)]
+    found = [
+        Column.of_texts(names[at], texts, str(path)) for at, texts in zip(choice.targets, goals, strict=True)
+    ]
     targets, kept = targets_of(found, missing, str(path))
     inputs = chosen(joined(pieces), np.flatnonzero(kept))
-    stem = path.name.removesuffix(".gz").rpartition(".")[0]
-    return Contents(stem, {"train": (inputs, targets)}, columns=tuple(names[at] for at in choice.inputs))
+    used = tuple(names[at] for at in choice.inputs)
+    return Contents(stem_of(path), {"train": (inputs, targets)}, columns=used)
 
 
 def _numbers(

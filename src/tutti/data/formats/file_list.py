@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from typing_extensions import override
+
 from tutti.data.contents import Contents
-from tutti.data.formats import Format, read_files
+from tutti.data.formats import Format, nearest, read_files
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
+from tutti.records.untrusted import printable
 from tutti.registry import part
 
 
@@ -18,6 +22,13 @@ class FileList(Format):
     endings = (".txt", ".list", ".lst")
 
     @staticmethod
+    @override
+    def check(path: Path) -> None:
+        """Refuse a list with a line that names no file."""
+        _files(path)
+
+    @staticmethod
+    @override
     def read(path: Path, missing: str = "error", **options: object) -> Contents[object]:
         """Read the files of a list; further options are those of their format.
 
@@ -26,19 +37,35 @@ class FileList(Format):
             missing: as for each file.
             options: likewise.
         """
-        with open_data_file(path) as file:
-            try:
-                lines = file.read(1 << 26).decode("utf-8-sig").splitlines()
-            except UnicodeDecodeError as error:
-                raise BadData(
-                    f"{path} is no text in UTF-8, so no list of files; name it by its format"
-                ) from error
-        names = [name for line in lines if (name := line.partition("#")[0].strip())]
-        if not names:
-            raise BadData(f"{path} lists no files; write the path of one in each line")
-        files = [path.parent / Path(name).expanduser() for name in names]
-        for number, one in enumerate(files, 1):
-            if one.resolve() == path.resolve() or one.name.lower().endswith(FileList.endings):
-                raise BadData(f"{path} lists {names[number - 1]}, which is a list itself; list its files")
-        contents = read_files(files, {**options, "missing": missing})
+        contents = read_files(_files(path), {**options, "missing": missing})
         return Contents(path.stem, contents.parts, contents.classes, contents.labels, contents.columns)
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that a list names.
+
+    Raises:
+        BadData: a line names none, or there are no lines.
+    """
+    with open_data_file(path) as file:
+        try:
+            lines = file.read(1 << 26).decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise BadData(
+                f"{path} is no text in UTF-8, so no list of files; name it by its format"
+            ) from error
+    files = []
+    for number, line in enumerate(lines, 1):
+        name = line.partition("#")[0].strip()
+        if not name:
+            continue
+        one, shown = path.parent / os.path.expanduser(name), printable(name[:200])
+        # It may be no path at all: those of pathlib raise then.
+        if not os.path.exists(one):
+            raise BadData(f"{path} names no file in line {number:,}: there is no '{shown}'; {nearest(one)}")
+        if one.name.lower().endswith(FileList.endings):
+            raise BadData(f"{path} lists {shown} in line {number:,}, which is a list itself; list its files")
+        files.append(one)
+    if not files:
+        raise BadData(f"{path} lists no files; write the path of one in each line")
+    return files

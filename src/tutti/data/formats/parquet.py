@@ -13,7 +13,7 @@ import numpy as np
 from tutti.data.arrays import float_dtype
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.pictures import Pictures, decoded, stamp
+from tutti.data.pictures import Pictures, decoded_some, stamp
 from tutti.data.rows import Array, chosen, joined
 from tutti.data.tables import Column, choose, targets_of
 from tutti.errors import BadData
@@ -130,11 +130,8 @@ def _read(
     labels = _class_names(table.schema, goals)
     classes = len(labels) or None
     if len(inputs) == 1 and _holds_pictures(kinds[0]):
-        pictures, good = decoded(_pictures(table, inputs[0]), size, skip_bad)
-        both, at, among = np.intersect1d(good, numbers, return_indices=True)
-        if not len(both):
-            raise BadData(f"{path} has no row with a picture and a target")
-        return Contents(path.stem, {"train": (chosen(pictures, at), targets[among])}, classes, labels)
+        pictures, among = decoded_some(_pictures(table, inputs[0]), numbers, size, skip_bad)
+        return Contents(path.stem, {"train": (pictures, targets[among])}, classes, labels)
     if len(inputs) == 1 and _is_list(kinds[0]):
         rows = joined([_lists(table, inputs[0], block) for block in range(table.blocks)])
         return Contents(path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels)

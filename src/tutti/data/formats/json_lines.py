@@ -1,0 +1,127 @@
+"""JSON files: an object for each sample, one a line or in a list.
+
+Source: https://jsonlines.org, and RFC 8259 for JSON itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TextIO
+
+from tutti.data.contents import Contents
+from tutti.data.formats import Format
+from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
+from tutti.data.named_samples import NamedSamples
+from tutti.errors import BadData
+from tutti.records.untrusted import printable
+from tutti.registry import part
+
+_PIECE: Final = 1 << 16
+"""Letters of a list that are read at a time, at least."""
+
+_LIST: Final = tuple(f".json{packed}" for packed in PACKED)
+"""The endings of files that are a list of samples, if they begin like one."""
+
+_BLANK: Final = " \t\r\n"
+
+
+@part("JSON lines")
+class JsonLines(Format):
+    """JSON lines: an object for each sample, whose keys are the columns; or a list of such objects."""
+
+    endings = tuple(f".{form}{packed}" for form in ("jsonl", "ndjson", "json") for packed in PACKED)
+
+    @staticmethod
+    def read(
+        path: Path, target: object = None, columns: object = None, missing: str = "error"
+    ) -> Contents[object]:
+        """Read a table.
+
+        Args:
+            path: of the file.
+            target: the key of what is to be predicted, or several.
+            columns: those to predict it from: several of numbers, or one of lists of them; None: all others.
+            missing: "drop" leaves out samples without a target.
+
+        Raises:
+            BadData: the file is broken, or there is a text where a number is due.
+        """
+        samples, width = NamedSamples(path, target, columns), 0
+        with open_text(path) as file:
+            for where, value in _values(file, path):
+                if isinstance(value, list):
+                    width = width or len(value)
+                    if len(value) != width:
+                        raise BadData(
+                            f"{path} has {len(value):,} values in {where}, where its first list has "
+                            f"{width:,}; mend it"
+                        )
+                    value = {str(at): one for at, one in enumerate(value)}
+                if not isinstance(value, dict) or not value:
+                    raise BadData(
+                        f"{path} has no object in {where}, but {printable(str(value)[:60])}; give one for "
+                        'each sample, such as {"x": [0.5, 2], "y": 1}'
+                    )
+                samples.add(where, value)
+        return samples.contents(stem_of(path), missing)
+
+
+def _values(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
+    """The values in a file with their places: of each line, or of the list that is a file's content."""
+    listed = path.name.lower().endswith(_LIST)
+    for number, line in enumerate(lines_of(file, path), 1):
+        text = line.strip(_BLANK)
+        if not text:
+            continue
+        if text.startswith("[") and listed:
+            yield from _items(line.lstrip(_BLANK)[1:], file, path)
+            return
+        try:
+            yield f"line {number:,}", json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _no_json(path, f"line {number:,}", error) from error
+
+
+def _items(text: str, file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
+    """The items of a list that has begun, read piece by piece."""
+    decoder, at, number, due = json.JSONDecoder(), 0, 0, "item"
+    while True:
+        at = next((place for place in range(at, len(text)) if text[place] not in _BLANK), len(text))
+        if at < len(text) and due == "item" and not (text[at] == "]" and number == 0):
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except RecursionError as error:
+                raise _no_json(path, f"object {number + 1:,}", error) from error
+            except ValueError as error:
+                broken: ValueError = error
+            else:
+                number, due = number + 1, "comma"
+                yield f"object {number:,}", value
+                continue
+        elif at < len(text):
+            if text[at] == "]":
+                if text[at + 1 :].strip(_BLANK) or file.read(_PIECE).strip(_BLANK):
+                    raise BadData(
+                        f"{path} goes on after the end of its list; give one list, or a sample a line"
+                    )
+                return
+            if text[at] != ",":
+                broken = ValueError(f"a comma is due before '{text[at]}'")
+                raise _no_json(path, f"object {number + 1:,}", broken)
+            at, due = at + 1, "item"
+            continue
+        else:
+            broken = ValueError("it ends within its list")
+        if len(text) - at > MOST_LETTERS:
+            raise refuse_longer(path)
+        more = file.read(max(_PIECE, len(text) - at))
+        if not more:
+            raise _no_json(path, f"object {number + 1:,}", broken)
+        text, at = text[at:] + more, 0
+
+
+def _no_json(path: Path, where: str, error: Exception) -> BadData:
+    said = "it has too many levels" if isinstance(error, RecursionError) else str(error)[:200]
+    return BadData(f"{path} is broken in {where}: {printable(said)}; mend it or leave it out")

@@ -1,0 +1,115 @@
+"""JSON lines and lists of objects: keys as columns, lists as inputs, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from tutti.data.sources import read_source
+from tutti.errors import BadData
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Writes samples, or a text, as a file, and reads its training part."""
+
+    def write_and_read(samples, name="a.jsonl", **options):
+        text = samples if isinstance(samples, str) else "".join(json.dumps(one) + "\n" for one in samples)
+        (tmp_path / name).write_text(text)
+        contents = read_source(str(tmp_path / name), options)
+        inputs, targets = contents.parts["train"]
+        return inputs[:], targets, contents
+
+    return write_and_read
+
+
+def test_keys_are_columns_and_texts_classes(read):
+    samples = [{"a": 1, "b": 2.5, "y": "v"}, {"b": -1e2, "a": True, "y": "u"}]
+    inputs, targets, contents = read(samples)
+    assert (inputs.tolist(), targets.tolist()) == ([[1, 2.5], [1, -100]], [1, 0])
+    assert (contents.labels, contents.columns, contents.name) == (("u", "v"), ("a", "b"), "a")
+    for text in (json.dumps(samples), json.dumps(samples, indent=1), "[\n" + json.dumps(samples)[1:]):
+        again, others, listed = read(text, "a.json")
+        assert np.array_equal(again, inputs)
+        assert np.array_equal(others, targets)
+        assert (listed.labels, listed.columns) == (contents.labels, contents.columns)
+
+
+def test_lists_are_inputs_or_targets_of_any_shape(read):
+    tokens, _, contents = read([{"x": [1, 2, 3], "y": 0}, {"x": [4, 5, 6], "y": 1}])
+    assert (tokens.tolist(), tokens.dtype, contents.columns) == ([[1, 2, 3], [4, 5, 6]], np.int64, ())
+    inputs, targets, _ = read(
+        [{"x": [[1, 2.5]], "y": [0.5, 1]}, {"x": [[3, None]], "y": [1, 2]}], missing="mean"
+    )
+    assert (inputs.shape, inputs[0].tolist(), targets.tolist()) == ((2, 1, 2), [[1, 2.5]], [[0.5, 1], [1, 2]])
+    rows, targets, _ = read("[1, 2, 0]\n[3, 4, 1]\n", target=-1)
+    assert (rows.tolist(), targets.tolist()) == ([[1, 2], [3, 4]], [0, 1])
+    same, _, _ = read("[[1, 2, 0],[3, 4, 1]]", "a.json", target=-1)
+    assert np.array_equal(same, rows)
+
+
+def test_blocks_of_whole_numbers_and_of_floats_are_one_column(read):
+    values = [*range(5000), 0.5]
+    samples = [{"x": [value], "y": value % 2 if value != 0.5 else None} for value in values]
+    inputs, targets, _ = read(samples, missing="drop")
+    assert (inputs[:, 0].tolist(), len(targets)) == (values[:-1], 5000)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.csv.zst"])
+def test_packed_texts_are_read(tmp_path, name):
+    content = b'{"x":1,"y":0}\n{"x":2,"y":1}\n' if "json" in name else b"x,y\n1,0\n2,1\n"
+    if name.endswith("gz"):
+        packed = gzip.compress(content)
+    else:
+        packed = pytest.importorskip("pyarrow").compress(content, "zstd", asbytes=True)
+    path = tmp_path / name
+    path.write_bytes(packed)
+    contents = read_source(str(path), {})
+    assert (contents.name, contents.parts["train"][0][:].tolist()) == ("a", [[1], [2]])
+    path.write_bytes(packed[:-5])
+    with pytest.raises(BadData, match=rf"{name} is truncated or damaged"):
+        read_source(str(path), {})
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (
+            [{"a": 1, "y": 0}, {"a": "two", "y": 1}],
+            r"a text where a number is due: line 2, column 'a' has 'two'",
+        ),
+        ([{"x": [1], "y": 0}, {"x": [1, "two"], "y": 1}], r"line 2, column 'x' has 'two'"),
+        ([{"x": [1], "y": 0}, {"x": [1, 2], "y": 1}], r"several lengths in 'x': 1, and 2 in line 2"),
+        ([{"x": [1], "y": 0}, {"x": [[1], [1, 2]], "y": 1}], r"no regular list of numbers in line 2, 'x'"),
+        ([{"x": [1], "y": 0}, {"y": 1}], r"has nothing in line 2, column 'x', where others have lists"),
+        (
+            [{"a": 1, "y": 0}, {"a": 1, "b": 1, "y": 1}],
+            r"a value 'b' in line 2, which the first sample has not",
+        ),
+        ([{"a": 1, "b": [2], "y": 0}], r"a list where a number is due: line 1, column 'b'.*--data.columns b"),
+        ([{"a": 1, "y": 0}, {"y": 1}], r"no value in row 2, column 'a'"),
+        ([{"a": 1, "y": 0}, {"a": 1}], r"no value in row 2 of the target 'y'"),
+        ([{"a": 1, "y": 0}, {"a": 1, "y": "u"}], r"has 'u' in line 2, target 'y', and 0 before"),
+        ([{"a": 1, "y": "long" * 100}], r"a text of 400 letters"),
+        ([{"a": 10**400, "y": 0}], "too large"),
+        ([{"a": 1, "b": 2}], "no column with a name such as 'target'"),
+        ('{"a": 1, "y": 0}\n{"a": 1', r"is broken in line 2: Expecting ',' delimiter"),
+        ("[1, 2]\n[1]\n[1, 2]", "has 1 values in line 2, where its first list has 2"),
+        ("[" * 100_000, "too many levels"),
+        ("3\n", "has no object in line 1, but 3"),
+        ('[{"a": 1, "y": 0}, {"a": 1', r"is broken in object 2"),
+        ('[{"a": 1, "y": 0} {"a": 1}]', r"a comma is due before '{'"),
+        ('[{"a": 1, "y": 0}] 3', "goes on after the end of its list"),
+        ("[]", "has no samples"),
+        ("\n\n", "has no samples"),
+    ],
+)
+def test_what_cannot_be_read_is_named(read, samples, said):
+    name, options = ("a.json" if samples[:2] in ("[{", "[]") else "a.jsonl"), {}
+    if samples[:2] == "[1":
+        options["target"] = 0
+    with pytest.raises(BadData, match=said):
+        read(samples, name, **options)

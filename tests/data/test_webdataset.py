@@ -1,0 +1,148 @@
+"""WebDataset tars, alone and by a pattern of names; and what is refused in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+from tutti.data.sources import read_source
+from tutti.errors import BadData
+
+Image = pytest.importorskip("PIL.Image", reason="needs the extra 'data'")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
+
+
+def picture(value):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (value,) * 3).save(file, "PNG")
+    return file.getvalue()
+
+
+def array(values):
+    file = io.BytesIO()
+    np.save(file, np.array(values))
+    return file.getvalue()
+
+
+@pytest.fixture
+def pack(tmp_path):
+    """Writes a tar of files, whose contents may be texts, and returns its path."""
+
+    def write(files, name="a.tar"):
+        with tarfile.open(tmp_path / name, "w") as archive:
+            for member, content in files:
+                if isinstance(member, str):
+                    member = tarfile.TarInfo(member)
+                content = content.encode() if isinstance(content, str) else content
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        return str(tmp_path / name)
+
+    return write
+
+
+def read(path, **options):
+    contents = read_source(path, options)
+    inputs, targets = contents.parts["train"]
+    return inputs[:], targets, contents
+
+
+def test_pictures_with_class_names_of_several_archives(pack):
+    for number in range(3):
+        files = [
+            (f"at/{number}.png", picture(number)),
+            (f"at/{number}.cls", ["cat", "dog"][number % 2]),
+            (f"at/{number}.json", json.dumps({"caption": "a text"})),
+            (f"at/._{number}.png", "of a Mac"),
+        ]
+        path = pack(files, f"0{number}.tar")
+    inputs, targets, contents = read(path.replace("02", "0{0..2}"))
+    assert (inputs.shape, inputs.dtype) == ((3, 3, 3, 4), np.uint8)
+    assert inputs[:, 0, 0, 0].tolist() == [0, 1, 2]
+    assert (targets.tolist(), contents.labels) == ([0, 1, 0], ("cat", "dog"))
+    with pytest.raises(BadData, match=r"there is no .*03\.tar"):
+        read(path.replace("02", "{00..03}"))
+
+
+def test_arrays_and_keys_of_json(pack):
+    first = [("a.x.npy", array([[1, 2]])), ("a.json", '{"label": 0, "mass": 1.5}')]
+    path = pack([*first, ("b.x.npy", array([[3, 4]])), ("b.json", '{"label": 1, "mass": 2}')])
+    inputs, targets, contents = read(path, columns="x")
+    assert (inputs.tolist(), targets.tolist(), contents.columns) == ([[[1, 2]], [[3, 4]]], [0, 1], ())
+    inputs, targets, contents = read(path, columns="label", target="mass")
+    assert (inputs.tolist(), targets.tolist(), contents.columns) == ([[0], [1]], [1.5, 2], ("label",))
+
+
+def test_pictures_that_cannot_be_read_are_named_or_left_out(pack):
+    files = [("1.png", picture(1)), ("1.cls", "0"), ("2.png", "none"), ("2.cls", "1")]
+    path = pack([*files, ("3.png", picture(3)), ("3.cls", "1")])
+    with pytest.raises(BadData, match=r"the picture 2\.png of .*a\.tar cannot be read.*--data.skip-bad"):
+        read(path)
+    inputs, targets, _ = read(path, skip_bad=True)
+    assert (inputs[:, 0, 0, 0].tolist(), targets.tolist()) == ([1, 3], [0, 1])
+
+
+def special(name, kind, **more):
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([("../1.cls", "0")], r"the path '\.\./1\.cls', which leaves it"),
+        ([("/etc/1.cls", "0")], r"the path '/etc/1\.cls', which leaves it"),
+        ([(special("1.cls", tarfile.SYMTYPE, linkname="/etc/passwd"), "")], "is a link, a device"),
+        ([(special("1.cls", tarfile.LNKTYPE, linkname="2.cls"), "")], "is a link, a device"),
+        ([(special("1.cls", tarfile.FIFOTYPE), "")], "is a link, a device"),
+        ([("1.cls", "0"), ("1.x.npy", array([1])), ("2.cls", "0")], "nothing in sample '2', column 'x'"),
+        ([("1.cls", "0"), ("1.x.npy", array([1])), ("2.x.npy", array([1]))], r"no value in row 2 .* 'cls'"),
+        ([("1.cls", "0"), ("1.cls", "0")], r"the file '1\.cls' twice"),
+        ([("1.cls", "0"), ("1.json", '{"cls": 1}')], "'cls' in two files of sample '1'"),
+        ([("1.cls", "0"), ("1.txt", "two")], r"sample '1', column 'txt' has 'two'"),
+        ([("1.cls", "0"), ("1.json", "{")], r"broken in its file '1\.json'"),
+        ([("1.cls", "0"), ("1.npy", array([1])[:-2])], r"broken in its file '1\.npy'"),
+        ([("1.cls", "0"), ("1.npy", array(["a"]))], r"broken in its file '1\.npy': it is no NPY file of num"),
+        ([("1.cls", "0"), ("1.jpg", ""), ("1.png", "")], "samples of jpg, png and more"),
+        ([], "has no files"),
+    ],
+)
+def test_what_cannot_be_read_is_named(pack, files, said):
+    with pytest.raises(BadData, match=said):
+        read(pack(files))
+
+
+def test_archives_that_are_packed_truncated_or_damaged_are_refused(pack, tmp_path):
+    path = tmp_path / "a.tar"
+    pack([(f"{number}.{kind}", "1") for number in range(20) for kind in ("cls", "json")])
+    content = path.read_bytes()
+    for cut in (100, 700, 5120, 20480, 20 * 2 * 1024):
+        path.write_bytes(content[:cut])
+        with pytest.raises(BadData, match="truncated or damaged"):
+            read(str(path))
+    path.write_bytes(content[:2048] + b"x" + content[2049:])
+    with pytest.raises(BadData, match="after 2,048 bytes it goes on with something else"):
+        read(str(path))
+    path.write_bytes(content * 2)
+    with pytest.raises(BadData, match="give several archives as several files"):
+        read(str(path))
+    bomb = tarfile.TarInfo("1.npy")
+    bomb.size = 1 << 40
+    path.write_bytes(bomb.tobuf() + content)
+    with pytest.raises(BadData, match=r"its file '1\.npy' alone is to have 1,099,511,627,776"):
+        read(str(path))
+    packed = tmp_path / "a.tar.gz"
+    packed.write_bytes(content)
+    with pytest.raises(BadData, match="is packed"):
+        read(str(packed))
