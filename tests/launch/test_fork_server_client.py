@@ -23,6 +23,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.start import start
 
 TWO = Placement(2, 1)
+OF_A_FARM = "tutti.farm.messages:TrainTask"
 
 
 def circumstances() -> list[dict[str, Any]]:
@@ -40,18 +41,29 @@ def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_oth
     assert not lives(server)
 
 
-def test_ranks_come_from_what_was_prepared_for_such_ranks() -> None:
+def test_ranks_come_from_what_was_prepared_for_such_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     fork_server_client.end_ranks()
-    fork_server_client.prepare_ranks(1, crowded=False)
+    fork_server_client.prepare_ranks(OF_A_FARM, 1, crowded=False)
     (prepared,) = fork_server_client._kept
-    fork_server_client.prepare_ranks(1, crowded=False)
+    # As if scikit-learn had been imported meanwhile.
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")
+    fork_server_client.prepare_ranks(OF_A_FARM, 1, crowded=False)
     assert fork_server_client._kept == [prepared], "one is enough"
     with fork_server_client.fork_server(1, crowded=False) as server:
         assert server is prepared
     assert not fork_server_client._kept, "it has not imported torch yet"
-    fork_server_client.prepare_ranks(2, crowded=False)
+    fork_server_client.prepare_ranks(OF_A_FARM, 2, crowded=False)
     with fork_server_client.fork_server(1, crowded=False) as server:
         assert server._made_for["OMP_NUM_THREADS"] == "1"
+
+
+def test_ranks_find_what_was_prepared_for_them() -> None:
+    fork_server_client.end_ranks()
+    fork_server_client.prepare_ranks(OF_A_FARM, 1, crowded=False)
+    (prepared,) = fork_server_client._kept
+    assert [one["of a farm"] for one in circumstances()] == [True, True]
+    assert fork_server_client._kept == [prepared]
 
 
 def test_no_openmp_runtime_binds_the_threads_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.farm.host_team import HostTeam, team_of_host
 from tutti.records.farm_folder import FarmFolder
 from tutti.registry import part
+from tutti.reports.page import prepare_drawing
 from tutti.run.config import Options
 from tutti.studies.cross_validation.candidates import (
     NONE,
@@ -144,6 +145,8 @@ class CvCommand(Command):
             groups=own.group_by,
             score=own.score,
         )
+        if not own.dry_run:
+            prepare_drawing()
         plan = plan_folds(question, blocks, folds)
         if own.dry_run:
             print_jobs(plan, sys.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("tutti: interrupted", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        if arguments is None:
+            # The process ends: else Python looks through all that is imported for garbage once more.
+            gc.freeze()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.farm.host_team import HostTeam, team_of_host
 from tutti.registry import part
+from tutti.reports.page import prepare_drawing
 from tutti.run.config import Options, TrainConfig
 from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.search.space import NOT_SEARCHED, read_space, space_of
@@ -149,6 +150,8 @@ class TuneCommand(Command):
                 f"{own.blocks - most} of {own.blocks} blocks will have nothing to do: {most} jobs at a time"
             )
             print(f"tutti: warning: {idle}; see --ahead", file=sys.stderr, flush=True)
+        if not own.dry_run:
+            prepare_drawing()
         samples = look(search, blocks, own.trials)
         print_question(search, own.trials, sys.stdout)
         if own.dry_run:

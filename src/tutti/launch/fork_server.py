@@ -1,6 +1,6 @@
 """A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
 
-    supervisor ──RankPlace, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
+    supervisor ──Load, RankPlace, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
                ◀──RankEnded, Ready──
 
 It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
@@ -54,6 +54,17 @@ class EndRanks:
 
 
 @dataclass(frozen=True)
+class Load:
+    """Import what the ranks to come will need.
+
+    Attributes:
+        entry: the function that they will run.
+    """
+
+    entry: str
+
+
+@dataclass(frozen=True)
 class Branch:
     """Fork a server like this one, on the socket that is sent with it.
 
@@ -77,7 +88,7 @@ class Ready:
     """There is no rank, nor anything that one has started: sent at the beginning, and after `EndRanks`."""
 
 
-Message = RankPlace | EndRanks | Branch | RankEnded | Ready
+Message = RankPlace | EndRanks | Load | Branch | RankEnded | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -214,6 +225,8 @@ class ForkServerProcess:
             elif isinstance(message, EndRanks):
                 self._clear(message.grace_s)
                 send(control, Ready())
+            elif isinstance(message, Load):
+                _load(message.entry)
             elif any(one is not children for one in ready):
                 raise BrokenPipeError
             elif not ready and not busy:
@@ -221,10 +234,7 @@ class ForkServerProcess:
 
     def _fork(self, start: RankPlace | Branch) -> bool:
         """Fork a rank or a server; returns True in it, False in this process."""
-        module = start.entry.partition(":")[0]
-        if module.startswith(_OWN):
-            with suppress(ImportError):  # The rank says why.
-                import_module(module)
+        _load(start.entry)
         own = os.getpid()
         # A rank that looks for garbage in what is here, as each does at its end, copies it all.
         gc.freeze()
@@ -277,3 +287,11 @@ class ForkServerProcess:
             asked |= children
             time.sleep(_POLL_S)
             self._reap()
+
+
+def _load(entry: str) -> None:
+    """Import the module of an entry, unless it is the user's: that may do anything."""
+    module = entry.partition(":")[0]
+    if module.startswith(_OWN):
+        with suppress(ImportError):  # The rank says why.
+            import_module(module)

@@ -23,6 +23,7 @@ from tutti.launch.fork_server import (
     IDLE_S,
     Branch,
     EndRanks,
+    Load,
     RankEnded,
     Ready,
     receive,
@@ -33,7 +34,11 @@ from tutti.launch.orphans import command_of
 from tutti.launch.rank_main import Descriptors, RankPlace
 from tutti.launch.signals import held_back
 
-VOLATILE: Final = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_")
+VOLATILE: Final = (
+    *("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_"),
+    # scikit-learn sets them when it is imported.
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
+)
 """Environment variables that may change without making a new fork server necessary."""
 
 PATIENCE_S: Final = 10.0
@@ -72,7 +77,11 @@ class RankForker:
         """Return the exit code of the server, which is gone."""
         return -signal.SIGKILL
 
-    def _send(self, message: RankPlace | Branch, descriptors: Sequence[int]) -> None:
+    def load(self, entry: str) -> None:
+        """Have imported what ranks need that will run `entry`."""
+        self._send(Load(entry), [])
+
+    def _send(self, message: RankPlace | Load | Branch, descriptors: Sequence[int]) -> None:
         while True:
             try:
                 return send(self.control, message, descriptors)
@@ -207,14 +216,17 @@ def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
                 server.close()
 
 
-def prepare_ranks(threads: int, crowded: bool) -> None:
-    """Start the process that ranks will come from, unless it is kept: it imports torch from here on.
+def prepare_ranks(entry: str, threads: int, crowded: bool) -> None:
+    """Start the process that ranks will come from, unless it is kept: it imports what they need from here on.
 
     Args:
-        threads: as for `fork_server`, which the ranks will be started with.
+        entry: the function that they will run.
+        threads: as for `fork_server`, which they will be started with.
         crowded: likewise.
     """
-    _kept.append(_taken_or_new(threads, crowded))
+    server = _taken_or_new(threads, crowded)
+    server.load(entry)
+    _kept.append(server)
 
 
 def _taken_or_new(threads: int, crowded: bool) -> ForkServer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -68,6 +69,21 @@ def drawing() -> Iterator[None]:
         raise UserError(
             f"the report needs {error.name}, which is not installed; pip install 'tutti[plots]'"
         ) from error
+
+
+def prepare_drawing() -> None:
+    """Load the packages that draw, if they are installed, and draw once: a first picture takes a second.
+
+    It is for a time when the process would wait.
+    """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        # V8 ends a process in which it does not get as much as it would like: rather when all else is done.
+        return
+    with suppress(ImportError):
+        import altair  # noqa: F401
+        import jinja2  # noqa: F401
+
+        _converter().vegalite_to_svg({"data": {"values": []}, "mark": "point"})
 
 
 def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -> Path:

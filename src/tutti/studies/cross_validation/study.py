@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti.errors import BadData, BadOption, BadRunFolder
-from tutti.farm.blocks import place_blocks, work_on
+from tutti.farm.blocks import ENTRY, place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.launch.fork_server_client import prepare_ranks
@@ -73,7 +73,7 @@ class Blocks:
     time_limit_s: float | None = None
 
     def prepare(self, jobs: int | None, servers: int = 0) -> None:
-        """Start what the ranks will come from: it imports torch while this process does other things.
+        """Start what the ranks will come from: it imports what they need while this process does other things.
 
         Args:
             jobs: as in `tutti.farm.blocks.work_on`.
@@ -83,7 +83,7 @@ class Blocks:
             BadOption: this host has no room for such blocks.
         """
         placement, _ = place_blocks(self.block, self.blocks, self.threads, jobs, servers)
-        prepare_ranks(placement.threads or 1, bool(placement.warnings))
+        prepare_ranks(ENTRY, placement.threads or 1, bool(placement.warnings))
 
 
 def fewest_servers(candidates: Mapping[str, Contender]) -> int:
