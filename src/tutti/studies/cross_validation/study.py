@@ -73,7 +73,7 @@ class Blocks:
     time_limit_s: float | None = None
 
     def prepare(self, jobs: int | None, servers: int = 0) -> None:
-        """Start what the ranks will come from: it imports what they need while this process does other things.
+        """Start what the ranks will come from: it imports torch while this process does other things.
 
         Args:
             jobs: as in `tutti.farm.blocks.work_on`.
