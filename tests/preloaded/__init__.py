@@ -21,14 +21,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def interpreter() -> list[str]:
-    """What a launcher is to start in place of Python, before a program's path and its arguments."""
-    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub.py")), _server()]
+def interpreter(*, for_supervisor: bool = False) -> list[str]:
+    """What a launcher is to start in place of Python, before a program's path and its arguments.
+
+    Args:
+        for_supervisor: whether the program starts ranks, which shall have torch imported, too.
+    """
+    place = Path(__file__)
+    stub = [sys.executable, "-I", "-S", str(place.with_name("stub.py")), _server()]
+    return [*stub, str(place.with_name("fork_servers.py"))] if for_supervisor else stub
 
 
 def command() -> list[str]:
     """What is to be started in place of `tutti`, before the command's own words."""
-    return [*interpreter(), str(Path(__file__).with_name("command.py"))]
+    return [*interpreter(for_supervisor=True), str(Path(__file__).with_name("command.py"))]
 
 
 @cache
