@@ -85,7 +85,7 @@ def test_the_page_can_be_made_again_from_the_folder(
 def test_killed_and_resumed_on_two_blocks_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     words = ["trial-0001/fold-0 finished; ", *WORDS, "--blocks", "2", "--out", str(folder), "--resume"]
-    killed = subprocess.run([*interpreter(for_supervisor=True), killed_program.__file__, *words], check=False)
+    killed = subprocess.run([*interpreter(starts_ranks=True), killed_program.__file__, *words], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert trials(folder) != trials(whole)
     assert main([*WORDS, "--blocks", "2", "--out", str(folder), "--resume"]) == 0

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "farm.py"
 def test_the_benchmark_of_a_farm_judges_what_a_trial_costs() -> None:
     options = ["overhead", "--data", "noise", "--rounds", "1", "--trials", "3"]
     done = subprocess.run(
-        [*interpreter(for_supervisor=True), str(SCRIPT), *options], capture_output=True, text=True, check=False
+        [*interpreter(starts_ranks=True), str(SCRIPT), *options], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     figures = [line for line in done.stdout.splitlines() if line.startswith("- ")]

@@ -25,7 +25,7 @@ from tutti.watching.farm import read_progress
 def _start(stack: ExitStack, farm: Path, *words: str) -> subprocess.Popen[str]:
     """Start a launch of its own; it is gone with the context."""
     program = subprocess.Popen(
-        [*interpreter(for_supervisor=True), str(Path(__file__).with_name("launch.py")), str(farm), *words],
+        [*interpreter(starts_ranks=True), str(Path(__file__).with_name("launch.py")), str(farm), *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -124,7 +124,7 @@ def wait_for_ever(comm: Communicator, payload: bytes) -> object:
     note = {
         "rank": os.getpid(),
         "child": child.pid,
-        "parent": os.getppid(),
+        "launcher": _launcher(),
         "segments": sorted({line.split()[-1] for line in maps if "/dev/shm/" in line}),
     }
     path.with_suffix(".new").write_text(json.dumps(note))
@@ -135,6 +135,12 @@ def wait_for_ever(comm: Communicator, payload: bytes) -> object:
             signal.pause()
     comm.barrier()
     return None
+
+
+def _launcher() -> int:
+    """The process that has started this rank; mpirun is named by its namespace, "prterun-HOST-PROCESS@1"."""
+    namespace = os.environ.get("PMIX_NAMESPACE", "")
+    return int(namespace.rpartition("-")[2].partition("@")[0]) if namespace else os.getppid()
 
 
 def leave_a_child(comm: Communicator, payload: bytes) -> object:

@@ -20,7 +20,7 @@ import pytest
 
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
-from tests.preloaded import interpreter
+from tests.preloaded import forked_mpi_ranks, interpreter
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadData, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import guard, mpirun
@@ -139,8 +139,15 @@ def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
     assert wait_until_gone(one["pid"] for one in ranks) == []
 
 
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks come with torch imported, which takes seconds in those of a user."""
+    monkeypatch.setattr(mpirun, "command_line", forked_mpi_ranks())
+
+
 @needs_mpirun
 @pytest.mark.mpi
+@pytest.mark.usefixtures("_forked")
 def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="seven is not a colour") as caught:
         start("tests.launch.entries:fail", str(tmp_path).encode(), place_ranks(hosts="localhost:3"))
@@ -151,6 +158,7 @@ def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
 
 @needs_mpirun
 @pytest.mark.mpi
+@pytest.mark.usefixtures("_forked")
 def test_a_user_error_stays_what_it_is() -> None:
     with pytest.raises(BadData, match=r"^the labels are 12"):
         start("tests.launch.entries:bad_data", b"", place_ranks(hosts="localhost:2"))
@@ -158,6 +166,7 @@ def test_a_user_error_stays_what_it_is() -> None:
 
 @needs_mpirun
 @pytest.mark.mpi
+@pytest.mark.usefixtures("_forked")
 def test_a_killed_rank_is_named() -> None:
     # Either mpirun says so first, which knows the signal, or the other rank, which does not.
     with pytest.raises(PeerLost) as caught:
@@ -167,6 +176,7 @@ def test_a_killed_rank_is_named() -> None:
 
 @needs_mpirun
 @pytest.mark.mpi
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.timeout(90)
 def test_ranks_that_wait_in_the_start_of_mpi_for_one_that_died_end_the_job(
     monkeypatch: pytest.MonkeyPatch,
@@ -221,10 +231,10 @@ def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, tmp_path: Path) -> None:
+    # Who looks for the guard or for mpirun needs those of a user's program.
+    python = interpreter(starts_ranks=True) if whom == "program" else [sys.executable]
     with (tmp_path / "stderr").open("w") as stderr:
-        program = subprocess.Popen(
-            [sys.executable, HERE / "supervised.py", tmp_path, "localhost:2"], stderr=stderr
-        )
+        program = subprocess.Popen([*python, HERE / "supervised.py", tmp_path, "localhost:2"], stderr=stderr)
     pids: list[int] = []
     try:
         wait_for_files(tmp_path / f"rank-{rank}" for rank in range(2))
@@ -232,9 +242,9 @@ def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, t
         pids = [note[who] for note in notes for who in ("rank", "child")]
         if "guard" in whom:
             os.kill(guard_of(program.pid), signum)
-        os.kill(notes[0]["parent"] if whom == "mpirun" else program.pid, signum)
+        os.kill(notes[0]["launcher"] if whom == "mpirun" else program.pid, signum)
         assert program.wait(timeout=60) == returncode
-        assert wait_until_gone([*pids, notes[0]["parent"]]) == []
+        assert wait_until_gone([*pids, notes[0]["launcher"]]) == []
         segments = [Path(segment) for note in notes for segment in note["segments"]]
         assert segments, "the MPI library makes files in /dev/shm"
         assert not [segment for segment in segments if segment.exists()]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.hosts import Hosts, why_not
 from tests.mpi.mpirun import needs_mpirun
+from tests.preloaded import interpreter
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun]
 
@@ -28,16 +29,18 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def on_hosts(hosts: Hosts, *arguments: str) -> subprocess.CompletedProcess[str]:
+def on_hosts(hosts: Hosts, *arguments: str, forked: bool = True) -> subprocess.CompletedProcess[str]:
+    """Start ranks, which come with torch imported if they are forked."""
     words = [
         word for word in hosts.mpirun_arguments if word not in ("--allow-run-as-root", "--oversubscribe")
     ]
     setting = f"TUTTI_MPIRUN_ARGS={shlex.join(words)}"
-    return hosts.run(["env", setting, sys.executable, str(PROGRAM), *arguments])
+    python = interpreter(starts_ranks=True) if forked else [sys.executable]
+    return hosts.run(["env", setting, *python, str(PROGRAM), *arguments])
 
 
 def test_ranks_start_on_every_host_and_the_result_comes_back(hosts: Hosts) -> None:
-    done = on_hosts(hosts, "a:1,b:2", "places", "hello")
+    done = on_hosts(hosts, "a:1,b:2", "places", "hello", forked=False)
     assert done.returncode == 0, done.stderr
     described, result = done.stdout.splitlines()
     assert described == "3 ranks on 2 hosts (a: 1, b: 2), started by mpirun"

@@ -198,7 +198,7 @@ class Job:
 
     def start(self) -> None:
         self.folder.mkdir()
-        python = interpreter() if self.forked else [sys.executable]
+        python = interpreter(starts_ranks=True) if self.forked else [sys.executable]
         with (self.folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
                 [*self.launcher, *python, PROGRAM, self.folder, self.where, *self.options],
@@ -323,7 +323,7 @@ def test_ranks_under_our_mpirun_save_and_stop_or_are_ended(tmp_path: Path, runni
         ("saving", "training", [SIGTERM, "saving", SIGTERM], 128 + SIGTERM, False),
     ]
     for number, (where, *_) in enumerate(cases):
-        running.append(Job(tmp_path / str(number), where, options=["localhost:2"]))
+        running.append(Job(tmp_path / str(number), where, options=["localhost:2"], forked=True))
         running[-1].start()
     for job, (_, moment, acts, code, saved) in zip(running, cases, strict=True):
         job.wait_for(moment)

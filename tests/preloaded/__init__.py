@@ -15,26 +15,45 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
-def interpreter(*, for_supervisor: bool = False) -> list[str]:
+def interpreter(*, starts_ranks: bool = False) -> list[str]:
     """What a launcher is to start in place of Python, before a program's path and its arguments.
 
     Args:
-        for_supervisor: whether the program starts ranks, which shall have torch imported, too.
+        starts_ranks: whether the program does, and these shall come with torch imported, too.
     """
-    place = Path(__file__)
-    stub = [sys.executable, "-I", "-S", str(place.with_name("stub.py")), _server()]
-    return [*stub, str(place.with_name("fork_servers.py"))] if for_supervisor else stub
+    server = _server()
+    return [*_stub(server), *((str(HERE / "supervisor.py"), server) if starts_ranks else ())]
 
 
 def command() -> list[str]:
     """What is to be started in place of `tutti`, before the command's own words."""
-    return [*interpreter(for_supervisor=True), str(Path(__file__).with_name("command.py"))]
+    return [*interpreter(starts_ranks=True), str(HERE / "command.py")]
+
+
+def forked_mpi_ranks(server: str | None = None) -> Callable[..., list[str]]:
+    """`tutti.launch.mpirun.command_line`, for ranks that a server forks; by default that of this process."""
+    from tutti.launch.mpirun import command_line
+
+    rank = [*_stub(server or _server()), str(HERE / "mpi_rank.py")]
+
+    def with_such_ranks(*given: Any, **named: Any) -> list[str]:
+        command = command_line(*given, **named)
+        return [*command[: command.index(sys.executable)], *rank]
+
+    return with_such_ranks
+
+
+def _stub(server: str) -> list[str]:
+    return [sys.executable, "-I", "-S", str(HERE / "stub.py"), server]
 
 
 @cache

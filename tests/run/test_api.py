@@ -224,7 +224,7 @@ def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(
     script, out = tmp_path / "script.py", tmp_path / "out"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [*interpreter(for_supervisor=True), str(script), str(out)], capture_output=True, text=True, timeout=100
+        [*interpreter(starts_ranks=True), str(script), str(out)], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("plan: 2 ranks") == 1

@@ -117,7 +117,7 @@ def test_blocks_and_order_change_no_bit(farm: Path, data: str, tmp_path: Path) -
 def test_a_farm_that_was_killed_goes_on_to_the_same_bits(farm: Path, data: str, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     words = [" finished; 1 of 12 jobs done", *_words(data, out, "--blocks", "2")]
-    killed = subprocess.run([*interpreter(for_supervisor=True), killed_program.__file__, *words], check=False)
+    killed = subprocess.run([*interpreter(starts_ranks=True), killed_program.__file__, *words], check=False)
     assert killed.returncode == -signal.SIGKILL
     before = _predictions(out)
     assert 1 <= len(before) < 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def test_each_host_that_sees_the_folder_is_sampled_and_its_ranks_leave_signs(
     out = tmp_path / "run"
     left_out = ("--allow-run-as-root", "--oversubscribe")
     settings = shlex.join([word for word in hosts.mpirun_arguments if word not in left_out])
-    train = [sys.executable, "-m", "tutti", *TRAIN, "--hosts", "a:1,b:2", "--out", str(out)]
+    train = [*command(), *TRAIN, "--hosts", "a:1,b:2", "--out", str(out)]
     done = hosts.run(["env", f"TUTTI_MPIRUN_ARGS={settings}", *train])
     assert done.returncode == 0, done.stderr
     assert [(beat.rank, beat.host) for beat in RunFolder(out).heartbeats().records] == [

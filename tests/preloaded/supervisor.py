@@ -1,7 +1,7 @@
-"""Runs a program whose fork servers are forked from it: fork_servers.py PROGRAM ARGUMENTS...
+"""Runs a program that starts ranks, which come with torch imported, too: supervisor.py SOCKET PROGRAM ARGUMENTS...
 
-A server of this folder has forked this process, so it has torch imported and has computed nothing, as a fork
-server of the product has when it begins; importing torch once more for each would take seconds.
+Those of mpirun are forked from the server of that socket, as this process is. A fork server of the product
+is forked from this process: it has torch imported and has computed nothing, which is how a fork server begins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from tutti.launch import fork_server, fork_server_client
+from tests.preloaded import forked_mpi_ranks
+from tutti.launch import fork_server, fork_server_client, mpirun
 
 
 class ForkedServer(subprocess.Popen):
@@ -81,6 +82,7 @@ if __name__ == "__main__":
     fork_server_client.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
         Popen=ForkedServer, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
-    sys.argv[:] = sys.argv[1:]
+    mpirun.command_line = forked_mpi_ranks(sys.argv[1])
+    sys.argv[:] = sys.argv[2:]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
