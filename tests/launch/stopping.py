@@ -62,6 +62,7 @@ def main() -> int:
     folder, where, *more = sys.argv[1:]
     hosts = more[0] if more and more[0] != "-n" else None
     workers = int(more[1]) if more and hosts is None else "auto" if hosts or started_by().mpi else 2
+    Path(folder, "program").write_text(str(os.getpid()))
     if where == "stuck":
         stop_request.LIMIT_S = 1.0  # type: ignore[misc]
     payload = json.dumps([folder, where]).encode()

@@ -185,7 +185,7 @@ class Job:
     """A run of `stopping.py`, and what it needs to be asked to stop.
 
     Attributes:
-        forked: it comes with torch imported, as it needs torch itself.
+        forked: it and its ranks come with torch imported.
     """
 
     folder: Path
@@ -217,8 +217,14 @@ class Job:
         own = psutil.Process(self.process.pid)
         found = {own, *own.children(recursive=True)}
         if self.forked:
-            found |= {psutil.Process(int(path.read_text())) for path in self.folder.glob("loading-?")}
+            for path in (self.folder / "program", *self.folder.glob("loading-?")):
+                forked = psutil.Process(int(path.read_text()))
+                found |= {forked, *forked.children(recursive=True)}
         return [own, *found - {own}]
+
+    def press_ctrl_c(self) -> None:
+        """Send SIGINT to all that a terminal sends it to."""
+        os.killpg(int((self.folder / "program").read_text()), SIGINT)
 
     @property
     def said(self) -> str:
@@ -252,7 +258,7 @@ def end_with(job: Job, *acts: int | str) -> int:
         if isinstance(act, str) and act != "Ctrl-C":
             job.wait_for(act)
         elif act == "Ctrl-C":
-            os.killpg(job.process.pid, SIGINT)
+            job.press_ctrl_c()
         else:
             job.process.send_signal(act)
     code = job.process.wait(timeout=PATIENCE_S)
@@ -270,7 +276,7 @@ def test_ranks_under_our_supervisor_save_and_stop_or_are_ended(tmp_path: Path, r
         "stuck": ("stuck", "training", [SIGTERM], 128 + SIGTERM, False),
     }
     for name, (where, *_) in cases.items():
-        running.append(Job(tmp_path / name, where))
+        running.append(Job(tmp_path / name, where, forked=True))
         running[-1].start()
     for job, (_, moment, acts, code, saved) in zip(running, cases.values(), strict=True):
         job.wait_for(moment)
@@ -285,11 +291,12 @@ def test_a_signal_to_every_process_of_a_job_is_one_request(tmp_path: Path, runni
     """As systemd and Slurm send it, in any order."""
     signals = [SIGTERM, SIGTERM, SIGUSR1]
     for number in range(len(signals)):
-        running.append(Job(tmp_path / str(number), "training"))
+        running.append(Job(tmp_path / str(number), "training", forked=True))
         running[-1].start()
     for number, (job, signum) in enumerate(zip(running, signals, strict=True)):
         job.wait_for("training")
-        family = job.family()
+        # A stub, which is no part of the job, would pass its signal on to the program: that is a second one.
+        family = [one for one in job.family() if one.pid != job.process.pid]
         for one in reversed(family) if number % 2 else family:
             one.send_signal(signum)
         assert end_with(job) == EXIT_INTERRUPTED
