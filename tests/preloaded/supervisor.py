@@ -1,7 +1,7 @@
-"""Runs a program that starts ranks, which come with torch imported, too: supervisor.py SOCKET PROGRAM ARGUMENTS...
+"""Runs a program that starts ranks, which come with torch imported: supervisor.py SOCKET PROGRAM ARGUMENTS...
 
 Those of mpirun are forked from the server of that socket, as this process is. A fork server of the product
-is forked from this process: it has torch imported and has computed nothing, which is how a fork server begins.
+is forked from this process, which is what it is like at its begin: torch is imported, and nothing computed.
 """
 
 from __future__ import annotations
