@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -189,6 +190,13 @@ def samples_per_chunk(array: Rows) -> int:
     return max(1, CHUNK * len(array) // max(1, array.size))
 
 
+def chunks_of(rows: Rows) -> Iterator[tuple[int, Array]]:
+    """Read samples chunk by chunk: the number of the first of each, and the chunk."""
+    step = samples_per_chunk(rows)
+    for start in range(0, len(rows), step):
+        yield start, rows[start : start + step]
+
+
 def _image_layout(inputs: Rows, turn: bool) -> Rows:
     if isinstance(inputs, StoredRows):
         laid = _laid(np.empty((1, *inputs.shape[1:]), inputs.dtype), turn)
@@ -204,6 +212,11 @@ def _laid(inputs: Array, turn: bool) -> Array:
         return inputs[:, None]
     if inputs.ndim == 3 and inputs.dtype == np.uint8:
         return inputs[:, None]
-    if turn and inputs.ndim == 4 and inputs.shape[3] in _CHANNELS and inputs.shape[1] not in _CHANNELS:
+    if turn and channels_last(inputs.shape):
         return inputs.transpose(0, 3, 1, 2)
     return inputs
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Tell whether inputs of a shape (samples, ...) are taken for pictures whose channels come last."""
+    return len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS

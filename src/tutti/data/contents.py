@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from typing_extensions import TypeVar
 
 from tutti.data.arrays import as_array
-from tutti.data.rows import Array
+from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
 
 PARTS = {
@@ -40,6 +40,11 @@ _SLOTS = {
 """The part and the kind that a key such as 'x_train', 'test_labels' or 'x' stands for."""
 
 _NAMES = ("label_names", "class_names", "target_names")
+
+_CLASSES: Final = "classes"
+_COLUMNS: Final = "column_names"
+EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS})
+"""Keys beside those of inputs and targets: the number of classes, and names."""
 
 _DATA_SETS = Dataset, DataLoader
 """Objects to be read item by item; loaders are refused."""
@@ -130,9 +135,31 @@ def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents[ob
     )
     pairs = pair_up(slots, ("inputs", "targets"), what, explained)
     parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
-    classes = values.get("classes")
     names = next((values[key] for key in _NAMES if key in values), ())
-    return Contents(name, parts, classes if isinstance(classes, int) else None, _texts(names))
+    columns = _texts(values.get(_COLUMNS, ()))
+    for part, (inputs, _) in parts.items():
+        shape = tuple(getattr(inputs, "shape", ()))
+        if columns and shape[1:] != (len(columns),):
+            raise BadData(
+                f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
+                f"{shape}; give a name for each column, or none"
+            )
+    return Contents(name, parts, _whole(values.get(_CLASSES)), _texts(names), columns)
+
+
+def to_keys(contents: Contents[Rows, Array]) -> dict[str, Rows]:
+    """Return the arrays of a data set by keys, of which `from_keys` makes it again."""
+    words = {part: word for word, part in reversed(PARTS.items())}
+    found: dict[str, Rows] = {}
+    for part, (inputs, targets) in contents.parts.items():
+        found |= {f"x_{words[part]}": inputs, f"y_{words[part]}": targets}
+    if contents.classes is not None:
+        found[_CLASSES] = np.array(contents.classes)
+    if contents.labels:
+        found[_NAMES[0]] = np.array(contents.labels)
+    if contents.columns:
+        found[_COLUMNS] = np.array(contents.columns)
+    return found
 
 
 def pair_up(
@@ -169,6 +196,12 @@ def _texts(names: object) -> tuple[str, ...]:
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         return ()
     return tuple(str(name) for name in names)
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
+    return value if isinstance(value, int) else None
 
 
 def _dataset_labels(dataset: object) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.data.arrays import samples_per_chunk, stored_dtype
+from tutti.data.arrays import chunks_of, stored_dtype
 from tutti.data.contents import Contents
 from tutti.data.rows import Array, Rows
 
@@ -85,7 +85,7 @@ def describe(contents: Contents[Rows, Array]) -> list[PartDescription]:
         sums = np.zeros((len(groups), 2))
         least, most = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
         missing = np.zeros(len(groups), np.int64)
-        for start, chunk in _chunks(inputs):
+        for start, chunk in chunks_of(inputs):
             for sample, target in zip(chunk, targets[start : start + len(chunk)], strict=True):
                 digest, goal = _digest(sample), target.tobytes()
                 from_training += part != "train" and digest in trained
@@ -181,12 +181,6 @@ def _first(names: list[str]) -> str:
 
 def _class_names(contents: Contents[Rows, Array], classes: int) -> tuple[str, ...]:
     return contents.labels or tuple(str(number) for number in range(classes))
-
-
-def _chunks(inputs: Rows) -> Iterator[tuple[int, Array]]:
-    step = samples_per_chunk(inputs)
-    for start in range(0, len(inputs), step):
-        yield start, inputs[start : start + step]
 
 
 def _groups(inputs: Rows, columns: tuple[str, ...]) -> list[str]:

@@ -16,6 +16,9 @@ from tutti.errors import BadData
 NO_LABEL: Final = -100
 """The class number of a sample that has no label: torch's losses ignore it by default."""
 
+_MOST_CLASSES: Final = 1 << 24
+"""The most classes that a file may claim: a model has an output for each."""
+
 _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
 
@@ -42,6 +45,8 @@ def with_checked_targets(contents: Contents[Rows, Array], given: int | None) -> 
         NotFinite: NaN or inf among float targets.
     """
     classes = given if given is not None else contents.classes
+    if contents.classes is not None and not 0 < contents.classes <= _MOST_CLASSES:
+        raise BadData(f"{contents.name} says that it has {contents.classes:,} classes, which no data set has")
     flat = {part: _flattened(y, classes) for part, (_, y) in contents.parts.items()}
     kinds = {values.dtype.kind for values in flat.values()}
     if kinds <= {"U", "S"}:

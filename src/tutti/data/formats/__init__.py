@@ -18,7 +18,7 @@ import numpy as np
 
 from tutti.data.arrays import as_array
 from tutti.data.contents import Contents
-from tutti.data.rows import Rows, StoredRows, joined
+from tutti.data.rows import Array, Rows, StoredRows, joined
 from tutti.errors import BadData
 from tutti.load_object import call_with_options, takes_option
 from tutti.records.npz import open_data_file
@@ -32,11 +32,13 @@ class Format(ABC):
         name: for users.
         start: the first bytes of its files; none, if these may be any.
         endings: those of the names of its files, if these may begin with any bytes.
+        written: the ending of what `write` makes; "/": a folder; "": it makes nothing.
     """
 
     name: ClassVar[str]
     start: ClassVar[bytes] = b""
     endings: ClassVar[tuple[str, ...]] = ()
+    written: ClassVar[str] = ""
 
     @staticmethod
     def in_folder(folder: Path) -> bool:
@@ -65,6 +67,16 @@ class Format(ABC):
         Raises:
             BadData: it is broken, or files that belong to it are missing.
         """
+
+    @staticmethod
+    def write(contents: Contents[Rows, Array], path: Path) -> None:
+        """Write a data set, so that `read` gives the same; no more than a chunk of it is in memory.
+
+        Raises:
+            BadData: the format cannot hold it.
+            OSError: there is no room.
+        """
+        raise NotImplementedError
 
 
 FORMATS: Final[Registry[type[Format]]] = Registry("tutti.data.formats", "data file format")

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
-from tutti.data.arrays import CHUNK
-from tutti.data.contents import Contents, from_keys, slot_of
+from tutti.data.arrays import CHUNK, chunks_of
+from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
 from tutti.data.formats import Format, listed
-from tutti.data.rows import Array, StoredRows
+from tutti.data.rows import Array, Rows, StoredRows
 from tutti.errors import BadData
 from tutti.load_object import optional_package
 from tutti.records.npz import open_data_file, refuse_larger_than_memory
@@ -23,6 +24,7 @@ class Hdf5(Format):
     """HDF5 files; `--data.features` and `--data.labels` name the data sets in them, such as events/jets."""
 
     start = b"\x89HDF\r\n\x1a\n"
+    written = ".h5"
 
     @staticmethod
     def read(
@@ -48,14 +50,16 @@ class Hdf5(Format):
                 if features is not None:
                     inputs = _inputs(path, names, features)
                     return Contents(path.stem, {"train": (inputs, _targets(path, names, labels))})
-                found = {
-                    name.rpartition("/")[2]: _inputs(path, names, name)
-                    if slot[1] == "inputs"
-                    else _targets(path, names, name)
-                    for name in names
-                    if (slot := slot_of(name.rpartition("/")[2])) is not None
+                words = {name: name.rpartition("/")[2] for name in names}
+                found: dict[str, object] = {
+                    word: _inputs(path, names, name) if slot[1] == "inputs" else _targets(path, names, name)
+                    for name, word in words.items()
+                    if (slot := slot_of(word)) is not None
                 }
-                if not found:
+                if found:
+                    extra = {word: name for name, word in words.items() if word in EXTRA_KEYS}
+                    found |= {word: _targets(path, names, name) for word, name in extra.items()}
+                else:
                     raise BadData(
                         f"{path} has no data sets with names such as 'x_train' and 'y_train': name the "
                         "inputs and the targets by --data.features NAME --data.labels NAME; it has "
@@ -64,6 +68,22 @@ class Hdf5(Format):
                 return from_keys(found, path.stem, str(path))
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
             raise _damaged(path, error) from error
+
+    @staticmethod
+    @override
+    def write(contents: Contents[Rows, Array], path: Path) -> None:
+        """Write a file with a data set for each array, in one stretch each."""
+        h5py = optional_package("h5py", "HDF5 files")
+        with h5py.File(path, "w") as file:
+            for key, rows in to_keys(contents).items():
+                if rows.dtype.kind == "U":
+                    file.create_dataset(key, data=rows[:].tolist(), dtype=h5py.string_dtype())
+                elif rows.ndim == 0:
+                    file[key] = rows
+                else:
+                    stored = file.create_dataset(key, rows.shape, rows.dtype)
+                    for start, chunk in chunks_of(rows):
+                        stored[start : start + len(chunk)] = chunk
 
 
 def _names(file: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

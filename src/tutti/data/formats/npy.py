@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from typing_extensions import override
 
-from tutti.data.contents import Contents, from_keys, slot_of
+from tutti.data.arrays import chunks_of
+from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
 from tutti.data.formats import Format, listed
-from tutti.data.rows import Array
+from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
 from tutti.registry import part
@@ -19,6 +22,7 @@ class Npy(Format):
     """NPY files, as of `numpy.save`: x.npy and y.npy, or a folder of x_train.npy, y_train.npy, ..."""
 
     start = b"\x93NUMPY"
+    written = "/"
 
     @staticmethod
     def in_folder(folder: Path) -> bool:
@@ -47,13 +51,37 @@ class Npy(Format):
             )
         return Contents(path.stem, {"train": (read_npy(path), read_npy(others[slot[0], "targets"]))})
 
+    @staticmethod
+    @override
+    def write(contents: Contents[Rows, Array], path: Path) -> None:
+        """Write a folder with a file for each array."""
+        path.mkdir()
+        for key, rows in to_keys(contents).items():
+            with Path(path, f"{key}.npy").open("wb") as file:
+                write_npy(file, rows)
+
 
 def _by_stem(folder: Path) -> dict[str, object]:
     return {
         file.stem: read_npy(file)
         for file in sorted(folder.glob("*.npy"))
-        if slot_of(file.stem) is not None or file.stem.endswith("_names")
+        if slot_of(file.stem) is not None or file.stem in EXTRA_KEYS
     }
+
+
+def write_npy(file: IO[bytes], rows: Rows) -> None:
+    """Write samples as an NPY file, chunk by chunk."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(rows.dtype),
+        "fortran_order": False,
+        "shape": tuple(rows.shape),
+    }
+    np.lib.format.write_array_header_1_0(file, header)
+    if rows.ndim == 0:
+        file.write(np.asarray(rows).tobytes())
+        return
+    for _, chunk in chunks_of(rows):
+        file.write(chunk.tobytes())
 
 
 def read_npy(path: Path) -> Array:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
-from tutti.data.contents import Contents, from_keys
+from typing_extensions import override
+
+from tutti.data.contents import Contents, from_keys, to_keys
 from tutti.data.formats import Format
+from tutti.data.formats.npy import write_npy
+from tutti.data.rows import Array, Rows
 from tutti.records.npz import read_npz
 from tutti.registry import part
 
@@ -15,8 +20,18 @@ class Npz(Format):
     """NPZ files, as of `numpy.savez`."""
 
     start = b"PK"
+    written = ".npz"
 
     @staticmethod
     def read(path: Path) -> Contents[object]:
         """Read the data set in an NPZ file, whose keys are those of a dict."""
         return from_keys(read_npz(path), path.stem, str(path))
+
+    @staticmethod
+    @override
+    def write(contents: Contents[Rows, Array], path: Path) -> None:
+        """Write an archive as `numpy.savez` does."""
+        with zipfile.ZipFile(path, "w") as archive:
+            for key, rows in to_keys(contents).items():
+                with archive.open(f"{key}.npy", "w", force_zip64=True) as file:
+                    write_npy(file, rows)

@@ -6,20 +6,24 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from typing_extensions import override
 
-from tutti.data.arrays import float_dtype
-from tutti.data.contents import Contents
+from tutti.data.arrays import chunks_of, float_dtype
+from tutti.data.contents import TARGET_WORDS, Contents
 from tutti.data.formats import Format
 from tutti.data.pictures import Pictures, decoded_some, stamp
-from tutti.data.rows import Array, chosen, joined
+from tutti.data.rows import Array, Rows, chosen, joined
 from tutti.data.tables import Column, choose, targets_of
 from tutti.errors import BadData
 from tutti.load_object import optional_package
 from tutti.records.npz import open_data_file, refuse_larger_than_memory
 from tutti.registry import part
+
+_TARGET: Final = "target"
+"""The name of the target in files that are written."""
 
 
 @part("Parquet")
@@ -27,6 +31,7 @@ class Parquet(Format):
     """Parquet files: `--data.target` names the column to be predicted; pictures are decoded."""
 
     start = b"PAR1"
+    written = ".parquet"
 
     @staticmethod
     def read(
@@ -60,12 +65,19 @@ class Parquet(Format):
                 f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
             ) from error
 
+    @staticmethod
+    @override
+    def write(contents: Contents[Rows, Array], path: Path) -> None:
+        """Write a table: a column for each input that has a name, else one of lists."""
+        _write(contents, path)
+
 
 @part("Arrow")
 class Arrow(Parquet):
     """Arrow files, which are also called Feather; as Parquet ones."""
 
     start = b"ARROW1"
+    written = ""
 
 
 @dataclass(frozen=True)
@@ -127,8 +139,7 @@ def _read(
     if not len(numbers):
         raise BadData(f"{path} has no rows" + (" with a target" if len(kept) else ""))
     kinds = [table.schema.field(name).type for name in inputs]
-    labels = _class_names(table.schema, goals)
-    classes = len(labels) or None
+    classes, labels = _classes(table.schema, goals)
     if len(inputs) == 1 and _holds_pictures(kinds[0]):
         pictures, among = decoded_some(_pictures(table, inputs[0]), numbers, size, skip_bad)
         return Contents(path.stem, {"train": (pictures, targets[among])}, classes, labels)
@@ -152,8 +163,14 @@ def _target(table: _Table, name: str) -> Column:
     absent = np.asarray(values.is_null().to_numpy(), dtype=bool)
     if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
         return Column(name, np.array(values.fill_null("").to_pylist(), dtype=str), absent)
+    if _is_list(kind) and not absent.any():
+        lists = [_lists(table, name, block) for block in range(table.blocks)]
+        return Column(name, np.concatenate(lists), absent)
     if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)):
-        raise BadData(f"{table.path} has values of type {kind} in the target '{name}'; give numbers or texts")
+        raise BadData(
+            f"{table.path} has values of type {kind} in the target '{name}'; give numbers, texts or lists of "
+            "numbers, in each row"
+        )
     filled = values.fill_null(False if arrow.types.is_boolean(kind) else 0)
     found: Array = np.asarray(filled.to_numpy())
     return Column(name, found, absent | (np.isnan(found) if found.dtype.kind == "f" else False))
@@ -237,11 +254,60 @@ def _pictures(table: _Table, name: str) -> Pictures:
     return Pictures(table.path, [stamp(table.path), name], names, content)
 
 
-def _class_names(schema: Any, goals: list[str]) -> tuple[str, ...]:
-    """Return the names of classes, if the file has them as Hugging Face writes them."""
+def _classes(schema: Any, goals: list[str]) -> tuple[int | None, tuple[str, ...]]:
+    """Return the number of classes and their names, if the file has them as Hugging Face writes them."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        names = features[goals[0]]["names"]
-    except (KeyError, ValueError, TypeError, RecursionError):
-        return ()
-    return tuple(map(str, names)) if len(goals) == 1 and isinstance(names, list) else ()
+        kind = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][goals[0]]
+        names, count = kind.get("names"), kind.get("num_classes")
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return None, ()
+    if len(goals) > 1:
+        return None, ()
+    labels = tuple(map(str, names)) if isinstance(names, list) else ()
+    return len(labels) or (count if type(count) is int and count > 0 else None), labels
+
+
+def _write(contents: Contents[Rows, Array], path: Path) -> None:
+    """Write a data set of one part; class names go where Hugging Face has them."""
+    arrow, parquet = (optional_package(f"pyarrow{one}", "Parquet files") for one in ("", ".parquet"))
+    if len(contents.parts) > 1:
+        raise BadData(
+            f"'{contents.name}' has the parts {', '.join(contents.parts)}, and a Parquet file has one; give "
+            "a name without an ending, for a folder, or one that ends in .npz or .h5"
+        )
+    inputs, targets = contents.parts["train"]
+    names = contents.columns or ("x",)
+    if len({*names, _TARGET}) <= len(names) or any(name.strip().lower() in TARGET_WORDS for name in names):
+        raise BadData(
+            f"'{contents.name}' has columns of one name, or such as '{_TARGET}' among the inputs, so that no "
+            "Parquet file can tell them apart: give a name without an ending, for a folder, or one that ends "
+            "in .npz or .h5"
+        )
+    kind: dict[str, object] = {"num_classes": contents.classes, "_type": "ClassLabel"}
+    if contents.labels:
+        kind["names"] = list(contents.labels)
+    features = {} if contents.classes is None else {_TARGET: kind}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    writer = None
+    try:
+        for start, chunk in chunks_of(inputs):
+            columns = [_column(one) for one in (chunk.T if contents.columns else [chunk])]
+            columns.append(_column(targets[start : start + len(chunk)]))
+            table = arrow.table(columns, names=[*names, _TARGET], metadata=metadata)
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table, row_group_size=max(1, len(chunk)))
+    except arrow.ArrowException as error:
+        raise BadData(f"'{contents.name}' fits into no Parquet file: {error}; give another ending") from error
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _column(values: Array) -> Any:
+    """Return samples of any shape as a column of Arrow: of numbers, or of lists of one length."""
+    arrow = optional_package("pyarrow", "Parquet files")
+    numbers = values.astype(np.float32) if values.dtype.kind == "b" else values
+    found = arrow.array(np.ascontiguousarray(numbers).reshape(-1))
+    for length in reversed(values.shape[1:]):
+        found = arrow.FixedSizeListArray.from_arrays(found, length)
+    return found

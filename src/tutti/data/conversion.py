@@ -1,0 +1,74 @@
+"""Data sets written anew, in a format that is read faster."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from tutti.data.arrays import channels_last
+from tutti.data.contents import Contents
+from tutti.data.formats import FORMATS, Format
+from tutti.data.rows import Array, Rows, StoredRows
+from tutti.errors import BadData, BadOption
+
+
+def written_format(path: Path) -> type[Format]:
+    """Return the format that a path is to be written in, by its ending.
+
+    Raises:
+        BadOption: there is something at the path, or no such format.
+    """
+    if os.path.lexists(path):
+        raise BadOption(f"there is a {path} already; name another, or take it away")
+    ending = path.suffix.lower() or "/"
+    forms = {form.written: form for form in FORMATS.values() if form.written}
+    if ending not in forms:
+        endings = ", ".join(sorted(one for one in forms if one != "/"))
+        raise BadOption(
+            f"{path} is of no kind that can be written: give a name without an ending, for a folder of NPY "
+            f"files, or one that ends in {endings}"
+        )
+    return forms[ending]
+
+
+def convert(contents: Contents[Rows, Array], path: Path) -> int:
+    """Write a data set to a path, whole or not at all, and return its bytes.
+
+    Args:
+        contents: of arrays, or of what reads them piece by piece.
+        path: where nothing is.
+
+    Raises:
+        BadData: the format cannot hold the data, or there is no room.
+        BadOption: there is something at the path, or its ending is of no format that is written.
+    """
+    form = written_format(path)
+    for inputs, _ in contents.parts.values():
+        _refuse_turned(inputs)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+            new = Path(folder, path.name)
+            form.write(contents, new)
+            written_format(path)
+            new.rename(path)
+    except OSError as error:
+        raise BadData(
+            f"{path} cannot be written: {error.strerror or error}; name a folder that has room and can be "
+            "written to"
+        ) from error
+    files = [path] if path.is_file() else list(path.iterdir())
+    return sum(file.stat().st_size for file in files)
+
+
+def _refuse_turned(inputs: object) -> None:
+    """Refuse inputs that a reader of the file would take for pictures whose channels come last."""
+    if not isinstance(inputs, np.ndarray | StoredRows):
+        raise BadData("these data have several inputs or sequences, which only arrays of their own can hold")
+    if channels_last(inputs.shape):
+        raise BadData(
+            f"inputs of the shape {inputs.shape[1:]} would be taken for pictures whose channels come last; "
+            "give them another shape"
+        )

@@ -1,0 +1,90 @@
+"""Data sets written anew: what is read from them is what was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tutti.cli.main import main
+from tutti.data.conversion import convert
+from tutti.data.sources import read_source
+from tutti.errors import BadData, BadOption
+
+pytest.importorskip("h5py", reason="needs the extra 'data'")
+pytest.importorskip("pyarrow", reason="needs the extra 'data'")
+
+ENDINGS = ("", ".npz", ".h5", ".parquet")
+R = np.random.default_rng(0)
+PICTURES = R.integers(0, 256, (20, 3, 4, 5), dtype=np.uint8)
+CLASSES = np.arange(20) % 3
+
+
+def written(data, path, **options):
+    """What is read before and after."""
+    before = read_source(data, options)
+    convert(before, path)
+    return before, read_source(str(path), {name: options[name] for name in ("missing",) if name in options})
+
+
+def same(before, after):
+    assert (before.classes, before.labels, before.columns) == (after.classes, after.labels, after.columns)
+    assert list(before.parts) == list(after.parts)
+    for (x, y), (x_again, y_again) in zip(before.parts.values(), after.parts.values(), strict=True):
+        for one, again in ((x[:], x_again[:]), (y, y_again)):
+            assert one.dtype == again.dtype
+            assert np.array_equal(one, again, equal_nan=one.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"x": PICTURES, "y": CLASSES, "label_names": ["cat", "dog", "emu"]},
+        {"x": R.integers(-9, 9, (20, 7)), "y": CLASSES, "classes": 5},
+        {"x": R.standard_normal((20, 2, 3)), "y": R.standard_normal((20, 2))},
+        {"x": R.standard_normal((20, 2)).astype("f4"), "y": R.integers(0, 2, (20, 4))},
+        {"x": R.standard_normal((20, 6)), "y": R.integers(0, 3, (20, 6)), "classes": 4},
+    ],
+)
+def test_arrays_stay_as_they_are_in_each_format(tmp_path, data, ending):
+    same(*written(data, tmp_path / f"new{ending}"))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_tables_keep_the_names_of_columns_and_classes_and_what_is_missing(tmp_path, ending, capsys):
+    source, new = str(tmp_path / "a.csv"), tmp_path / f"new{ending}"
+    (tmp_path / "a.csv").write_text("a,b,kind\n1,2,u\n,4,v\n5,6.5,u\n")
+    before, after = written(source, new, target="kind", missing="mean")
+    same(before, after)
+    assert main(["data", source, "--data.target", "kind"]) == main(["data", str(new)]) == 0
+    of_source, of_new = capsys.readouterr().out.split("a: inputs")[1].split("new: inputs")
+    assert of_source == of_new
+    with pytest.raises(BadOption, match="already; name another"):
+        convert(before, new)
+
+
+def test_parts_stay_apart_and_what_no_file_can_hold_is_refused(tmp_path):
+    data = {"x_train": PICTURES, "y_train": CLASSES, "x_val": PICTURES[:4], "y_val": CLASSES[:4]}
+    data |= {"x_test": PICTURES[4:9], "y_test": CLASSES[4:9]}
+    for ending in ENDINGS[:-1]:
+        same(*written(data, tmp_path / f"new{ending}"))
+    for name, said in (
+        ("b.parquet", "has the parts train, validation, test, and a Parquet file has one"),
+        ("b.csv", r"no kind that can be written: .*\.h5, \.npz, \.parquet"),
+        ("b/c.npz", "cannot be written: No such file"),
+    ):
+        with pytest.raises((BadData, BadOption), match=said):
+            written(data, tmp_path / name)
+    with pytest.raises(BadData, match="would be taken for pictures whose channels come last"):
+        written((torch.zeros(20, 5, 4, 3), CLASSES), tmp_path / "c")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new.h5", "new.npz"]
+
+
+def test_the_command_converts_and_says_how_to_go_on(tmp_path, capsys):
+    new = tmp_path / "digits"
+    assert main(["data", "convert", "digits", str(new)]) == 0
+    assert f"wrote 1,438 train, 359 test samples to {new}: " in capsys.readouterr().out
+    same(read_source("digits", {}), read_source(str(new), {}))
+    assert main(["data", "convert", "digits", str(new)]) == 2
+    assert main(["data", "convert", "digits"]) == 2
