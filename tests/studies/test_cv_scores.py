@@ -15,7 +15,9 @@ from tutti.records.predictions import Predictions
 from tutti.studies.cross_validation.scores import MEASURES, Scores, out_of_fold, score_folds, write_scores
 from tutti.studies.cross_validation.study import Findings, best_first, of_labels
 from tutti.training.losses import LOSSES
-from tutti.training.metrics import METRICS, NEAREST, labelled
+from tutti.training.metrics import METRICS
+from tutti.training.metrics.labels import NEAREST
+from tutti.training.reading import labelled
 
 RANDOM = np.random.default_rng(0)
 

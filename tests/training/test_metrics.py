@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, mean_absolute_error, top_k_accuracy_score
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
+from sklearn import metrics as scores
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, UnknownName
 from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES, named_loss
-from tutti.training.metrics import METRICS, named_metrics, predicted
+from tutti.training.metrics import METRICS, fitted, named_metrics
+from tutti.training.precision import Arithmetic
+from tutti.training.reading import predicted
 
+FP64 = Arithmetic(precision="fp64")
 GENERATOR = torch.Generator().manual_seed(0)
 SCORES = torch.randn(500, 10, generator=GENERATOR)
 LABELS = torch.randint(0, 10, (500,), generator=GENERATOR)
@@ -78,23 +86,32 @@ def test_auto_follows_targets_and_loss() -> None:
     floats = torch.randn(4)
     assert names("auto", "auto", torch.arange(4)) == ["accuracy"]
     assert names("auto", "mse", torch.arange(4)) == ["accuracy"]
-    assert names("auto", "auto", floats) == ["mae"]
+    assert names("auto", "auto", floats) == ["mae", "rmse", "r2"]
+    assert names("auto", "bce", torch.tensor([0.0, 0.5])) == []
     assert names("auto", "bce", torch.tensor([0.0, 1.0])) == ["accuracy"]
     assert names("none", "auto", floats) == []
     assert names("accuracy, top5", "auto", torch.arange(4)) == ["accuracy", "top5"]
 
 
-def test_a_callable_may_give_a_value_for_each_sample_or_their_mean() -> None:
+def test_a_callable_may_give_a_value_for_each_sample_or_one_for_all() -> None:
     def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.argmax(1) != targets
 
-    def wrong_share(outputs: Tensor, targets: Tensor) -> Tensor:
-        return wrong(outputs, targets).float().mean()
+    def worst(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="none").max()
 
     data = data_set(LABELS)
-    each, mean = named_metrics([wrong, wrong_share], named_loss("auto", data), data)
-    assert (each.name, mean.name) == ("wrong", "wrong_share")
-    assert each.sum(SCORES, LABELS).item() == pytest.approx(mean.sum(SCORES, LABELS).item())
+    each, all_at_once = (
+        fitted(metric, SCORES[:2], LABELS[:2], LABELS)
+        for metric in named_metrics([wrong, worst], named_loss("auto", data), data)
+    )
+    assert [(one.name, one.better, one.gathers) for one in (each, all_at_once)] == [
+        ("wrong", None, False),
+        ("worst", None, True),
+    ]
+    found = figures(LABELS, SCORES.double(), [each, all_at_once], ranks=3)
+    assert found["wrong"] == 1 - accuracy_score(LABELS, SCORES.argmax(1))
+    assert found["worst"] == float(worst(SCORES.double(), LABELS))
 
 
 def test_bad_metrics_are_refused() -> None:
@@ -104,10 +121,162 @@ def test_bad_metrics_are_refused() -> None:
         names("accuracy,accuracy", "auto", LABELS)
     with pytest.raises(BadOption, match="not a function"):
         names([3], "auto", LABELS)
+    with pytest.raises(BadOption, match=r"give Linear\(...\)"):
+        names([torch.nn.Linear], "auto", LABELS)
+    with pytest.raises(UnknownName, match="topK"):
+        names("top0", "auto", LABELS)
     data = data_set(LABELS)
     (three,) = named_metrics(lambda outputs, targets: outputs[:3, 0], named_loss("auto", data), data)
     with pytest.raises(BadModel, match="one value for each sample"):
-        three.sum(SCORES, LABELS)
+        fitted(three, SCORES, LABELS, LABELS)
+
+
+def figures(targets, outputs, metrics, loss="auto", ranks=1, classes=None):
+    """The metrics by name, of samples that are cut over virtual ranks, one of which may have none."""
+    data = replace(data_set(targets), classes=classes)
+    used = named_loss(loss, data)
+    if isinstance(metrics, str):
+        metrics = [
+            fitted(metric, outputs[:2], targets[:2], targets) for metric in named_metrics(metrics, used, data)
+        ]
+    part = Part(outputs, targets)
+
+    def program(comm):
+        objective = Objective(used, metrics, None, FP64)
+        return evaluate(nn.Identity(), part, comm, objective, batch_size=7).total(comm).metrics
+
+    found, *others = VirtualWorld(ranks).run(program)
+    assert all(other == found for other in others)
+    return found
+
+
+RANDOM = torch.Generator().manual_seed(3)
+SKEWED = torch.multinomial(torch.tensor([0.5, 0.3, 0.15, 0.05]), 60, replacement=True, generator=RANDOM)
+LOGITS = torch.randn(60, 4, dtype=torch.float64, generator=RANDOM)
+LOGITS[:, 1] = LOGITS[:, 1].round()  # ties
+FLAGS = (torch.rand(60, 3, generator=RANDOM) < 0.4).float()
+
+
+def by_scikit_learn(targets, found, probabilities) -> dict[str, float]:
+    kinds = {"f1": scores.f1_score, "precision": scores.precision_score, "recall": scores.recall_score}
+    figures = {name: kind(targets, found, average="macro", zero_division=0) for name, kind in kinds.items()}
+    figures |= {
+        f"{name}_micro": kind(targets, found, average="micro", zero_division=0)
+        for name, kind in kinds.items()
+    }
+    columns = probabilities.T
+    there = (targets[:, None] == np.arange(len(columns))).T if targets.ndim == 1 else targets.T
+    pairs = [(one, column) for one, column in zip(there, columns, strict=True) if one.any()]
+    figures["auc"] = np.mean([scores.roc_auc_score(*pair) for pair in pairs])
+    figures["average_precision"] = np.mean([scores.average_precision_score(*pair) for pair in pairs])
+    return figures
+
+
+OF_CLASSES = "f1,f1_micro,precision,precision_micro,recall,recall_micro,auc,average_precision"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_counted_and_ranking_metrics_are_those_of_scikit_learn_on_any_number_of_ranks(ranks: int) -> None:
+    probabilities = LOGITS.softmax(1).numpy()
+    wanted = by_scikit_learn(SKEWED.numpy(), LOGITS.argmax(1).numpy(), probabilities)
+    wanted["balanced_accuracy"] = scores.balanced_accuracy_score(SKEWED, LOGITS.argmax(1))
+    wanted["top3"] = scores.top_k_accuracy_score(SKEWED, LOGITS, k=3)
+    found = figures(SKEWED, LOGITS, f"{OF_CLASSES},balanced_accuracy,top3", ranks=ranks, classes=4)
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+    logits = LOGITS[:, :3]
+    wanted = by_scikit_learn(FLAGS.numpy(), (logits > 0).numpy(), logits.sigmoid().numpy())
+    assert figures(FLAGS, logits, OF_CLASSES, "bce", ranks) == pytest.approx(wanted, rel=1e-12)
+
+    one = torch.stack([-logits[:, 0], logits[:, 0]], 1).sigmoid().numpy()
+    wanted = by_scikit_learn(FLAGS[:, 0].numpy(), (logits[:, 0] > 0).numpy(), one)
+    assert figures(FLAGS[:, :1], logits[:, :1], OF_CLASSES, "bce", ranks) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_class_that_is_neither_there_nor_predicted_counts_in_no_mean() -> None:
+    targets = SKEWED.clamp(max=1)
+    found = figures(targets, LOGITS.clone().index_fill_(1, torch.tensor([3]), -99.0), "f1,auc", classes=9)
+    probabilities = LOGITS.clone().index_fill_(1, torch.tensor([3]), -99.0)
+    wanted = scores.f1_score(targets, probabilities.argmax(1), average="macro")
+    assert found["f1"] == pytest.approx(wanted, rel=1e-12)
+    areas = [scores.roc_auc_score(targets == k, probabilities.softmax(1)[:, k]) for k in (0, 1)]
+    assert found["auc"] == pytest.approx(np.mean(areas), rel=1e-12)
+
+
+def test_the_calibration_error_is_that_of_its_paper() -> None:
+    confidence, found = LOGITS.softmax(1).max(1)
+    right, error = (found == SKEWED).double(), 0.0
+    for lower in range(15):
+        inside = (confidence > lower / 15) & (confidence <= (lower + 1) / 15)
+        if inside.any():
+            error += float(inside.double().mean() * (right[inside].mean() - confidence[inside].mean()).abs())
+    for ranks in (1, 3):
+        measured = figures(SKEWED, LOGITS, "calibration_error", ranks=ranks, classes=4)
+        assert measured["calibration_error"] == pytest.approx(error, rel=1e-12)
+    with pytest.raises(BadOption, match="compares probabilities, but loss 'mse'"):
+        figures(SKEWED, LOGITS, "calibration_error", "mse")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_metrics_of_amounts_are_those_of_scikit_learn(ranks: int) -> None:
+    wanted = 1e6 + torch.randn(60, 2, dtype=torch.float64, generator=RANDOM)
+    guesses = wanted + 0.3 * LOGITS[:, :2]
+    found = figures(wanted, guesses, "auto", ranks=ranks)
+    assert found["r2"] == pytest.approx(scores.r2_score(wanted, guesses), rel=1e-9)
+    assert found["rmse"] == pytest.approx(scores.mean_squared_error(wanted, guesses) ** 0.5, rel=1e-12)
+    equal = torch.full((6, 1), 0.5, dtype=torch.float64)
+    assert figures(equal, equal, "r2", "mse", ranks) == {"r2": 1.0}
+    assert figures(equal, equal + 0.1, "r2", "mse", ranks) == {"r2": 0.0}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_functions_of_scikit_learn_get_everything_at_once(ranks: int) -> None:
+    def spread(targets, outputs):
+        assert isinstance(outputs, np.ndarray)
+        assert outputs.shape == (len(targets), 4)
+        return outputs.std()
+
+    coefficient = "sklearn.metrics:matthews_corrcoef"
+    found = figures(SKEWED, LOGITS, f"{coefficient},sklearn.metrics:log_loss", ranks=ranks, classes=4)
+    assert found["matthews_corrcoef"] == pytest.approx(scores.matthews_corrcoef(SKEWED, LOGITS.argmax(1)))
+    data = replace(data_set(SKEWED), classes=4)
+    area, distance, own = named_metrics(
+        ["sklearn.metrics:roc_auc_score", "sklearn.metrics:max_error", spread], named_loss("auto", data), data
+    )
+    assert (area.better, distance.better, own.better) == ("higher", "lower", None)
+    assert figures(SKEWED, LOGITS, [own], ranks=ranks)["spread"] == pytest.approx(float(LOGITS.numpy().std()))
+    with pytest.raises(BadOption, match=r"'roc_auc_score' cannot be computed .* multi_class"):
+        fitted(area, LOGITS, SKEWED, SKEWED)
+    amounts = figures(LOGITS[:, 0], LOGITS[:, 1:2], "sklearn.metrics:max_error", ranks=ranks)
+    assert amounts["max_error"] == scores.max_error(LOGITS[:, 0], LOGITS[:, 1])
+
+
+def test_a_metric_that_fails_fails_on_all_ranks() -> None:
+    def fails(targets, outputs):
+        raise ValueError("no such thing")
+
+    data = data_set(SKEWED)
+    metrics = named_metrics([fails], named_loss("auto", data), data)
+    raised = []
+
+    def program(comm):
+        objective = Objective(named_loss("auto", data), metrics, None, FP64)
+        try:
+            evaluate(nn.Identity(), Part(LOGITS, SKEWED), comm, objective).total(comm)
+        except BadOption as error:
+            raised.append(str(error))
+
+    VirtualWorld(3).run(program)
+    assert len(raised) == 3
+    assert all("no such thing" in text for text in raised)
+
+
+@pytest.mark.parametrize("name", ["f1", "auc", "calibration_error", "top3", "balanced_accuracy"])
+def test_metrics_of_classes_are_refused_for_amounts(name: str) -> None:
+    with pytest.raises(BadOption, match=f"metric '{name}' compares classes"):
+        names(name, "mse", torch.tensor([0.5, 2.0]))
+    with pytest.raises(BadOption, match="metric 'r2' compares amounts, but the targets are class numbers"):
+        names("r2", "auto", LABELS)
 
 
 def tally_of(*metrics: str, classes: int | None = None) -> Tally:

@@ -27,6 +27,7 @@ from tutti.training.agenda import Agenda, Wishes
 from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
+from tutti.training.metrics.base import GatheredMetric
 
 EPOCHS, MIDDLE = 3, 10
 
@@ -59,6 +60,12 @@ class Finished:
     state: State | None
 
 
+# Each row of all ranks, once.
+SEEN = GatheredMetric(
+    name="seen", better=None, function=lambda outputs, targets: len(outputs) + 1000 * int(targets.sum())
+)
+
+
 def run(
     ranks: int, norm: bool, validate: str = "pause", keeps: bool = False, saved: list[Saved] | None = None
 ) -> list[Finished]:
@@ -83,7 +90,7 @@ def run(
             worker=Sync().worker(replica, comm, optimizer, Clip(norm=0.5)),
             optimizer=optimizer,
             loss=LOSSES["cross_entropy"],
-            metrics=[METRICS["accuracy"]],
+            metrics=[METRICS["accuracy"], SEEN],
             classes=4,
             batches=batches,
             epochs=EPOCHS,

@@ -40,6 +40,7 @@ from tutti.training.background_process import Start
 from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
+from tutti.training.metrics.base import GatheredMetric
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.validation import VALIDATIONS, ValidationTask
 from tutti.training.validation.background import Background
@@ -104,6 +105,12 @@ def never_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background.subprocess, "Popen", lambda *_, **options: popen(command, **options))
 
 
+# Each row of all ranks, once.
+SEEN = GatheredMetric(
+    name="seen", better=None, function=lambda outputs, targets: len(outputs) + 1000 * int(targets.sum())
+)
+
+
 def run(
     validate: str, ranks: int = 2, norm: bool = True
 ) -> list[tuple[list[EpochRecord], Tensor, list[int]]]:
@@ -120,7 +127,7 @@ def run(
             optimizer=optimizer,
             batches=Batches(TRAIN, 20, comm.rank, comm.size, seed=5, own=True),
             loss=LOSS,
-            metrics=[METRICS["accuracy"]],
+            metrics=[METRICS["accuracy"], SEEN],
             classes=4,
             epochs=4,
             validation=VALIDATION,
@@ -265,7 +272,9 @@ def test_a_way_to_validate_that_does_not_exist_is_refused() -> None:
 
 
 def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> ValidationTask:
-    return ValidationTask(replica, VALIDATION, comm, Objective(LOSS, [METRICS["accuracy"]], 4, arithmetic))
+    return ValidationTask(
+        replica, VALIDATION, comm, Objective(LOSS, [METRICS["accuracy"], SEEN], 4, arithmetic)
+    )
 
 
 @pytest.mark.parametrize("places", [1, 2, 9])
@@ -334,7 +343,7 @@ def test_what_the_other_process_has_done_is_not_done_again(forked: None) -> None
     process.snapshot()
     process.finish()
     assert process.poll() == 2
-    first, second = (int(process.take()[0][0]) for _ in range(2))
+    first, second = (int(process.take().counts[0]) for _ in range(2))
     assert first != os.getpid()
     assert (second == os.getpid()) == (here == 1)
 
@@ -391,7 +400,7 @@ def test_statistics_are_evaluated_as_they_were_with_the_weights(
     while beside_training and process.poll() < 2:
         process._connection.poll(100)
     process.finish()
-    assert [int(process.take()[0][0]) for _ in range(2)] == [1, 2]
+    assert [int(process.take().counts[0]) for _ in range(2)] == [1, 2]
     assert module.held() == {3.0}
 
 
@@ -427,7 +436,7 @@ def test_it_runs_on_time_that_nobody_else_wants() -> None:
     process.snapshot()
     wait_for_result(process)
     process.close()
-    counts, _ = process.take()
+    counts = process.take().counts
     assert int(counts[0]) in (os.SCHED_IDLE * 100 + os.getpriority(os.PRIO_PROCESS, 0), 19)
 
 
@@ -452,4 +461,4 @@ def test_a_model_of_a_file_is_evaluated_by_the_same_file(tmp_path: Path) -> None
     process.snapshot()
     wait_for_result(process)
     process.close()
-    assert int(process.take()[0][0]) == 7
+    assert int(process.take().counts[0]) == 7

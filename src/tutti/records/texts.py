@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tutti.records.run import EpochRecord, Evaluation, RunStart, Summary
 
-SHARES: Final = ("accuracy", "top5")
-"""Metrics that are shown as percentages."""
+SHARES: Final = (
+    *("accuracy", "balanced_accuracy", "precision", "precision_micro", "recall", "recall_micro"),
+)
+"""Metrics that are shown as percentages, besides `TOP`."""
+
+TOP: Final = re.compile(r"top([1-9][0-9]{0,5})")
+"""The names of metrics that are the share of labels among the so many largest scores."""
+
+HIGHER: Final = (*SHARES, "f1", "f1_micro", "auc", "average_precision", "r2")
+"""Metrics of which higher values are better."""
+
+LOWER: Final = ("loss", "mae", "mse", "rmse", "calibration_error")
+"""The loss, and metrics of which lower values are better."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +49,25 @@ class RunLength:
         return f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}{part}"
 
 
+def is_share(name: str) -> bool:
+    """Return whether a metric is a share, which is shown in percent."""
+    return name in SHARES or TOP.fullmatch(name) is not None
+
+
+def better_by_name(name: str) -> str | None:
+    """Return whether "higher" or "lower" values of a metric are better; None: its name does not say so.
+
+    Names of functions end as those of scikit-learn do: in _score where higher values are, in _error or _loss
+    where lower ones are (its User Guide, section 3.4).
+    """
+    if name in HIGHER or is_share(name) or name.endswith("_score"):
+        return "higher"
+    return "lower" if name in LOWER or name.endswith(("_error", "_loss")) else None
+
+
 def metric_text(name: str, value: float) -> str:
     """Return the value of a metric: a share of the samples in percent."""
-    return f"{value:.2%}" if name in SHARES else f"{value:.4g}"
+    return f"{value:.2%}" if is_share(name) else f"{value:.4g}"
 
 
 def figures(evaluation: Evaluation) -> str:

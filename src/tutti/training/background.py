@@ -27,26 +27,24 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import cloudpickle
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tutti.errors import BadOption, TuttiError
 from tutti.load_object import import_files, imported_files
 from tutti.replica import Replica, copy_all
 from tutti.training.background_process import PROGRAM, Start
-from tutti.training.evaluation import Tally
+from tutti.training.evaluation import Sums, Tally
 from tutti.training.snapshots import SnapshotLayout
 
 SNAPSHOT_BYTES: Final = 256 << 20
 """Memory that the snapshots of one rank may take; there is always room for one."""
 
 MOST_SNAPSHOTS: Final = 64
-
-Sums = tuple[Tensor, Tensor]
-"""The result of `Tally.sums`."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ class BackgroundEvaluator:
 
     def _receive(self) -> None:
         try:
-            found: tuple[list[int], list[float]] | str = self._connection.recv()
+            found: list[NDArray[Any]] | str = self._connection.recv()
         except (EOFError, ConnectionResetError):
             raise TuttiError(
                 "the process that evaluates beside training was killed; if nobody did that, memory is short: "
@@ -183,9 +181,9 @@ class BackgroundEvaluator:
             ) from None
         if isinstance(found, str):
             raise RuntimeError(f"the process that evaluates beside training failed: {found}")
-        counts, sums = found
+        counts, sums, *rows = map(torch.from_numpy, found)
         number, slot = self._asked.popleft()
-        self._found[number] = torch.tensor(counts), torch.tensor(sums, dtype=torch.float64)
+        self._found[number] = Sums(counts, sums, tuple(rows))
         self._free.append(slot)
 
 
@@ -203,9 +201,9 @@ def serve(start: Start) -> None:
         slots = layout.slots(mmap.mmap(start.memory, 0))
         while (asked := _next(connection)) is not None:
             layout.show(slots[asked])
-            counts, sums = work.evaluate().sums()
-            # As lists: torch would send tensors as names of shared memory.
-            connection.send((counts.tolist(), sums.tolist()))
+            found = work.evaluate().sums()
+            # As arrays: torch would send tensors as names of shared memory.
+            connection.send([one.numpy() for one in (found.counts, found.sums, *found.rows)])
     except BaseException:
         connection.send(traceback.format_exc())
         raise SystemExit(1) from None

@@ -7,19 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
+from tutti.errors import BadOption
 from tutti.records.run import Evaluation
 from tutti.replica import Replica, copy_all
 from tutti.state import Values
 from tutti.strategies.placement import broadcast_all
+from tutti.training.gathering import gather_rows
 from tutti.training.losses import Loss
-from tutti.training.metrics import Metric, labelled, predicted
+from tutti.training.metrics.base import GatheredMetric, Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
+from tutti.training.reading import labelled, predicted
 
 PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
@@ -42,11 +46,28 @@ class Objective:
     arithmetic: Arithmetic = FP32
 
 
+@dataclass(frozen=True)
+class Sums:
+    """The contents of a tally.
+
+    Attributes:
+        counts: int64: samples, labels, and the cells of the confusion matrix.
+        sums: float64: the weight, the sum of the losses, and the sums of each metric.
+        rows: outputs and targets, for metrics that need all of them at once; empty where there are none.
+    """
+
+    counts: Tensor
+    sums: Tensor
+    rows: tuple[Tensor, ...] = ()
+
+
 class Tally:
     """The loss, the metrics and the confusion matrix, summed over samples.
 
     Losses and metrics are summed in float64, samples and the confusion matrix counted in int64. Values
     on a GPU are summed there, and waited for when the sums are asked for.
+
+    Outputs and targets are kept in the CPU's memory where a metric needs all of them at once.
 
     Metrics and matrix are of the labels that there are, where the loss ignores one that means none. Should
     the model predict other classes than those of the matrix, these are counted together in one more column.
@@ -64,7 +85,9 @@ class Tally:
         self.loss: float | Tensor = 0.0
         self.weight = 0.0
         self._labelled = 0
-        self._sums: list[float | Tensor] = [0.0] * len(self._metrics)
+        self._gathers = any(metric.gathers for metric in self._metrics)
+        self._sums = [torch.zeros(metric.width, dtype=torch.float64) for metric in self._metrics]
+        self._rows: list[tuple[Tensor, ...]] = []
         self._confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
@@ -97,16 +120,19 @@ class Tally:
             if self._pending >= PENDING_NUMBERS:
                 self._count()
 
-    def here(self) -> Evaluation:
-        """Return the sums of this rank so far.
+    def here(self, glance: bool = False) -> Evaluation:
+        """Return the figures of this rank so far.
 
         Nothing that is kept is counted by that: the order of the sums, and so their rounding, must not depend
         on the times at which somebody looks.
-        """
-        counts, sums = self.sums_here()
-        return self._evaluation(counts.tolist(), sums.tolist())
 
-    def sums_here(self) -> tuple[Tensor, Tensor]:
+        Args:
+            glance: leave out metrics that are computed of all samples at once, as that may take long.
+        """
+        found = self.sums_here()
+        return self._evaluation(found, [] if glance else self._of_all(found.rows))
+
+    def sums_here(self) -> Sums:
         """Return the `sums` so far; nothing is counted by that, as by `here`."""
         return copy(self).sums()
 
@@ -114,38 +140,67 @@ class Tally:
         """Return the sums over all ranks (collective); equal on all of them."""
         return self.total_of(self.sums(), comm)
 
-    def total_of(self, found: tuple[Tensor, Tensor], comm: Communicator) -> Evaluation:
-        """Return the `total` of tallies with the same metrics and classes, from each rank's sums."""
-        counts, sums = found
-        comm.all_reduce(counts)
-        comm.all_reduce(sums)
-        return self._evaluation(counts.tolist(), sums.tolist())
+    def total_of(self, found: Sums, comm: Communicator) -> Evaluation:
+        """Return the `total` of tallies with the same metrics and classes, from each rank's sums.
 
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """Return the sums of this rank: a vector of int64 and one of float64."""
+        Raises:
+            BadOption: a metric that is computed of all samples at once fails.
+        """
+        comm.all_reduce(found.counts)
+        comm.all_reduce(found.sums)
+        if not self._gathers:
+            return self._evaluation(found, [])
+        # Rank 0 alone computes; what it fails with, all fail with.
+        rows = self.gather(found.rows, comm)
+        values: list[float] | BadOption = []
+        if comm.rank == 0:
+            try:
+                values = self._of_all(rows)
+            except BadOption as error:
+                values = error
+        told = comm.broadcast_object(values)
+        if isinstance(told, BadOption):
+            raise told
+        return self._evaluation(found, cast("list[float]", told))
+
+    def gather(self, rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:
+        """Return the rows of all ranks on rank 0, in the order of the ranks (collective)."""
+        return gather_rows(rows, comm) if self._gathers else ()
+
+    def sums(self) -> Sums:
+        """Return the sums of this rank."""
         self._count()
         return self._counted()
 
     def state(self) -> Values:
         """Return what is counted, and what is kept to be counted with what comes."""
-        counts, sums = self._counted()
+        found = self._counted()
         kept = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
-        return {"counts": counts, "sums": sums, "kept": kept}
+        return {"counts": found.counts, "sums": found.sums, "rows": list(found.rows), "kept": kept}
 
     def load_state(self, values: Values) -> None:
         """Count on from the state of an earlier tally."""
         counts = values["counts"]
         self.samples, self._labelled = (int(count) for count in counts[:2])
         self._confusion = counts[2:].view_as(self._confusion)
-        self.weight, self.loss, *self._sums = values["sums"].tolist()
+        self.weight, self.loss = values["sums"][:2].tolist()
+        self._sums = self._split(values["sums"])
+        rows = values.get("rows")  # None: of an earlier version, which had none.
+        self._rows = [tuple(rows)] if rows else []
         if values["kept"]:
             outputs, targets = values["kept"]
             self._outputs, self._targets, self._pending = [outputs], [targets], outputs.numel()
 
-    def _counted(self) -> tuple[Tensor, Tensor]:
+    def _counted(self) -> Sums:
         counts = torch.cat([torch.tensor([self.samples, self._labelled]), self._confusion.flatten()])
-        sums = [float(total) for total in (self.weight, self.loss, *self._sums)]
-        return counts, torch.tensor(sums, dtype=torch.float64)
+        first = torch.tensor([float(self.weight), float(self.loss)], dtype=torch.float64)
+        sums = torch.cat([first, *(one.cpu() for one in self._sums)])
+        rows = tuple(map(torch.cat, zip(*self._rows, strict=True)))
+        return Sums(counts, sums, rows)
+
+    def _split(self, sums: Tensor) -> list[Tensor]:
+        """Cut the sums into those of each metric."""
+        return list(torch.split(sums[2:], [metric.width for metric in self._metrics]))
 
     def _count(self) -> None:
         """Count the outputs that were kept."""
@@ -156,32 +211,50 @@ class Tally:
         self._labelled += len(targets)
         if not len(targets):
             return
-        found = [metric.sum(outputs, targets) for metric in self._metrics]
         # Nothing is changed in place: `here` counts on a copy.
         self._sums = [
-            old + (new.item() if new.is_cpu else new) for old, new in zip(self._sums, found, strict=True)
+            (old if new.is_cpu else old.to(new.device)) + new
+            for old, new in zip(self._sums, self._of(outputs, targets), strict=True)
         ]
+        if self._gathers:
+            self._rows = [*self._rows, (outputs.cpu(), targets.cpu())]
         if self._classes is not None:
             classes = predicted(outputs, targets, self._amounts).clamp(max=self._classes)
             cells = (targets * (self._classes + 1) + classes).flatten().cpu()
             counted = torch.bincount(cells, minlength=self._confusion.numel())
             self._confusion = self._confusion + counted.view_as(self._confusion)
 
-    def _evaluation(self, counts: list[int], sums: list[float]) -> Evaluation:
-        samples, labels, *cells = counts
-        weight, loss, *totals = sums
-        names = [metric.name for metric in self._metrics]
-        means = [_mean(total, labels) for total in totals]
-        return Evaluation(
-            samples, _mean(loss, weight), dict(zip(names, means, strict=True)), self._rows(cells)
-        )
+    def _of(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """Yield the sums of each metric, of shape (width,)."""
+        for metric in self._metrics:
+            yield metric.sum(outputs, targets).reshape(metric.width)
 
-    def _rows(self, cells: list[int]) -> list[list[int]] | None:
+    def _of_all(self, rows: tuple[Tensor, ...]) -> list[float]:
+        """Compute the metrics that need all outputs and targets at once, in their order."""
+        needy = [metric for metric in self._metrics if isinstance(metric, GatheredMetric)]
+        return [metric.of_all(*rows) if rows else math.nan for metric in needy]
+
+    def _evaluation(self, found: Sums, gathered: Sequence[float]) -> Evaluation:
+        """Return the figures; of metrics that are computed of all samples at once those that are given."""
+        samples, labels, *cells = found.counts.tolist()
+        weight, loss = found.sums[:2].tolist()
+        given, metrics = iter(gathered), dict[str, float]()
+        for metric, sums in zip(self._metrics, self._split(found.sums), strict=True):
+            value = next(given, None) if metric.gathers else _value(metric, sums, labels)
+            if value is not None:
+                metrics[metric.name] = value
+        return Evaluation(samples, _mean(loss, weight), metrics, self._matrix(cells))
+
+    def _matrix(self, cells: list[int]) -> list[list[int]] | None:
         if self._classes is None:
             return None
         width = self._classes + 1
         rows = [cells[start : start + width] for start in range(0, len(cells), width)]
         return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
+
+
+def _value(metric: Metric, sums: Tensor, labels: int) -> float:
+    return metric.value(sums, labels) if labels else math.nan
 
 
 def _mean(total: float, weight: float) -> float:

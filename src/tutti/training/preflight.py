@@ -16,10 +16,14 @@ from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
 from tutti.training.evaluation import Objective, evaluating, undone
 from tutti.training.losses import check_labels, fit_check
-from tutti.training.metrics import labelled
+from tutti.training.metrics import fitted
 from tutti.training.precision import FP32, Arithmetic
+from tutti.training.reading import labelled
 
 PROBE_SAMPLES = 2
+
+MOST = 10_000_000
+"""The most numbers of outputs on which a metric is tried."""
 
 
 def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
@@ -47,10 +51,19 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
             check_labels(part.targets, outputs.shape[1], loss.ignored)
         loss = fit_check(outputs, targets, loss, objective.classes)
+        seen, its = labelled(outputs, targets, loss.ignored)
+        every = _some_targets(part, MOST // max(1, seen[:1].numel()), loss.ignored)
+        metrics = []
         for metric in objective.metrics:
             with _naming(f"metric '{metric.name}'", outputs):
-                metric.sum(*labelled(outputs, targets, loss.ignored))
-    return replace(objective, loss=loss)
+                metrics.append(fitted(metric, seen, its, every))
+    return replace(objective, loss=loss, metrics=tuple(metrics))
+
+
+def _some_targets(part: Part, count: int, ignored: int | None) -> Tensor:
+    """Return the targets of all samples, or of about `count` evenly spaced ones; none without a label."""
+    targets = part.targets[:: max(1, len(part) // max(1, count))]
+    return labelled(targets.unsqueeze(1), targets, ignored)[1]
 
 
 def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Arithmetic = FP32) -> None:

@@ -25,7 +25,7 @@ from typing import Final, NoReturn, TypeAlias
 
 from tutti.errors import BadOption, UnknownName
 from tutti.records.run import EpochRecord
-from tutti.records.texts import SHARES, metric_text
+from tutti.records.texts import is_share, metric_text
 
 Better: TypeAlias = Mapping[str, str | None]
 """The loss and the metrics of a run: whether lower or higher values are "better"; None: nobody has said."""
@@ -361,7 +361,7 @@ class _RuleParser:
             self._refuse("a number")
         # 99.9% is 0.999 to the last bit.
         number = float(Decimal(digits).scaleb(-2) if self._next.endswith("%") else digits)
-        if quantity.metric in SHARES and not 0 <= number <= 1:
+        if is_share(quantity.metric) and not 0 <= number <= 1:
             self._refuse(f"a number from 0 to 1, or from 0% to 100%, as {quantity.metric} is a share,")
         self._at += 1
         return number

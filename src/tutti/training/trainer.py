@@ -350,7 +350,7 @@ class Trainer:
             now = stages.lap(EXCHANGE)
             if now >= report:
                 rate = _rate(self._batches.samples(self._step - first), now - began)
-                self._progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
+                self._progress.moment(Moment(epoch + 1, self._step, tally.here(glance=True), rate))
                 report = stages.start() + self._progress.every_s
             if agenda is not None and agenda.calls(self._step) and (agenda.free or self._step < last):
                 self._pause(agenda, open_epoch)
@@ -416,13 +416,13 @@ class Trainer:
     def _places(self, open_epoch: OpenEpoch, ended: bool) -> list[PlaceInEpoch]:
         """Return where each rank is (collective); `ended`: whether this one has made all its updates."""
         start = open_epoch.number * self._batches.updates
-        counts, sums = open_epoch.tally.sums_here()
-        here = PlaceInEpoch(ended, self._step - start, counts.tolist(), sums.tolist())
+        found = open_epoch.tally.sums_here()
+        here = PlaceInEpoch(ended, self._step - start, found.counts.tolist(), found.sums.tolist())
         return cast("list[PlaceInEpoch]", self.comm.all_gather_objects(here))
 
     def _state(self, open_epoch: OpenEpoch, places: Sequence[PlaceInEpoch]) -> State:
         """Return all that must be known to go on from here (collective); the workers have settled."""
-        worker = self.worker.state()
+        worker, tally = self.worker.state(), open_epoch.tally
         batches = self._batches.state(open_epoch.number, [place.round for place in places])
         validation = State() if self._validation is None else self._validation.state()
         balance = State() if self._balance is None else self._balance.state()
@@ -433,6 +433,7 @@ class Trainer:
             "epoch": open_epoch.number,
             "updates": self._updates,
             "places": [asdict(place) for place in places],
+            "rows": list(tally.gather(tally.sums_here().rows, self.comm)),
             "seconds": self._stages.last - open_epoch.began,
             "lr": float(self._lr),
             "groups": names_in_groups(self._optimizer, names),
@@ -447,7 +448,7 @@ class Trainer:
             "buffers": named_buffers(self.replica.module),
             "remembered": remembered,
             "random": random_state(),
-            "tally": open_epoch.tally.state(),
+            "tally": tally.state(),
             "schedule": self._learning_rate.state(),
             "steps": self._steps,
             "stages": self._stages.seconds(),
@@ -504,6 +505,7 @@ class Trainer:
             tally = {
                 "counts": torch.tensor(counts).sum(dim=0),
                 "sums": torch.tensor(sums, dtype=torch.float64).sum(dim=0),
+                "rows": at.get("rows", []) if mine else [],
                 "kept": [],
             }
         self._resumed = Resumed(at["seconds"], tally)

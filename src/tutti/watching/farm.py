@@ -25,7 +25,7 @@ from tutti.launch.launcher import mpi_place
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import HISTORY, RunFolder
-from tutti.records.texts import SHARES, duration, figures, metric_text
+from tutti.records.texts import duration, figures, is_share, metric_text
 from tutti.records.untrusted import printable
 from tutti.terminal import console_on
 from tutti.watching.follow import REFRESH_S, Clock
@@ -92,7 +92,7 @@ class FarmProgress:
         self._seconds.setdefault(_group(lane.job), []).append(seconds)
         if lane.record is not None and lane.record.validation is not None:
             found = lane.record.validation
-            name = next((name for name in found.metrics if name in SHARES), "loss")
+            name = next((name for name in found.metrics if is_share(name)), "loss")
             self._figures.setdefault(_group(lane.job), []).append((name, found.metrics.get(name, found.loss)))
 
     def best(self) -> str | None:
@@ -102,7 +102,7 @@ class FarmProgress:
             return None
         (name,) = names
         means = {group: fmean(value for _, value in found) for group, found in self._figures.items()}
-        best = (max if name in SHARES else min)(means, key=lambda group: means[group])
+        best = (max if is_share(name) else min)(means, key=lambda group: means[group])
         jobs = len(self._figures[best])
         known = f"in {jobs} job{'' if jobs == 1 else 's'}"
         return f"{best}: validation {name} {metric_text(name, means[best])} {known}"

@@ -9,17 +9,14 @@ from typing import Final
 
 from tutti.errors import BadOption
 from tutti.records.run import EpochRecord, Evaluation, Summary
-from tutti.records.texts import SHARES
+from tutti.records.texts import HIGHER, LOWER, better_by_name
 
 LOSS: Final = "loss"
 SECONDS: Final = "seconds"
 PARAMETERS: Final = "parameters"
 
-BETTER: Final = {
-    **dict.fromkeys(SHARES, "higher"),
-    **dict.fromkeys((LOSS, "mae", "mse", SECONDS, PARAMETERS), "lower"),
-}
-"""The objectives of which it is known which values are better."""
+COSTS: Final = (SECONDS, PARAMETERS)
+"""The objectives that are no figures of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Aim:
     higher: bool
 
     def __str__(self) -> str:
-        return self.name if BETTER.get(self.name) == self.better else f"{self.name}:{self.better}"
+        return self.name if _better(self.name) == self.better else f"{self.name}:{self.better}"
 
     @property
     def better(self) -> str:
@@ -45,7 +42,7 @@ class Aim:
     @property
     def by_epoch(self) -> bool:
         """Whether each epoch has a value, by which trials can be compared before their end."""
-        return self.name not in (SECONDS, PARAMETERS)
+        return self.name not in COSTS
 
     def of(self, run: Summary) -> float:
         """Return the value of a finished run.
@@ -96,9 +93,14 @@ def aims_of(names: Sequence[str]) -> list[Aim]:
     return found
 
 
+def _better(name: str) -> str | None:
+    """Return which values of an objective are better, "higher" or "lower"; None: it is not known."""
+    return "lower" if name in COSTS else better_by_name(name)
+
+
 def _aim(text: str) -> Aim:
     name, colon, better = text.partition(":")
-    better = better if colon else BETTER.get(name, "")
+    better = better if colon else _better(name) or ""
     if better not in ("higher", "lower"):
         function = better.partition(":")[0]
         if function and (name.endswith(".py") or "." in name):
@@ -106,7 +108,7 @@ def _aim(text: str) -> Aim:
                 f"--objective {text} names a file or a package; write --metrics {name}:{function} "
                 f"and --objective {function}:higher, or {function}:lower"
             )
-        near = difflib.get_close_matches(name, BETTER, n=1)
+        near = difflib.get_close_matches(name, [*HIGHER, *LOWER, *COSTS], n=1)
         known = f"; did you mean '{near[0]}'? If not," if near and not colon else ";"
         raise BadOption(
             f"--objective {text} does not say which values of '{name}' are better{known} write "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
@@ -15,8 +16,8 @@ from tutti.records.json_lines import to_json
 from tutti.records.run import Evaluation
 from tutti.registry import part
 from tutti.state import State, Values
-from tutti.training.background import BackgroundEvaluator, Sums
-from tutti.training.evaluation import Tally, evaluate
+from tutti.training.background import BackgroundEvaluator
+from tutti.training.evaluation import Sums, Tally, evaluate
 from tutti.training.snapshots import SnapshotLayout
 from tutti.training.validation import Validation, ValidationTask
 
@@ -55,13 +56,14 @@ class Background(Validation):
         """Return results where all ranks have theirs, and else the weights that are to be evaluated."""
         comm, tally, state = self._task.comm, Tally(self._task.objective), super().state()
         waiting = self._evaluator.waiting()
-        done = {number for number, one in waiting.items() if isinstance(one, tuple)}
+        done = {number for number, one in waiting.items() if isinstance(one, Sums)}
         everywhere = cast("list[set[int]]", comm.all_gather_objects(done))
         for number, one in waiting.items():
             late = next((rank for rank, found in enumerate(everywhere) if number not in found), None)
             if late is None:
-                counts, sums = cast("Sums", one)
-                kept: object = to_json(tally.total_of((counts.clone(), sums.clone()), comm))
+                found = cast("Sums", one)
+                copied = replace(found, counts=found.counts.clone(), sums=found.sums.clone())
+                kept: object = to_json(tally.total_of(copied, comm))
             else:
                 kept = self._kept(late, one)
             state.shared["waiting"].append(kept)
@@ -70,7 +72,7 @@ class Background(Validation):
     def _kept(self, late: int, one: Sums | list[Tensor]) -> Values:
         """Return a snapshot, on rank 0 at least, which is given it by a rank that still has it."""
         layout, comm = SnapshotLayout(self._task.replica), self._task.comm
-        if isinstance(one, tuple):
+        if isinstance(one, Sums):
             one = [torch.empty_like(tensor) for tensor in layout.present]
         for tensor in one if late else []:
             if comm.rank == late:
