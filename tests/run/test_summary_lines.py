@@ -16,16 +16,16 @@ THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1
 def test_an_evaluation_shows_its_count_and_the_matrix_with_each_class() -> None:
     lines = summary_lines.evaluation("test", THREE, ("cat", "dog", "a very long class name")).splitlines()
     assert lines[0] == "test: 10 samples, accuracy 80.00%, mae 0.5, loss 0.25"
-    assert lines[-3].split() == ["cat", "4", ".", ".", "100.00%"]
-    assert lines[-2].split() == ["dog", "1", "3", "1", "60.00%"]
-    assert lines[-1].split() == ["a", "very", "long…", ".", ".", ".", "-"]
+    assert lines[-3].split() == ["cat", "4", ".", ".", "100.00%", "80.00%", "0.8889"]
+    assert lines[-2].split() == ["dog", "1", "3", "1", "60.00%", "100.00%", "0.7500"]
+    assert lines[-1].split() == ["a", "very", "long…", ".", ".", ".", "-", "0.00%", "0.0000"]
 
 
 def test_many_classes_name_their_commonest_mistake_instead() -> None:
     confusion = [[0] * 30 for _ in range(30)]
     confusion[3][3], confusion[3][7], confusion[3][8] = 6, 3, 1
     lines = summary_lines.evaluation("test", Evaluation(10, 1.0, {}, confusion)).splitlines()
-    assert lines[6].split() == ["3", "10", "60.00%", "7", "(3)"]
+    assert lines[6].split() == ["3", "10", "60.00%", "100.00%", "0.7500", "7", "(3)"]
 
 
 def test_without_classes_there_is_one_line() -> None:

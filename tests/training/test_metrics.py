@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, mean_absolute_erro
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sklearn import metrics as scores
+from sklearn import metrics as sk
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, UnknownName
@@ -158,7 +158,7 @@ FLAGS = (torch.rand(60, 3, generator=RANDOM) < 0.4).float()
 
 
 def by_scikit_learn(targets, found, probabilities) -> dict[str, float]:
-    kinds = {"f1": scores.f1_score, "precision": scores.precision_score, "recall": scores.recall_score}
+    kinds = {"f1": sk.f1_score, "precision": sk.precision_score, "recall": sk.recall_score}
     figures = {name: kind(targets, found, average="macro", zero_division=0) for name, kind in kinds.items()}
     figures |= {
         f"{name}_micro": kind(targets, found, average="micro", zero_division=0)
@@ -167,8 +167,8 @@ def by_scikit_learn(targets, found, probabilities) -> dict[str, float]:
     columns = probabilities.T
     there = (targets[:, None] == np.arange(len(columns))).T if targets.ndim == 1 else targets.T
     pairs = [(one, column) for one, column in zip(there, columns, strict=True) if one.any()]
-    figures["auc"] = np.mean([scores.roc_auc_score(*pair) for pair in pairs])
-    figures["average_precision"] = np.mean([scores.average_precision_score(*pair) for pair in pairs])
+    figures["auc"] = np.mean([sk.roc_auc_score(*pair) for pair in pairs])
+    figures["average_precision"] = np.mean([sk.average_precision_score(*pair) for pair in pairs])
     return figures
 
 
@@ -179,8 +179,8 @@ OF_CLASSES = "f1,f1_micro,precision,precision_micro,recall,recall_micro,auc,aver
 def test_counted_and_ranking_metrics_are_those_of_scikit_learn_on_any_number_of_ranks(ranks: int) -> None:
     probabilities = LOGITS.softmax(1).numpy()
     wanted = by_scikit_learn(SKEWED.numpy(), LOGITS.argmax(1).numpy(), probabilities)
-    wanted["balanced_accuracy"] = scores.balanced_accuracy_score(SKEWED, LOGITS.argmax(1))
-    wanted["top3"] = scores.top_k_accuracy_score(SKEWED, LOGITS, k=3)
+    wanted["balanced_accuracy"] = sk.balanced_accuracy_score(SKEWED, LOGITS.argmax(1))
+    wanted["top3"] = sk.top_k_accuracy_score(SKEWED, LOGITS, k=3)
     found = figures(SKEWED, LOGITS, f"{OF_CLASSES},balanced_accuracy,top3", ranks=ranks, classes=4)
     assert found == pytest.approx(wanted, rel=1e-12)
 
@@ -197,9 +197,9 @@ def test_a_class_that_is_neither_there_nor_predicted_counts_in_no_mean() -> None
     targets = SKEWED.clamp(max=1)
     found = figures(targets, LOGITS.clone().index_fill_(1, torch.tensor([3]), -99.0), "f1,auc", classes=9)
     probabilities = LOGITS.clone().index_fill_(1, torch.tensor([3]), -99.0)
-    wanted = scores.f1_score(targets, probabilities.argmax(1), average="macro")
+    wanted = sk.f1_score(targets, probabilities.argmax(1), average="macro")
     assert found["f1"] == pytest.approx(wanted, rel=1e-12)
-    areas = [scores.roc_auc_score(targets == k, probabilities.softmax(1)[:, k]) for k in (0, 1)]
+    areas = [sk.roc_auc_score(targets == k, probabilities.softmax(1)[:, k]) for k in (0, 1)]
     assert found["auc"] == pytest.approx(np.mean(areas), rel=1e-12)
 
 
@@ -222,8 +222,8 @@ def test_metrics_of_amounts_are_those_of_scikit_learn(ranks: int) -> None:
     wanted = 1e6 + torch.randn(60, 2, dtype=torch.float64, generator=RANDOM)
     guesses = wanted + 0.3 * LOGITS[:, :2]
     found = figures(wanted, guesses, "auto", ranks=ranks)
-    assert found["r2"] == pytest.approx(scores.r2_score(wanted, guesses), rel=1e-9)
-    assert found["rmse"] == pytest.approx(scores.mean_squared_error(wanted, guesses) ** 0.5, rel=1e-12)
+    assert found["r2"] == pytest.approx(sk.r2_score(wanted, guesses), rel=1e-9)
+    assert found["rmse"] == pytest.approx(sk.mean_squared_error(wanted, guesses) ** 0.5, rel=1e-12)
     equal = torch.full((6, 1), 0.5, dtype=torch.float64)
     assert figures(equal, equal, "r2", "mse", ranks) == {"r2": 1.0}
     assert figures(equal, equal + 0.1, "r2", "mse", ranks) == {"r2": 0.0}
@@ -238,7 +238,7 @@ def test_functions_of_scikit_learn_get_everything_at_once(ranks: int) -> None:
 
     coefficient = "sklearn.metrics:matthews_corrcoef"
     found = figures(SKEWED, LOGITS, f"{coefficient},sklearn.metrics:log_loss", ranks=ranks, classes=4)
-    assert found["matthews_corrcoef"] == pytest.approx(scores.matthews_corrcoef(SKEWED, LOGITS.argmax(1)))
+    assert found["matthews_corrcoef"] == pytest.approx(sk.matthews_corrcoef(SKEWED, LOGITS.argmax(1)))
     data = replace(data_set(SKEWED), classes=4)
     area, distance, own = named_metrics(
         ["sklearn.metrics:roc_auc_score", "sklearn.metrics:max_error", spread], named_loss("auto", data), data
@@ -248,7 +248,7 @@ def test_functions_of_scikit_learn_get_everything_at_once(ranks: int) -> None:
     with pytest.raises(BadOption, match=r"'roc_auc_score' cannot be computed .* multi_class"):
         fitted(area, LOGITS, SKEWED, SKEWED)
     amounts = figures(LOGITS[:, 0], LOGITS[:, 1:2], "sklearn.metrics:max_error", ranks=ranks)
-    assert amounts["max_error"] == scores.max_error(LOGITS[:, 0], LOGITS[:, 1])
+    assert amounts["max_error"] == sk.max_error(LOGITS[:, 0], LOGITS[:, 1])
 
 
 def test_a_metric_that_fails_fails_on_all_ranks() -> None:

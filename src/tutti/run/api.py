@@ -137,8 +137,8 @@ def train(
         loss: a name, a loss module of torch, or a function (outputs, targets) -> mean over the samples, or
             (sum of the losses, weight to divide it by): a sum of any denominator is divided by that of the
             whole batch, over all ranks and passes.
-        metrics: comma-separated names, or a list of names and functions (outputs, targets) -> one value a
-            sample.
+        metrics: comma-separated names, or a list of names and functions: (outputs, targets) -> one value a
+            sample, or a number for all of them; or as scikit-learn's, (y_true, y_pred) -> a number.
         quiet: print nothing.
         trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
         resume: the folder of an earlier run to go on with, or of one of its checkpoints. What is not given

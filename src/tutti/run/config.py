@@ -237,8 +237,8 @@ class TrainConfig:
     metrics: str = option(
         "auto",
         lambda: (
-            f"comma-separated: {', '.join(_METRICS)}, file.py:function or package.module:function; auto "
-            "follows the loss"
+            f"comma-separated: {', '.join(_METRICS)}, topK for any K, file.py:function or "
+            "package.module:function, also of sklearn.metrics; auto follows the loss"
         ),
     )
     clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")

@@ -166,25 +166,35 @@ def _matrix(result: Evaluation, names: list[str]) -> list[str]:
     cells = [[str(count) if count else "." for count in row] for row in result.confusion]
     width = max(len(text) for text in [*names, *(cell for row in cells for cell in row)]) + 1
     left = max(len("class"), *map(len, names))
-    lines = [f"{'class':<{left}} {'taken for':<{width * len(names)}}  accuracy"]
+    lines = [f"{'class':<{left}} {'taken for':<{width * len(names)}}  {_OF_EACH_CLASS}"]
     lines.append(" " * left + " " + "".join(f"{name:>{width}}" for name in names))
-    for name, row, share in zip(names, cells, result.class_accuracy(), strict=True):
-        lines.append(
-            f"{name:<{left}} " + "".join(f"{cell:>{width}}" for cell in row) + f"  {_percent(share)}"
-        )
+    for name, row, scores in zip(names, cells, _of_each_class(result), strict=True):
+        lines.append(f"{name:<{left}} " + "".join(f"{cell:>{width}}" for cell in row) + f"  {scores}")
     return lines
+
+
+_OF_EACH_CLASS = "accuracy  precision      f1"
+
+
+def _of_each_class(result: Evaluation) -> list[str]:
+    """The accuracy (recall), precision and F1 score of each class."""
+    figures = zip(result.class_accuracy(), result.class_precision(), result.class_f1(), strict=True)
+    return [
+        f"{_percent(share)}  {_percent(precision):>9}  {'-' if f1 is None else f'{f1:.4f}':>6}"
+        for share, precision, f1 in figures
+    ]
 
 
 def _mistakes(result: Evaluation, names: list[str]) -> list[str]:
     """One line for each class: samples, accuracy, and the class that it was most often mistaken for."""
     assert result.confusion is not None
     left = max(len("class"), *map(len, names))
-    lines = [f"{'class':<{left}} {'samples':>8}  accuracy  most often mistaken for"]
-    for k, (name, share) in enumerate(zip(names, result.class_accuracy(), strict=True)):
+    lines = [f"{'class':<{left}} {'samples':>8}  {_OF_EACH_CLASS}  most often mistaken for"]
+    for k, (name, scores) in enumerate(zip(names, _of_each_class(result), strict=True)):
         row = result.confusion[k]
         wrong, other = max(((count, j) for j, count in enumerate(row) if j != k), default=(0, k))
         mistaken = f"{names[other]} ({wrong})" if wrong else "-"
-        lines.append(f"{name:<{left}} {sum(row):>8,}  {_percent(share)}  {mistaken}")
+        lines.append(f"{name:<{left}} {sum(row):>8,}  {scores}  {mistaken}")
     return lines
 
 

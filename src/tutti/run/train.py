@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
@@ -62,6 +62,12 @@ from tutti.training.prediction import predict, predictions_of
 from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.weights import weights_to_bytes
+
+FLOAT: Final = 4
+"""The bytes of an output."""
+
+MUCH: Final = 1 << 30
+"""The bytes of outputs from which on a metric that needs all of them gets a warning."""
 
 
 def captured_by(
@@ -190,6 +196,7 @@ def _train(
             parts = replace(parts, workers=replace(parts.workers, compute=graph))
         reseed(job.config.seed, 1 + portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
+        warn_if_much(task, comm)
         recording.profile(parts.schedule.updates)
         refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
         start = RunStart(now(), World(comm.size, comm.hosts, torch.get_num_threads()))
@@ -214,6 +221,26 @@ def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
             f"tutti: warning: each worker makes {steps} steps, and with strategy '{strategy.name}' they "
             f"exchange something after every {strategy.period}, so they learn next to nothing from each "
             "other; train longer, or have them exchange more often",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def warn_if_much(task: Task, comm: Communicator) -> None:
+    """Warn of metrics that need more outputs at once than may be expected to fit into memory.
+
+    Args:
+        task: what is learned.
+        comm: the workers.
+    """
+    names = [metric.name for metric in task.objective.metrics if metric.gathers]
+    largest = max(task.dataset.parts, key=len)
+    nbytes = len(largest) * (outputs_for(task.dataset) * FLOAT + largest.targets[:1].nbytes)
+    if comm.rank == 0 and names and nbytes > MUCH:
+        print(
+            f"tutti: warning: {', '.join(names)} {'is' if len(names) == 1 else 'are'} computed of all outputs "
+            f"of a part at once, which takes about {nbytes / 1e9:.1f} GB on rank 0 after every epoch; metrics "
+            "such as accuracy, f1 or calibration_error are counted as the samples come",
             file=sys.stderr,
             flush=True,
         )
