@@ -238,8 +238,9 @@ def warn_if_much(task: Task, comm: Communicator) -> None:
     nbytes = len(largest) * (outputs_for(task.dataset) * FLOAT + largest.targets[:1].nbytes)
     if comm.rank == 0 and names and nbytes > MUCH:
         print(
-            f"tutti: warning: for {', '.join(names)} all outputs of a part are brought together, which takes about {nbytes / 1e9:.1f} "
-            "GB on rank 0 after every epoch; accuracy, f1 or calibration_error are counted as the samples come",
+            f"tutti: warning: for {', '.join(names)} all outputs of a part are brought together, which takes "
+            f"about {nbytes / 1e9:.1f} GB on rank 0 after every epoch; accuracy, f1 or calibration_error are "
+            "counted as the samples come",
             file=sys.stderr,
             flush=True,
         )
