@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from tutti.errors import BadOption
-from tutti.models.fitting import image_size, share, whole_number, whole_numbers
+from tutti.models.fitting import as_maps, image_size, share, whole_number, whole_numbers
 from tutti.registry import part
 
 SMALLEST = 4
@@ -41,7 +41,7 @@ def cnn(
     if len(maps) != 2:
         raise BadOption(f"option 'channels' has {len(maps)} numbers; give one for each convolution: 32,64")
     return nn.Sequential(
-        nn.Unflatten(1, (1, height)) if len(shape) == 2 else nn.Identity(),
+        as_maps(shape),
         nn.Conv2d(inputs, maps[0], kernel_size=3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),

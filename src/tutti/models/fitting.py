@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tutti.errors import BadModel, BadOption
+from collections.abc import Iterable
+from typing import Final
+
+from torch import nn
+
+from tutti.errors import BadModel, BadOption, UnknownName
+
+SMALL: Final = 64
+"""Images with a side below so many pixels are small ones."""
+
+STEMS: Final = ("auto", "small", "large")
+"""Values of the option 'stem' of networks for photographs."""
 
 
 def whole_numbers(option: str, value: object) -> list[int]:
@@ -40,6 +51,68 @@ def share(option: str, value: object) -> float:
     if not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise BadOption(f"option '{option}' is {value!r}; give a number from 0 to below 1, such as 0.5")
     return float(value)
+
+
+def flag(option: str, value: object) -> bool:
+    """Return True or False.
+
+    Raises:
+        BadOption: `value` is something else.
+    """
+    if not isinstance(value, bool):
+        raise BadOption(f"option '{option}' is {value!r}; give true or false")
+    return value
+
+
+def choice(option: str, value: object, choices: Iterable[str]) -> str:
+    """Return one of the `choices`.
+
+    Raises:
+        UnknownName: `value` is none of them; the message names the nearest.
+    """
+    known = list(choices)
+    if value not in known:
+        raise UnknownName("value", str(value), known, of=f"the option '{option}'")
+    return str(value)
+
+
+def is_small(stem: object, shape: tuple[int, ...]) -> bool:
+    """Tell whether a network for photographs leaves out the first two of its five halvings.
+
+    Args:
+        stem: the option: "small", "large", or "auto": small for images with a side below 64 pixels.
+        shape: of one image.
+
+    Raises:
+        UnknownName: `stem` is something else.
+    """
+    chosen = choice("stem", stem, STEMS)
+    return min(shape[-2:]) < SMALL if chosen == "auto" else chosen == "small"
+
+
+def as_maps(shape: tuple[int, ...]) -> nn.Module:
+    """Build the layer that gives images of shape (height, width) their one channel."""
+    return nn.Unflatten(1, (1, shape[0])) if len(shape) == 2 else nn.Identity()
+
+
+def draw_convolutions(module: nn.Module) -> None:
+    """Draw the weights of a network's convolutions for ReLU, by the size of their outputs; biases are 0.
+
+    He et al. 2015, "Delving Deep into Rectifiers", section 2.2, backward case, as torchvision has it.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def draw_dense(module: nn.Module, deviation: float) -> None:
+    """Draw the weights of a network's dense layers from a normal distribution; biases are 0."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=deviation)
+            nn.init.zeros_(layer.bias)
 
 
 def image_size(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

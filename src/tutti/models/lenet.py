@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from tutti.models.fitting import image_size
+from tutti.models.fitting import as_maps, image_size
 from tutti.registry import part
 
 SMALLEST = 12
@@ -30,7 +30,7 @@ def lenet(shape: tuple[int, ...], outputs: int) -> nn.Module:
     channels, height, width = image_size("lenet", shape, SMALLEST)
     flat = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
     return nn.Sequential(
-        nn.Unflatten(1, (1, height)) if len(shape) == 2 else nn.Identity(),
+        as_maps(shape),
         nn.Conv2d(channels, 6, kernel_size=5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),

@@ -94,8 +94,10 @@ _VALIDATIONS: Final[Registry[object]] = Registry("tutti.training.validation", "w
 
 
 def _options_of_models() -> str:
-    options = {name: ", ".join(MODELS.options(name)) for name in MODELS}
-    return "; ".join(f"of {name} {names}" for name, names in options.items() if names)
+    alike: dict[str, list[str]] = {}
+    for name in MODELS:
+        alike.setdefault(", ".join(MODELS.options(name)), []).append(name)
+    return "; ".join(f"of {', '.join(models)}: {names}" for names, models in alike.items() if names)
 
 
 def _options_of_ways() -> str:
