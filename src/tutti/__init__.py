@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tutti.records.run import EpochRecord, Evaluation, Summary
     from tutti.run.api import Result, train
     from tutti.run.config import TrainConfig
+    from tutti.run.trained import TrainedModel, load
     from tutti.strategies import (
         ADPSGD,
         EASGD,
@@ -103,6 +104,7 @@ __all__ = [
     "Summary",
     "Sync",
     "TrainConfig",
+    "TrainedModel",
     "TuttiError",
     "UnknownName",
     "UserError",
@@ -113,6 +115,7 @@ __all__ = [
     "distribute",
     "finish",
     "init",
+    "load",
     "load_ensemble",
     "mean",
     "settled",

@@ -16,12 +16,12 @@ import tutti
 from tutti.cli.main import main
 from tutti.records.ensemble import Combination
 from tutti.records.farm_folder import FarmFolder
+from tutti.records.output_kinds import Kind
 from tutti.records.predictions import Predictions
 from tutti.studies.cross_validation.splits import Bootstraps, make_splits
 from tutti.studies.ensemble.choosing import choose, read_trained
 from tutti.studies.ensemble.combining import combine
 from tutti.studies.ensemble.gain import gain_of
-from tutti.studies.ensemble.library import Kind
 from tutti.studies.ensemble.making import ensemble_of
 from tutti.studies.ensemble.module import combined
 

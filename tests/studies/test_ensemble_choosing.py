@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tutti.errors import BadData, BadOption
+from tutti.records.output_kinds import Kind
 from tutti.records.predictions import Predictions
 from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Trained, choose, held_out_values
 from tutti.studies.ensemble.combining import METHODS, combine, fit, loss_of
-from tutti.studies.ensemble.library import Kind, Library, kind_of, library_of
+from tutti.studies.ensemble.library import Library, kind_of, library_of
 
 Array = NDArray[np.float64]
 

@@ -23,10 +23,11 @@ from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.run.start import run as run_job
 from tutti.run.train_job import PARTS
+from tutti.run.trained_run import ELSEWHERE
 from tutti.studies.cross_validation.scores import MEASURES, Scores
 from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Choice, choose, read_trained
 from tutti.studies.ensemble.combining import METHODS
-from tutti.studies.ensemble.evaluation_job import HERE, EnsembleJob, Making
+from tutti.studies.ensemble.evaluation_job import EnsembleJob, Making
 from tutti.studies.ensemble.making import FOLDER, ensemble_of, refuse_there, snapshots_of
 from tutti.terminal import console_on
 
@@ -75,7 +76,7 @@ class EnsembleCommand(Command):
                 f"tutti: warning: the networks have trained on samples of the {own.part} part",
                 file=sys.stderr,
             )
-        config = config_from({**HERE, **given}, dotted, TrainConfig.from_json(record.members[0].config))
+        config = config_from({**ELSEWHERE, **given}, dotted, TrainConfig.from_json(record.members[0].config))
         run_job(EnsembleJob(config, record, str(out), own.part, making))
         return 0
 

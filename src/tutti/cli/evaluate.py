@@ -13,12 +13,12 @@ from tutti.cli.options import Parser, config_from
 from tutti.errors import BadOption
 from tutti.launch.cores import allowed_cores
 from tutti.records.ensemble import ENSEMBLE
-from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.run.start import run as run_job
 from tutti.run.train_job import PARTS, EvaluateJob
-from tutti.studies.ensemble.evaluation_job import HERE, EnsembleJob, read_trusted
+from tutti.run.trained_run import ELSEWHERE, find_run
+from tutti.studies.ensemble.evaluation_job import EnsembleJob, read_trusted
 
 
 @part("evaluate")
@@ -33,9 +33,10 @@ class EvaluateCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.add_argument(
-            "folder", metavar="RUN", help="the folder that 'tutti train' or 'tutti ensemble' wrote"
+            "folder", metavar="RUN", help="a run folder, one of its checkpoints, or the folder of an ensemble"
         )
-        parser.option("--part", "which part of the data to evaluate", default="test", choices=PARTS)
+        which = "which part of the data to evaluate (default: test, or all of other data without parts)"
+        parser.option("--part", which, choices=PARTS)
         of = (
             "what to evaluate in place of the run's final weights: a checkpoint, or what 'tutti export' reads"
         )
@@ -52,19 +53,20 @@ class EvaluateCommand(Command):
         other_data = "data" in given or bool(dotted)
         here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
         here |= {"weights": None, "parallel": None, "parallel_options": {}, "predictions": False}
-        trained = TrainConfig.read(
-            RunFolder.open(own.folder, finished=own.weights is None).path, own.trust, replaced={*here, *given}
-        )
+        run = find_run(own.folder, own.trust, own.weights, {*here, *given})
+        trained = run.config
         # A run on a split leaves the test part for later: that is now.
-        left = own.part == "test" and trained.split is not None
+        part = own.part or (None if other_data else "test")
+        left = part == "test" and trained.split is not None
         if other_data or left:
             here["split"] = None
-        if other_data and own.part == "train":
+        if other_data and part in (None, "train"):
             here["validation"] = 0.0
         if not _fits(trained):
             here |= {"workers": "auto", "threads": None}
         config = config_from({**here, **given}, dotted, trained)
-        run_job(EvaluateJob(config, own.folder, own.part, other_data or left, own.weights))
+        other = other_data or left
+        run_job(EvaluateJob(config, str(run.folder), part, str(run.weights), other, run.notes))
         return 0
 
 
@@ -72,7 +74,7 @@ def _evaluate_ensemble(own: argparse.Namespace, given: dict[str, Any], dotted: d
     if own.weights is not None:
         raise BadOption("--weights is for a single network; an ensemble has those of its members")
     record = read_trusted(Path(own.folder), own.trust)
-    config = config_from({**HERE, **given}, dotted, TrainConfig.from_json(record.members[0].config))
+    config = config_from({**ELSEWHERE, **given}, dotted, TrainConfig.from_json(record.members[0].config))
     run_job(EnsembleJob(config, record, own.folder, own.part))
 
 

@@ -98,7 +98,14 @@ def _find(contents: Contents[Rows, Array], validation: float, seed: int) -> tupl
     ]
     first, second, third = (part if len(part) else None for part in parts)
     outline = DataSet(
-        contents.name, cast(Part, first), second, third, contents.classes, contents.labels, contents.filled
+        contents.name,
+        cast(Part, first),
+        second,
+        third,
+        contents.classes,
+        contents.labels,
+        contents.filled,
+        contents.columns,
     )
     return outline, checksum, pieces
 

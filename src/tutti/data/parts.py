@@ -170,6 +170,7 @@ class DataSet:
         classes: the number of classes; None when the targets are floats.
         labels: the classes' names; empty when unknown.
         filled: means of the training samples stand for inputs that are NaN.
+        columns: the names of the inputs, where each is a column of a table.
     """
 
     name: str
@@ -179,6 +180,7 @@ class DataSet:
     classes: int | None
     labels: tuple[str, ...]
     filled: bool = False
+    columns: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -52,6 +52,7 @@ class PoolOutline:
         labels: the classes' names; empty when unknown.
         fingerprint: tells the training samples from those of other data; the same for any type of floats.
         filled: means of the training samples stand for inputs that are NaN.
+        columns: the names of the inputs, where each is a column of a table.
     """
 
     name: str
@@ -64,6 +65,7 @@ class PoolOutline:
     labels: tuple[str, ...]
     fingerprint: str
     filled: bool = False
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, contents: Contents[Rows, Array]) -> PoolOutline:
@@ -81,6 +83,7 @@ class PoolOutline:
             contents.labels,
             _fingerprint(inputs, targets),
             contents.filled,
+            contents.columns,
         )
 
     @property
@@ -165,8 +168,10 @@ class SamplePool:
             validation = Part(inputs, targets, scale, torch.from_numpy(held_out))
         first = Part(inputs, targets, scale, rows)
         test = others.get("test")
-        labels = outline.labels
-        return DataSet(outline.name, first, validation, test, outline.classes, labels, outline.filled)
+        classes, labels = outline.classes, outline.labels
+        return DataSet(
+            outline.name, first, validation, test, classes, labels, outline.filled, outline.columns
+        )
 
 
 def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | None = None) -> SamplePool:

@@ -109,6 +109,8 @@ class TrainedOn(Record):
         std: likewise.
         outputs: how many a model for it has.
         fill: what stands for inputs that are missing; empty: none are.
+        dtype: of the inputs as they are stored, such as "uint8"; empty: unknown.
+        columns: the names of the inputs, where each is a column of a table.
     """
 
     name: str
@@ -119,6 +121,8 @@ class TrainedOn(Record):
     std: tuple[float, ...]
     outputs: int = 1
     fill: tuple[float, ...] = ()
+    dtype: str = ""
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

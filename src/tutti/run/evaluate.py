@@ -18,6 +18,7 @@ from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
 from tutti.run.train_job import PARTS, EvaluateJob
+from tutti.run.trained import refuse_other_inputs
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
@@ -34,30 +35,26 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         UserError: the run folder cannot be read, or the data does not fit the model.
     """
     job = load_job(payload, EvaluateJob)
-    folder = RunFolder.open(job.folder, finished=job.weights is None)
-    place = folder.path if job.weights is None else Path(job.weights)
-    if job.weights is None and not folder.finished and comm.rank == 0:
-        print(
-            f"tutti: warning: {folder.unfinished}; its weights are those of the end that it had before; "
-            f"{folder.next_step}",
-            file=sys.stderr,
-            flush=True,
-        )
+    if comm.rank == 0:
+        for note in job.notes:
+            print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
     with seeded(job.config.seed):
         dataset = open_config_data(job, comm)
         if job.other_data:
-            dataset = seen_as(dataset, folder.read(TrainedOn))
-        if getattr(dataset, job.part) is None:
+            dataset = seen_as(dataset, RunFolder(Path(job.folder)).read(TrainedOn))
+        # Other data of one part are to be evaluated whole.
+        whole = job.part is None and job.other_data and dataset.test is None
+        name = "train" if whole else job.part or "test"
+        if getattr(dataset, name) is None:
             have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
-            raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")
+            raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
         task = prepare_task(job, dataset)
-        load_from(place, task.module, comm)
-        result = task.evaluate(getattr(task.dataset, job.part), comm)
+        load_from(Path(job.weights), task.module, comm)
+        result = task.evaluate(getattr(task.dataset, name), comm)
     assert result is not None
     if comm.rank == 0:
-        print(
-            summary_lines.evaluation(f"{job.part} part of {dataset.name}", result, dataset.labels), flush=True
-        )
+        what = dataset.name if whole else f"{name} part of {dataset.name}"
+        print(summary_lines.evaluation(what, result, dataset.labels), flush=True)
     return result
 
 
@@ -67,11 +64,8 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
     Raises:
         BadData: it has another shape, or classes that the model does not know.
     """
-    if dataset.shape != trained.shape:
-        raise BadData(
-            f"the inputs of {dataset.name} have shape {dataset.shape}, but the model was trained on "
-            f"{trained.shape} ({trained.name}); give data of that shape"
-        )
+    refuse_other_inputs(dataset.name, dataset.shape, dataset.train.stored_inputs.dtype, trained)
+    dataset = _with_columns(dataset, trained)
     here, there = dataset.classes, trained.classes
     if (here is None) != (there is None) or (here or 0) > (there or 0):
         raise BadData(
@@ -84,6 +78,29 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
         name: replace(part, scale=scale) for name in PARTS if (part := getattr(dataset, name)) is not None
     }
     return replace(dataset, **scaled, classes=trained.classes, labels=trained.labels)
+
+
+def _with_columns(dataset: DataSet, trained: TrainedOn) -> DataSet:
+    """Put the columns of a table into the order that they had in training.
+
+    Raises:
+        BadData: it has others.
+    """
+    here, there = dataset.columns, trained.columns
+    if not here or not there or here == there or all(name.isdecimal() for name in here):
+        return dataset
+    missing = [name for name in there if name not in here]
+    if missing:
+        raise BadData(
+            f"{dataset.name} has no column '{missing[0]}', by which the model predicts; its columns are "
+            f"{', '.join(here)}"
+        )
+    order = torch.tensor([here.index(name) for name in there])
+
+    def ordered(part: Part) -> Part:
+        return replace(part, stored_inputs=part.stored_inputs.index_select(1, order.to(part.device)))
+
+    return replace(dataset.with_parts(ordered), columns=there)
 
 
 def _numbered_as(dataset: DataSet, trained: TrainedOn) -> DataSet:

@@ -382,9 +382,19 @@ def _run_folder(
         try:
             folder.reserve_weights(task.nbytes)
             folder.write_config(config.as_json(), seal(config.as_json()))
-            seen = data.shape, scale.mean, scale.std
             folder.write(
-                TrainedOn(data.name, data.classes, data.labels, *seen, outputs_for(data), scale.fill)
+                TrainedOn(
+                    data.name,
+                    data.classes,
+                    data.labels,
+                    data.shape,
+                    scale.mean,
+                    scale.std,
+                    outputs_for(data),
+                    scale.fill,
+                    str(data.train.stored_inputs.dtype).removeprefix("torch."),
+                    data.columns,
+                )
             )
             folder.write(facts)
             folder.note_start(start)

@@ -160,18 +160,20 @@ class EvaluateJob(Job):
 
     Attributes:
         folder: the run folder.
-        part: one of `PARTS`.
+        part: one of `PARTS`; None: the test part, or all of other data that have no parts.
         other_data: the part is of other data than the run was trained on, or was left out of its split; it is
             scaled as that of the run was.
-        weights: where other weights are than the run's final ones: see `tutti.exports.sources.read_from`.
+        weights: the place of the weights: see `tutti.exports.sources.read_from`.
+        notes: what to say of them, a sentence each.
     """
 
     entry: ClassVar[str] = "tutti.run.evaluate:work"
 
     folder: str
-    part: str
+    part: str | None
+    weights: str
     other_data: bool = False
-    weights: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 PARTS: Final = ("train", "validation", "test")

@@ -22,13 +22,14 @@ import numpy as np
 from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.records.ensemble import Combination
 from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.output_kinds import Kind
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import RunFolder
 from tutti.studies.cross_validation.scores import MEASURES, Scores, score_folds
 from tutti.studies.cross_validation.significance import Difference, compare
 from tutti.studies.cross_validation.study import AMOUNTS, KIND, job_name, predictions_of, ratios_of, splits_of
 from tutti.studies.ensemble.combining import combine, fit
-from tutti.studies.ensemble.library import Kind, Library, library_of
+from tutti.studies.ensemble.library import Library, library_of
 
 ENSEMBLE: Final = "the ensemble"
 BEST: Final = "the best single model"

@@ -16,7 +16,8 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from tutti.errors import BadData, UnknownName
 from tutti.records.ensemble import Combination
-from tutti.studies.ensemble.library import LEAST, Kind, Library
+from tutti.records.output_kinds import LEAST, Kind
+from tutti.studies.ensemble.library import Library
 
 Weights = NDArray[np.float64]
 

@@ -17,12 +17,14 @@ from tutti.records.predictions import Predictions
 from tutti.records.run_folder import WEIGHTS
 from tutti.run import summary_lines, trust
 from tutti.run.build import open_config_data, seeded
+from tutti.run.config import TrainConfig
 from tutti.run.evaluate import seen_as
 from tutti.run.jobs import load_job
 from tutti.run.train_job import PARTS
+from tutti.run.trained import TrainedModel
 from tutti.studies.ensemble.evaluation_job import EnsembleJob
 from tutti.studies.ensemble.gain import gain_of
-from tutti.studies.ensemble.module import Ensemble, Network
+from tutti.studies.ensemble.module import Ensemble
 from tutti.training.evaluation import Objective, Tally
 from tutti.training.losses import named_loss
 from tutti.training.metrics import named_metrics
@@ -72,7 +74,7 @@ def work(comm: Communicator, payload: bytes) -> None:
         return
     singles = []
     for single, place in job.making.singles:
-        network = Network(single, device)
+        network = TrainedModel(TrainConfig.from_json(single.config), single.data, device)
         _load(network, place)
         singles.append(_predicted(network, part, comm, arithmetic))
     if found is not None:
@@ -82,7 +84,7 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def _load(network: nn.Module, place: str) -> None:
-    assert isinstance(network, Network)
+    assert isinstance(network, TrainedModel)
     set_weights(network.model, read_from(Path(place)).weights, Path(place))
 
 

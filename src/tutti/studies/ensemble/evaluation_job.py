@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar
 
 from tutti.records.ensemble import ENSEMBLE, EnsembleRecord, Member, read_ensemble
 from tutti.run.jobs import Job
 from tutti.run.trust import check as check_trust
-
-HERE: Final[dict[str, Any]] = {
-    "split": None,
-    "predictions": False,
-    "weights": None,
-    "strategy": "auto",
-    "strategy_options": {},
-    "parallel": None,
-    "parallel_options": {},
-    "workers": "auto",
-    "threads": None,
-    "hosts": None,
-    "servers": 0,
-    "levels": 1,
-    "server_period": None,
-}
-"""The fields of a member's configuration that are others where an ensemble is evaluated."""
 
 
 @dataclass(frozen=True)

@@ -12,56 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from tutti.errors import BadData
+from tutti.records.output_kinds import LOSSES, Kind
 from tutti.records.predictions import Predictions
 from tutti.studies.cross_validation.scores import NO_LABEL
 
 Array = NDArray[Any]
-
-LEAST: Final = 1e-15
-"""The least probability whose logarithm is taken."""
-
-
-class Kind(Enum):
-    """The kind of a model's outputs, which says how they are averaged."""
-
-    CLASSES = "classes"
-    FLAGS = "flags"
-    AMOUNTS = "amounts"
-
-    def values(self, outputs: Array) -> Array:
-        """Return what can be averaged for a network's outputs, of shape (samples, numbers)."""
-        wide = outputs.astype(np.float64)
-        if self is Kind.CLASSES:
-            found: Array = special.softmax(wide, axis=1)
-            return found
-        return special.expit(wide) if self is Kind.FLAGS else wide
-
-    def outputs(self, values: Array) -> Array:
-        """Return the outputs of a network that would mean these values."""
-        if self is Kind.AMOUNTS:
-            return values
-        if self is Kind.CLASSES:
-            return np.log(np.maximum(values, LEAST))
-        found: Array = special.logit(np.clip(values, LEAST, 1 - np.finfo(np.float64).eps))
-        return found
-
-
-LOSSES: Final = {
-    "cross_entropy": Kind.CLASSES,
-    "nll": Kind.CLASSES,
-    "bce": Kind.FLAGS,
-    "mse": Kind.AMOUNTS,
-    "l1": Kind.AMOUNTS,
-}
-"""The kind of outputs that each loss makes."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from tutti.errors import BadOption
 from tutti.records import checkpoints
 from tutti.records.ensemble import Combination, EnsembleRecord, Member
 from tutti.records.farm_folder import FarmFolder
+from tutti.records.output_kinds import Kind, kind_of
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.studies.cross_validation.study import job_name
 from tutti.studies.ensemble.choosing import Choice
 from tutti.studies.ensemble.evaluation_job import Making
-from tutti.studies.ensemble.library import LOSSES, Kind
 
 FOLDER: Final = "ensemble"
 """The folder of an ensemble in that of its farm, unless the user names another."""
@@ -72,7 +72,7 @@ def snapshots_of(folder: RunFolder, top: int | None, trust: bool) -> tuple[Ensem
             "of each cycle stay"
         )
     data = folder.read(TrainedOn)
-    kind = LOSSES.get(config.loss, Kind.AMOUNTS if data.classes is None else Kind.CLASSES)
+    kind = kind_of(config.loss, data.classes)
     chosen = places[-(top or len(places)) :]
     names = tuple(place.name for place in chosen)
     values = _kept(config, str(folder.path))

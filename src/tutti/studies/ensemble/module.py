@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from tutti import models
-from tutti.data.parts import Scale
-from tutti.records.ensemble import Combination, EnsembleRecord, Member
+from tutti.records.ensemble import Combination, EnsembleRecord
+from tutti.records.output_kinds import Kind
 from tutti.records.run_folder import WEIGHTS
-from tutti.run.build import seeded
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import Job
-from tutti.run.pickled_arguments import named_or_given
+from tutti.run.trained import Predictor, TrainedModel
 from tutti.studies.ensemble.evaluation_job import read_trusted
-from tutti.studies.ensemble.library import Kind
-from tutti.training.precision import Arithmetic
 from tutti.training.weights import load_weights
 
 
-class Network(nn.Module):
-    """A member of an ensemble, which scales inputs itself, as those that it was trained on.
-
-    Args:
-        member: what it is.
-        device: where it computes.
-    """
-
-    def __init__(self, member: Member, device: str = "cpu") -> None:
-        super().__init__()
-        config, data = TrainConfig.from_json(member.config), member.data
-        self._scale = Scale(data.mean, data.std, data.fill)
-        self._arithmetic = Arithmetic(config.precision, config.layout, device)
-        with seeded(config.seed):
-            model = models.build(
-                named_or_given(Job(config), "model"), data.shape, data.outputs, config.model_options
-            )
-        self.model = self._arithmetic.prepare(model)
-        if any(map(is_lazy, chain(model.parameters(), model.buffers()))):
-            # Lazy modules have their shapes, which weights must have, after a first input.
-            with torch.no_grad():
-                self.eval()(torch.zeros(1, *data.shape, device=device))
-
-    @override
-    def forward(self, stored: Tensor) -> Tensor:
-        """Return the outputs of the network."""
-        inputs = self._scale.on(str(stored.device)).apply(stored)
-        return self._arithmetic.forward(self.model, self._arithmetic.inputs(inputs))
-
-
-class Ensemble(nn.Module):
+class Ensemble(Predictor):
     """Several networks as one.
 
     Its inputs are as they are stored: pixels from 0 to 255, other numbers as they are. It gives logarithms of
@@ -71,9 +34,12 @@ class Ensemble(nn.Module):
     """
 
     def __init__(self, record: EnsembleRecord, device: str = "cpu") -> None:
-        super().__init__()
-        self.record, self._kind = record, Kind(record.kind)
-        self.members = nn.ModuleList(Network(member, device) for member in record.members)
+        super().__init__(record.members[0].data, Kind(record.kind))
+        self.record = record
+        self.members = nn.ModuleList(
+            TrainedModel(TrainConfig.from_json(member.config), member.data, device)
+            for member in record.members
+        )
         self._candidates = [
             [at for at, one in enumerate(record.members) if one.candidate == name]
             for name in record.combination.candidates
@@ -84,9 +50,9 @@ class Ensemble(nn.Module):
         """Return the outputs of the ensemble, in the precision of its members."""
         outputs = [cast("Tensor", member(stored)) for member in self.members]
         values = [
-            torch.stack([_values(self._kind, outputs[at]) for at in own]).mean(0) for own in self._candidates
+            torch.stack([_values(self.kind, outputs[at]) for at in own]).mean(0) for own in self._candidates
         ]
-        return combined(self.record.combination, self._kind, values).to(outputs[0].dtype)
+        return combined(self.record.combination, self.kind, values).to(outputs[0].dtype)
 
 
 def combined(found: Combination, kind: Kind, values: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,85 @@
+"""The outputs of models: scores of classes, logits of labels, or amounts. Needs no torch."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from tutti.errors import BadData
+
+Array = NDArray[Any]
+
+LEAST: Final = 1e-15
+"""The least probability whose logarithm is taken."""
+
+
+class Kind(Enum):
+    """The kind of a model's outputs, which says how they are averaged."""
+
+    CLASSES = "classes"
+    FLAGS = "flags"
+    AMOUNTS = "amounts"
+
+    def values(self, outputs: Array) -> Array:
+        """Return what can be averaged for a network's outputs, of shape (samples, numbers, ...).
+
+        Raises:
+            BadData: a single number for each sample is to mean classes.
+        """
+        wide = outputs.astype(np.float64)
+        if self is Kind.CLASSES:
+            if outputs.ndim < 2 or outputs.shape[1] == 1:
+                raise BadData(
+                    "the model gives a single number for each sample, and what that means for its classes is "
+                    "not known of a loss of your own; use its outputs, or train with the loss 'bce'"
+                )
+            found: Array = special.softmax(wide, axis=1)
+            return found
+        return special.expit(wide) if self is Kind.FLAGS else wide
+
+    def classes(self, values: Array, classes: int | None) -> NDArray[np.int64]:
+        """Return the class that values mean: the largest, or of a single one whether it holds or is nearest.
+
+        Args:
+            values: of shape (samples, numbers, ...), as of `values`.
+            classes: how many there are; None: each number stands for a label of 0 or 1 of its own.
+        """
+        single = values.ndim < 2 or values.shape[1] == 1
+        if self is Kind.CLASSES or (classes is not None and not single):
+            found: NDArray[np.int64] = values.argmax(1)
+            return found
+        nearest = np.rint(values).clip(0, None if classes is None else classes - 1).astype(np.int64)
+        return nearest.reshape(len(nearest)) if classes is not None else nearest
+
+    def outputs(self, values: Array) -> Array:
+        """Return the outputs of a network that would mean these values."""
+        if self is Kind.AMOUNTS:
+            return values
+        if self is Kind.CLASSES:
+            return np.log(np.maximum(values, LEAST))
+        found: Array = special.logit(np.clip(values, LEAST, 1 - np.finfo(np.float64).eps))
+        return found
+
+
+LOSSES: Final = {
+    "cross_entropy": Kind.CLASSES,
+    "nll": Kind.CLASSES,
+    "bce": Kind.FLAGS,
+    "mse": Kind.AMOUNTS,
+    "l1": Kind.AMOUNTS,
+}
+"""The kind of outputs that each loss makes."""
+
+
+def kind_of(loss: str, classes: int | None) -> Kind:
+    """Return the kind of a model's outputs.
+
+    Args:
+        loss: that it was trained with.
+        classes: how many there are; None: the targets were floats.
+    """
+    return LOSSES.get(loss, Kind.AMOUNTS if classes is None else Kind.CLASSES)

@@ -1,0 +1,247 @@
+"""Trained models as modules of torch: stored inputs in, outputs or predictions out."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from typing_extensions import override
+
+from tutti import models
+from tutti.data.arrays import part_arrays, stored_dtype
+from tutti.data.parts import Scale
+from tutti.errors import BadData, BadOption
+from tutti.exports.sources import read_from
+from tutti.records.output_kinds import Kind, kind_of
+from tutti.records.run_folder import TrainedOn
+from tutti.run.build import seeded
+from tutti.run.config import OBJECT, TrainConfig
+from tutti.run.jobs import Job
+from tutti.run.pickled_arguments import named_or_given
+from tutti.run.trained_run import TrainedRun, find_run
+from tutti.training.evaluation import evaluating
+from tutti.training.precision import Arithmetic
+from tutti.training.prediction import PASS
+from tutti.training.weights import set_weights
+
+Array = NDArray[Any]
+
+
+class Predictor(nn.Module, ABC):
+    """A module that takes inputs as they are stored, and knows what its outputs mean.
+
+    Args:
+        data: what it was trained on.
+        kind: of its outputs.
+
+    Attributes:
+        data: likewise.
+        kind: likewise.
+    """
+
+    def __init__(self, data: TrainedOn, kind: Kind) -> None:
+        super().__init__()
+        self.data, self.kind = data, kind
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; empty when they have none."""
+        return self.data.labels
+
+    def outputs(self, inputs: object) -> Array:
+        """Compute the outputs for some inputs, such as logits, some at a time.
+
+        Args:
+            inputs: an array, a tensor or nested lists, of shape (samples, ...), as they were stored in
+                training: pixels from 0 to 255, other numbers as they are.
+
+        Raises:
+            BadData: they are of another shape or type than those of the training.
+        """
+        rows, _ = part_arrays("given", inputs, np.zeros(len(cast("Any", inputs))), _missing(self.data))
+        stored = torch.from_numpy(np.ascontiguousarray(rows[:], dtype=stored_dtype(rows)))
+        refuse_other_inputs("the inputs", tuple(stored.shape[1:]), stored.dtype, self.data)
+        device = next(chain(self.parameters(), self.buffers()), stored).device
+        with evaluating(self), torch.no_grad():
+            found = [self(some.to(device)).cpu() for some in torch.split(stored, PASS)]
+        return np.asarray(torch.cat(found))
+
+    def probabilities(self, inputs: object) -> Array:
+        """Compute the probability of each class, or of each label of 0 or 1, of shape (samples, ...).
+
+        Args:
+            inputs: as for `outputs`.
+
+        Raises:
+            BadData: likewise; or the model gives amounts.
+        """
+        if self.kind is Kind.AMOUNTS:
+            raise BadData("the model gives amounts, which have no probabilities; ask for its predict(...)")
+        return self.kind.values(self.outputs(inputs))
+
+    def predict(self, inputs: object) -> Array:
+        """Predict the class of each sample by its name, or by its number where it has none; else the amounts.
+
+        Args:
+            inputs: as for `outputs`.
+
+        Returns:
+            Of shape (samples,), or (samples, ...) where each position has a class or a sample several amounts
+            or labels.
+
+        Raises:
+            BadData: as for `outputs`.
+        """
+        values = self.kind.values(self.outputs(inputs))
+        if self.kind is Kind.AMOUNTS and self.data.classes is None:
+            return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+        found = self.kind.classes(values, self.data.classes)
+        return np.array(self.labels)[found] if self.labels and self.data.classes else found
+
+
+class TrainedModel(Predictor):
+    """A trained network, which scales inputs itself, as those that it was trained on.
+
+    Args:
+        config: that it was trained with.
+        data: that it was trained on, as it saw them.
+        device: where it computes.
+        model: the network, or what makes it, if the configuration does not say.
+
+    Attributes:
+        model: the network itself, which takes scaled inputs.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainedOn,
+        device: str = "cpu",
+        model: nn.Module | Callable[..., nn.Module] | None = None,
+    ) -> None:
+        super().__init__(data, kind_of(config.loss, data.classes))
+        self._scale = Scale(data.mean, data.std, data.fill)
+        self._arithmetic = Arithmetic(config.precision, config.layout, device)
+        with seeded(config.seed):
+            found = named_or_given(Job(config), "model") if model is None else model
+            built = models.build(found, data.shape, data.outputs, config.model_options)
+        self.model = self._arithmetic.prepare(built)
+        if any(map(is_lazy, chain(built.parameters(), built.buffers()))):
+            # Lazy modules have their shapes, which weights must have, after a first input.
+            with torch.no_grad():
+                self.eval()(torch.zeros(1, *data.shape, device=device))
+
+    @override
+    def forward(self, stored: Tensor) -> Tensor:
+        """Return the outputs of the network."""
+        inputs = self._scale.on(str(stored.device)).apply(stored)
+        return self._arithmetic.forward(self.model, self._arithmetic.inputs(inputs))
+
+
+def load(
+    run: str | Path, *, trust: bool = False, model: nn.Module | Callable[..., nn.Module] | None = None
+) -> TrainedModel:
+    """Load the model of a run, in evaluation mode, with its scale and the names of its classes.
+
+        model = tutti.load("runs/2026-01-31-120000-lenet-mnist")
+        model.predict(images)        # array of classes by name
+        model(images)                # logits, as a tensor
+
+    No file is unpickled. A model of the user's is built by the code that the run's configuration names.
+
+    Args:
+        run: the folder of a run, of a job of a farm, or one of a run's checkpoints. Of a run that is not
+            finished the newest good checkpoint is taken, with a warning.
+        trust: whether it may name code of others, which runs then.
+        model: the network, or a function that makes it, where a Python object was trained that no name brings
+            back.
+
+    Raises:
+        BadRunFolder: there is no such run, it is damaged, or it has no weights yet.
+        BadOption: the file or the package of its model is gone.
+        BadModel: its weights are those of another model.
+        Untrusted: it names code, and no run of this user has written it.
+    """
+    found = find_run(run, trust, replaced=_all_but_model())
+    for note in found.notes:
+        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
+    return load_trained(found, model=model)
+
+
+def load_trained(
+    run: TrainedRun,
+    device: str = "cpu",
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    warn: bool = True,
+) -> TrainedModel:
+    """Load the model of a run.
+
+    Args:
+        run: the run.
+        device: where the model is to compute.
+        model: see `load`.
+        warn: print what there is to say of the weights.
+
+    Raises:
+        UserError: as `load`.
+    """
+    if model is None and run.config.model.startswith(OBJECT):
+        raise BadOption(
+            f"the model of {run.folder} was a Python object of a script "
+            f"('{run.config.model.removeprefix(OBJECT)}'), which no name brings back; give that object: "
+            "tutti.load(run, model=...)"
+        )
+    trained = TrainedModel(run.config, run.data, device, model)
+    content = read_from(run.weights)
+    for note in content.notes if warn else ():
+        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
+    set_weights(trained.model, content.weights, run.weights)
+    return trained.eval()
+
+
+def refuse_other_inputs(name: str, shape: tuple[int, ...], dtype: torch.dtype, trained: TrainedOn) -> None:
+    """Refuse inputs that are not like those that a model was trained on.
+
+    Args:
+        name: of the data, for the message.
+        shape: of one input.
+        dtype: of the inputs as they are stored.
+        trained: what the model was trained on.
+
+    Raises:
+        BadData: they are of another shape, or of another kind of numbers.
+    """
+    if shape != trained.shape:
+        raise BadData(
+            f"the inputs of {name} have shape {shape}, but the model was trained on {trained.shape} "
+            f"({trained.name}); give data of that shape"
+        )
+    there = trained.dtype or ("uint8" if trained.mean else "")
+    here = str(dtype).removeprefix("torch.")
+    if there and _numbers(here) != _numbers(there):
+        hint = ", from 0 to 255" if there == "uint8" else ""
+        raise BadData(
+            f"the inputs of {name} are {here}, but the model was trained on {there}{hint} ({trained.name}); "
+            f"convert them, as by array.astype('{there}')"
+        )
+
+
+def _numbers(dtype: str) -> str:
+    return "float" if dtype.startswith(("float", "bfloat")) else dtype
+
+
+def _missing(data: TrainedOn) -> str:
+    return "mean" if data.fill else "error"
+
+
+def _all_but_model() -> frozenset[str]:
+    return frozenset(vars(TrainConfig())) - {"model", "model_options"}

@@ -1,0 +1,88 @@
+"""A trained run, found by its folder or by one of its checkpoints. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tutti.errors import BadRunFolder
+from tutti.records import checkpoints
+from tutti.records.farm_folder import FARM
+from tutti.records.run_folder import CONFIG, RECORDS, WEIGHTS, RunFolder, TrainedOn
+from tutti.run.config import TrainConfig
+
+ELSEWHERE: Final[dict[str, Any]] = {
+    "split": None,
+    "predictions": False,
+    "weights": None,
+    "strategy": "auto",
+    "strategy_options": {},
+    "parallel": None,
+    "parallel_options": {},
+    "workers": "auto",
+    "threads": None,
+    "hosts": None,
+    "servers": 0,
+    "levels": 1,
+    "server_period": None,
+}
+"""The fields of a run's configuration that are others where its model is put to use."""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run whose model is put to use.
+
+    Attributes:
+        folder: of the run.
+        config: that it was trained with.
+        data: that it was trained on, as it saw them.
+        weights: the place of its weights: see `tutti.exports.sources.read_from`.
+        notes: what a user should know of them, a sentence each.
+    """
+
+    folder: Path
+    config: TrainConfig
+    data: TrainedOn
+    weights: Path
+    notes: tuple[str, ...] = ()
+
+
+def find_run(
+    place: str | Path, trust: bool = False, weights: str | None = None, replaced: Collection[str] = ()
+) -> TrainedRun:
+    """Find a trained run; of one that is not finished the newest good checkpoint is taken.
+
+    Args:
+        place: its folder, which may be that of a job of a farm, or one of its checkpoints.
+        trust: whether its configuration may name code of others.
+        weights: the place of others than its own.
+        replaced: fields of its configuration that are not used.
+
+    Raises:
+        BadRunFolder: there is no run, or it has no weights yet.
+        Untrusted: the configuration names code, and no run of this user has written it.
+    """
+    path = Path(place)
+    if (path / FARM).is_file() and not (path / CONFIG).is_file():
+        raise BadRunFolder(f"{path} is a farm, of many runs; give the folder of one of them, in {path}/jobs")
+    inside = path.absolute().parent.name == checkpoints.FOLDER and not (path / CONFIG).is_file()
+    folder = RunFolder.open(path.absolute().parent.parent if inside else path, finished=False)
+    notes: list[str] = []
+    if weights is None and inside:
+        weights = str(path)
+    if weights is None:
+        if not folder.has(WEIGHTS) and not folder.resumable:
+            raise BadRunFolder(f"{folder.unfinished}, so it has no weights yet; {folder.next_step}")
+        if folder.has(WEIGHTS) and not folder.finished:
+            of = "its weights are those of the end that it had before"
+            notes.append(f"{folder.unfinished}; {of}; {folder.next_step}")
+    if not folder.has(RECORDS[TrainedOn]):
+        raise BadRunFolder(
+            f"{folder.path} has no {RECORDS[TrainedOn]}, which says how its model sees data; train it again"
+        )
+    config = TrainConfig.read(folder.path, trust, replaced)
+    data = folder.read(TrainedOn)
+    return TrainedRun(folder.path, config, data, Path(weights or folder.path), tuple(notes))
