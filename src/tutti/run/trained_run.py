@@ -79,10 +79,10 @@ def find_run(
         if folder.has(WEIGHTS) and not folder.finished:
             of = "its weights are those of the end that it had before"
             notes.append(f"{folder.unfinished}; {of}; {folder.next_step}")
+    config = TrainConfig.read(folder.path, trust, replaced)
     if not folder.has(RECORDS[TrainedOn]):
         raise BadRunFolder(
             f"{folder.path} has no {RECORDS[TrainedOn]}, which says how its model sees data; train it again"
         )
-    config = TrainConfig.read(folder.path, trust, replaced)
     data = folder.read(TrainedOn)
     return TrainedRun(folder.path, config, data, Path(weights or folder.path), tuple(notes))
