@@ -83,7 +83,9 @@ def test_a_run_on_a_split_is_the_run_on_its_training_samples(
     train(file, resume=tmp_path / "run" / "checkpoints" / "step-00000005")
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before
 
-    job = EvaluateJob(replace(ours.config, workers="auto"), str(tmp_path / "run"), "validation", str(tmp_path / "run"))
+    job = EvaluateJob(
+        replace(ours.config, workers="auto"), str(tmp_path / "run"), "validation", str(tmp_path / "run")
+    )
     with torch.no_grad():
         tested = ours.model.eval()(torch.from_numpy((X[:7] / 255.0 - seen.mean()) / seen.std()).float())
     share = (tested.argmax(1).numpy() == Y[:7]).mean()

@@ -65,7 +65,8 @@ class Contents(Generic[T, Y]):
 
     Attributes:
         name: for people to read.
-        parts: inputs and targets of "train", and perhaps of "validation" and "test".
+        parts: inputs and targets of "train", and perhaps of "validation" and "test"; None in place of targets
+            that were not asked for.
         classes: their number, where the data say so.
         labels: the classes' names, where the data have them.
         columns: the names of the inputs, where each is one number of a table.
@@ -85,13 +86,14 @@ def slot_of(name: str) -> tuple[str, str] | None:
     return _SLOTS.get(name.lower())
 
 
-def contents_of(value: object, name: str, what: str) -> Contents[object]:
+def contents_of(value: object, name: str, what: str, labelled: bool = True) -> Contents[object]:
     """Take an object apart.
 
     Args:
         value: (x, y), ((x, y), (x_test, y_test)), a torch data set, a pair of them, or a dict.
         name: what to call the data set.
         what: what the object is, for messages.
+        labelled: whether targets are needed; without them an array or a tensor will do.
 
     Raises:
         BadData: it is of another kind, or lacks inputs or targets.
@@ -99,7 +101,9 @@ def contents_of(value: object, name: str, what: str) -> Contents[object]:
     if isinstance(value, _DATA_SETS):
         return Contents(name, {"train": _read_items(value, "train")}, labels=_dataset_labels(value))
     if isinstance(value, Mapping):
-        return from_keys(value, name, what)
+        return from_keys(value, name, what, labelled)
+    if not labelled and isinstance(value, np.ndarray | Tensor):
+        return Contents(name, {"train": (value, None)})
     if isinstance(value, tuple | list) and len(value) == 2:
         first, second = value
         if isinstance(first, _DATA_SETS) and isinstance(second, _DATA_SETS):
@@ -112,11 +116,12 @@ def contents_of(value: object, name: str, what: str) -> Contents[object]:
     raise BadData(f"{what} is a {found}; {_EXPECTED}")
 
 
-def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents[object]:
+def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool = True) -> Contents[object]:
     """Take a dict or an NPZ file apart by its keys; a key is a part and 'x' or 'y', or one of their synonyms.
 
     Raises:
-        BadData: inputs or targets are missing, or two keys stand for the same; with the keys found.
+        BadData: inputs or targets are missing, unless the latter are not needed, or two keys stand for the
+            same; with the keys found.
     """
     listed = ", ".join(map(str, values)) or "none"
     slots: dict[tuple[str, str], str] = {}
@@ -133,6 +138,9 @@ def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents[ob
         f"keys found: {listed}; expected 'x_train' and 'y_train' (also 'x_test' and 'y_test', 'x_val' and "
         f"'y_val'), or 'x' and 'y'"
     )
+    alone = {part: (values[key], None) for (part, kind), key in slots.items() if kind == "inputs"}
+    if not labelled and alone:
+        return Contents(name, alone)
     pairs = pair_up(slots, ("inputs", "targets"), what, explained)
     parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
     names = next((values[key] for key in _NAMES if key in values), ())

@@ -10,15 +10,17 @@ dataset or (dataset, test_dataset)            map-style torch data sets
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tutti.data.arrays import MISSING, part_arrays, stored_dtype
+import numpy as np
+
+from tutti.data.arrays import MISSING, as_array, part_arrays, stored_dtype
 from tutti.data.builtin import BUILT_IN
 from tutti.data.contents import Contents, contents_of
 from tutti.data.formats import format_of, read_path
-from tutti.data.rows import Array, Rows
+from tutti.data.rows import Array, Rows, StoredRows
 from tutti.data.targets import with_checked_targets
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
@@ -68,7 +70,54 @@ def read_source(data: object, options: Mapping[str, object]) -> Contents[Rows, A
     return replace(found, labels=tuple(map(printable, found.labels)))
 
 
-def _contents(data: object, options: dict[str, object]) -> tuple[Contents[object], int | None, str]:
+def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Rows, None]:
+    """Read and check the inputs of a data set, whether or not it has targets.
+
+    Args:
+        data: as for `read_source`.
+        options: likewise; samples are not to be dropped.
+
+    Raises:
+        UserError: as `read_source` does.
+    """
+    contents, _, missing = _contents(data, dict(options), labelled=False)
+    if missing == "drop":
+        raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
+    parts: dict[str, tuple[Rows, None]] = {}
+    for name, (inputs, _) in contents.parts.items():
+        called = name if len(contents.parts) > 1 else "given"
+        rows = inputs if isinstance(inputs, StoredRows) else as_array(inputs, f"{called} inputs")
+        targets = np.zeros(rows.shape[:1], np.int8)  # One for each input is due.
+        parts[name] = part_arrays(called, inputs, targets, missing, contents.columns)[0], None
+    return Contents(printable(contents.name), parts, columns=tuple(map(printable, contents.columns)))
+
+
+def with_columns(data: object, options: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
+    """Return the options by which other data have the columns that a model was trained on, in their order.
+
+    Args:
+        data: as for `read_source`.
+        options: what the user has given; columns that are chosen there are taken as they are.
+        columns: the names of the inputs in training; empty, or numbers: they had none.
+
+    Raises:
+        BadData: there are no such data.
+    """
+    found = dict(options)
+    named = columns and not all(name.isdecimal() for name in columns)
+    path = Path(data).expanduser() if isinstance(data, str | Path) else None
+    if not named or "columns" in found or path is None or not path.exists():
+        return found
+    reader = format_of(path).read
+    # Lists and folders of tables pass the option on.
+    if takes_option(reader, "columns") or takes_option(reader, "options"):
+        found["columns"] = list(columns)
+    return found
+
+
+def _contents(
+    data: object, options: dict[str, object], labelled: bool = True
+) -> tuple[Contents[object], int | None, str]:
     """Return the contents of `data`, and what the options say about classes and missing values."""
     factory = load_object(data, "data set") if isinstance(data, str) and names_object(data) else None
     classes = None if takes_option(factory, "classes") else _classes(options.pop("classes", None))
@@ -76,11 +125,13 @@ def _contents(data: object, options: dict[str, object]) -> tuple[Contents[object
     if factory is not None:
         spec = str(data)
         made = call_with_options(factory, options, "data set", spec)
-        return contents_of(made, spec.rpartition(":")[2], f"what '{spec}' returned"), classes, missing
+        what = f"what '{spec}' returned"
+        return contents_of(made, spec.rpartition(":")[2], what, labelled), classes, missing
     if isinstance(data, str):
         check_named(data)
     if isinstance(data, str | Path) and data not in BUILT_IN:
-        return read_path(Path(data).expanduser(), {**options, "missing": missing}), classes, missing
+        path = Path(data).expanduser()
+        return read_path(path, {**options, "missing": missing}, labelled), classes, missing
     if options:
         raise UnknownName(
             "option",
@@ -92,7 +143,7 @@ def _contents(data: object, options: dict[str, object]) -> tuple[Contents[object
     if isinstance(data, str):
         return BUILT_IN[data](), classes, missing
     name = "arrays" if isinstance(data, tuple | list | dict) else type(data).__name__
-    return contents_of(data, name, "the data"), classes, missing
+    return contents_of(data, name, "the data", labelled), classes, missing
 
 
 def check_named(data: str) -> None:

@@ -32,7 +32,7 @@ class Choice:
     targets: tuple[int, ...]
 
 
-def choose(names: Sequence[str], target: object, columns: object, what: str) -> Choice:
+def choose(names: Sequence[str], target: object, columns: object, what: str, labelled: bool = True) -> Choice:
     """Choose the columns of a table.
 
     Args:
@@ -40,6 +40,7 @@ def choose(names: Sequence[str], target: object, columns: object, what: str) -> 
         target: the name or the position of the target, or several; None: the one whose name says it.
         columns: those of the inputs; None: all others.
         what: the table, for messages.
+        labelled: whether there must be a target; without, it is no input where the table has it, nor read.
 
     Raises:
         BadData: there is no such column, or none that can be taken for the target.
@@ -47,7 +48,7 @@ def choose(names: Sequence[str], target: object, columns: object, what: str) -> 
     """
     if target is None:
         named = [at for at, name in enumerate(names) if name.strip().lower() in TARGET_WORDS]
-        if len(named) != 1:
+        if len(named) != 1 and labelled:
             found = "no column" if not named else "several columns"
             raise BadData(
                 f"{what} has {found} with a name such as 'target' or 'label': say which column is to be "
@@ -62,6 +63,8 @@ def choose(names: Sequence[str], target: object, columns: object, what: str) -> 
         inputs = _positions(names, columns, "columns", what)
     if not inputs:
         raise BadData(f"{what} has no column but the target; add columns that it is to be predicted from")
+    if not labelled:
+        return Choice(inputs, ())
     both = sorted({*inputs} & {*targets})
     if both:
         raise BadOption(f"the column '{names[both[0]]}' is input and target at once; leave it out of one")

@@ -10,6 +10,7 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, Part, Scale
+from tutti.data.sources import with_columns
 from tutti.errors import BadData
 from tutti.exports.sources import load_from
 from tutti.records.run import Evaluation
@@ -39,9 +40,13 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         for note in job.notes:
             print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
     with seeded(job.config.seed):
-        dataset = open_config_data(job, comm)
         if job.other_data:
-            dataset = seen_as(dataset, RunFolder(Path(job.folder)).read(TrainedOn))
+            trained = RunFolder(Path(job.folder)).read(TrainedOn)
+            options = with_columns(job.config.data, job.config.data_options, trained.columns)
+            job = replace(job, config=replace(job.config, data_options=options))
+            dataset = seen_as(open_config_data(job, comm), trained)
+        else:
+            dataset = open_config_data(job, comm)
         # Other data of one part are to be evaluated whole.
         whole = job.part is None and job.other_data and dataset.test is None
         name = "train" if whole else job.part or "test"
@@ -65,7 +70,6 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
         BadData: it has another shape, or classes that the model does not know.
     """
     refuse_other_inputs(dataset.name, dataset.shape, dataset.train.stored_inputs.dtype, trained)
-    dataset = _with_columns(dataset, trained)
     here, there = dataset.classes, trained.classes
     if (here is None) != (there is None) or (here or 0) > (there or 0):
         raise BadData(
@@ -78,29 +82,6 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
         name: replace(part, scale=scale) for name in PARTS if (part := getattr(dataset, name)) is not None
     }
     return replace(dataset, **scaled, classes=trained.classes, labels=trained.labels)
-
-
-def _with_columns(dataset: DataSet, trained: TrainedOn) -> DataSet:
-    """Put the columns of a table into the order that they had in training.
-
-    Raises:
-        BadData: it has others.
-    """
-    here, there = dataset.columns, trained.columns
-    if not here or not there or here == there or all(name.isdecimal() for name in here):
-        return dataset
-    missing = [name for name in there if name not in here]
-    if missing:
-        raise BadData(
-            f"{dataset.name} has no column '{missing[0]}', by which the model predicts; its columns are "
-            f"{', '.join(here)}"
-        )
-    order = torch.tensor([here.index(name) for name in there])
-
-    def ordered(part: Part) -> Part:
-        return replace(part, stored_inputs=part.stored_inputs.index_select(1, order.to(part.device)))
-
-    return replace(dataset.with_parts(ordered), columns=there)
 
 
 def _numbered_as(dataset: DataSet, trained: TrainedOn) -> DataSet:

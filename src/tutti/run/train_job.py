@@ -1,4 +1,4 @@
-"""The jobs of training and evaluation, and their outcomes. Needs no torch: the launcher imports it."""
+"""The jobs of training, evaluation and prediction, and their outcomes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement
+from tutti.records.files import unfinished_file
 from tutti.records.folder_lock import FolderLock, refuse_locked
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
@@ -174,6 +175,40 @@ class EvaluateJob(Job):
     weights: str
     other_data: bool = False
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PredictJob(Job):
+    """The predictions of a trained model: `config` is that of its run, with what is to be different now.
+
+    Attributes:
+        place: the run folder, one of its checkpoints, or the folder of an ensemble.
+        out: the file to write.
+        part: one of `PARTS`; None: the test part, or all of other data that have no parts.
+        other_data: the samples are not those of the run's own data.
+        weights: the place of others than the run's own.
+        trust: whether the run's configuration may name code of others.
+    """
+
+    entry: ClassVar[str] = "tutti.run.predict:work"
+
+    place: str
+    out: str
+    part: str | None = None
+    other_data: bool = False
+    weights: str | None = None
+    trust: bool = False
+
+    @override
+    @contextmanager
+    def started(self) -> Iterator[Job]:
+        """Remove what a rank has written that was ended before it could do so itself."""
+        try:
+            yield self
+        except BaseException:
+            with suppress(OSError):
+                unfinished_file(Path(self.out)).unlink(missing_ok=True)
+            raise
 
 
 PARTS: Final = ("train", "validation", "test")

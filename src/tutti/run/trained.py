@@ -27,7 +27,7 @@ from tutti.run.build import seeded
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import named_or_given
-from tutti.run.trained_run import TrainedRun, find_run
+from tutti.run.trained_run import UNUSED, TrainedRun, find_run
 from tutti.training.evaluation import evaluating
 from tutti.training.precision import Arithmetic
 from tutti.training.prediction import PASS
@@ -133,7 +133,8 @@ class TrainedModel(Predictor):
         self._arithmetic = Arithmetic(config.precision, config.layout, device)
         with seeded(config.seed):
             found = named_or_given(Job(config), "model") if model is None else model
-            built = models.build(found, data.shape, data.outputs, config.model_options)
+            options = {} if isinstance(model, nn.Module) else config.model_options
+            built = models.build(found, data.shape, data.outputs, options)
         self.model = self._arithmetic.prepare(built)
         if any(map(is_lazy, chain(built.parameters(), built.buffers()))):
             # Lazy modules have their shapes, which weights must have, after a first input.
@@ -171,7 +172,8 @@ def load(
         BadModel: its weights are those of another model.
         Untrusted: it names code, and no run of this user has written it.
     """
-    found = find_run(run, trust, replaced=_all_but_model())
+    given = set() if model is None else {"model", "model_options"}
+    found = find_run(run, trust, replaced=UNUSED | given)
     for note in found.notes:
         print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
     return load_trained(found, model=model)
@@ -220,11 +222,6 @@ def refuse_other_inputs(name: str, shape: tuple[int, ...], dtype: torch.dtype, t
     Raises:
         BadData: they are of another shape, or of another kind of numbers.
     """
-    if shape != trained.shape:
-        raise BadData(
-            f"the inputs of {name} have shape {shape}, but the model was trained on {trained.shape} "
-            f"({trained.name}); give data of that shape"
-        )
     there = trained.dtype or ("uint8" if trained.mean else "")
     here = str(dtype).removeprefix("torch.")
     if there and _numbers(here) != _numbers(there):
@@ -232,6 +229,11 @@ def refuse_other_inputs(name: str, shape: tuple[int, ...], dtype: torch.dtype, t
         raise BadData(
             f"the inputs of {name} are {here}, but the model was trained on {there}{hint} ({trained.name}); "
             f"convert them, as by array.astype('{there}')"
+        )
+    if shape != trained.shape:
+        raise BadData(
+            f"the inputs of {name} have shape {shape}, but the model was trained on {trained.shape} "
+            f"({trained.name}); give data of that shape"
         )
 
 
@@ -241,7 +243,3 @@ def _numbers(dtype: str) -> str:
 
 def _missing(data: TrainedOn) -> str:
     return "mean" if data.fill else "error"
-
-
-def _all_but_model() -> frozenset[str]:
-    return frozenset(vars(TrainConfig())) - {"model", "model_options"}

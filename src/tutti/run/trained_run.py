@@ -30,6 +30,9 @@ ELSEWHERE: Final[dict[str, Any]] = {
 }
 """The fields of a run's configuration that are others where its model is put to use."""
 
+UNUSED: Final = frozenset(vars(TrainConfig())) - {"model", "model_options"}
+"""The fields of a run's configuration by which its model is not built."""
+
 
 @dataclass(frozen=True)
 class TrainedRun:

@@ -8,6 +8,8 @@ A sample's output may depend on the others of its pass, by rounding; passes depe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -27,8 +29,6 @@ PASS: Final = 250
 def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
     """Compute the outputs for every sample of a part (collective).
 
-    All ranks make the same number of passes, as in `tutti.training.evaluation.evaluate`.
-
     Args:
         module: the model; all ranks have the same weights.
         part: the samples.
@@ -38,16 +38,46 @@ def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arith
     Returns:
         On rank 0 the outputs, of shape (samples, ...), in the order of the part; None on the others.
     """
-    shares = cut(-(-len(part) // PASS), comm.size)
+    whole = Block(len(part), lambda start, stop: part.take(torch.arange(start, stop, device=part.device))[0])
+    return outputs_of(module, whole, comm, arithmetic)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Samples that are predicted before others are read.
+
+    Attributes:
+        samples: how many; `PASS` of them, or a multiple, unless there are no others behind.
+        take: returns the model's inputs from one number up to another, which is not among them.
+    """
+
+    samples: int
+    take: Callable[[int, int], Tensor]
+
+
+def outputs_of(module: nn.Module, block: Block, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
+    """Compute the outputs for every sample of a block (collective).
+
+    All ranks make the same number of passes, as in `tutti.training.evaluation.evaluate`.
+
+    Args:
+        module: as for `predict`.
+        block: the samples, which all ranks see.
+        comm: likewise.
+        arithmetic: likewise.
+
+    Returns:
+        As `predict`.
+    """
+    shares = cut(-(-block.samples // PASS), comm.size)
     mine, longest = shares[comm.rank], shares[0]
     found: list[Tensor] = []
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
     with evaluating(module), torch.no_grad():
         for number in range(mine.start, mine.start + longest.stop):
             counts = number < mine.stop
-            start, stop = (number * PASS, min((number + 1) * PASS, len(part))) if counts else (0, 1)
-            inputs, _ = part.take(torch.arange(start, stop, device=part.device))
-            outputs = arithmetic.forward(module, arithmetic.inputs(inputs))
+            start, stop = (number * PASS, min((number + 1) * PASS, block.samples)) if counts else (0, 1)
+            outputs = arithmetic.forward(module, arithmetic.inputs(block.take(start, stop)))
             if counts:
                 found.append(outputs.cpu())
     if comm.rank:
@@ -56,7 +86,7 @@ def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arith
         return None
     for rank, share in enumerate(shares[1:], start=1):
         for number in range(share.start, share.stop):
-            count = min(PASS, len(part) - number * PASS)
+            count = min(PASS, block.samples - number * PASS)
             outputs = found[0].new_empty(count, *found[0].shape[1:])
             comm.recv(outputs.view(-1), rank)
             found.append(outputs)

@@ -60,6 +60,7 @@ class Format(ABC):
         """Read the data set in a file that begins with `start`, through `open_data_file`, or in a folder.
 
         Further parameters are options for users, `--data.NAME VALUE`; `missing` is "error", "drop" or "mean".
+        One called `labelled` is none: it is False where targets may be missing, and are not to be read.
 
         Returns:
             `Contents(name, {"train": (inputs, targets)})`, with a part "test" where the file has one.
@@ -83,12 +84,13 @@ FORMATS: Final[Registry[type[Format]]] = Registry("tutti.data.formats", "data fi
 """The formats by name."""
 
 
-def read_path(path: Path, options: Mapping[str, object]) -> Contents[object]:
+def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) -> Contents[object]:
     """Read a file or a folder.
 
     Args:
         path: of any format.
         options: of its reader; "missing" counts only if that takes it.
+        labelled: whether it needs targets; formats without inputs alone are read with them in any case.
 
     Raises:
         BadData: it is missing, broken or of an unknown kind.
@@ -97,23 +99,29 @@ def read_path(path: Path, options: Mapping[str, object]) -> Contents[object]:
     form = format_of(path)
     if not takes_option(form.read, "missing"):
         options = {name: value for name, value in options.items() if name != "missing"}
-    made = call_with_options(form.read, options, f"{form.name} data", str(path), own={"path": path})
+    own: dict[str, object] = {"path": path}
+    if takes_option(form.read, "labelled"):
+        own["labelled"] = labelled
+    made = call_with_options(form.read, options, f"{form.name} data", str(path), own)
     assert isinstance(made, Contents), f"{form.name} has read no data set"
     return made
 
 
-def read_files(paths: Sequence[Path], options: Mapping[str, object]) -> Contents[object]:
+def read_files(
+    paths: Sequence[Path], options: Mapping[str, object], labelled: bool = True
+) -> Contents[object]:
     """Read several files, whose samples are one data set, in the order of the files.
 
     Args:
         paths: of files of any format.
         options: of their readers.
+        labelled: as for `read_path`.
 
     Raises:
         BadData: one is missing or broken, or has samples of another shape or type than the first.
         UnknownName: an option that a reader does not have.
     """
-    all_read = [read_path(path, options) for path in paths]
+    all_read = [read_path(path, options, labelled) for path in paths]
     first, *others = all_read
     if not others:
         return first
@@ -128,10 +136,15 @@ def read_files(paths: Sequence[Path], options: Mapping[str, object]) -> Contents
                     f"{path} has the {what} {listed(other) or 'none'}, but {paths[0]} has "
                     f"{listed(one) or 'none'}; all files of a data set need the same"
                 )
-    parts: dict[str, tuple[object, object]] = {}
+    parts: dict[str, tuple[object, object | None]] = {}
     for part in first.parts:
         pairs = [one.parts[part] for one in all_read]
         inputs = [_rows(path, "inputs", x) for path, (x, _) in zip(paths, pairs, strict=True)]
+        if not labelled:
+            for path, x in zip(paths, inputs, strict=True):
+                _refuse_other(path, "inputs", x, paths[0], inputs[0])
+            parts[part] = joined(inputs), None
+            continue
         targets = [_rows(path, "targets", y)[:] for path, (_, y) in zip(paths, pairs, strict=True)]
         for path, x, y in zip(paths, inputs, targets, strict=True):
             if len(x) != len(y):

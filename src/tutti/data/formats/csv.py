@@ -35,7 +35,11 @@ class Csv(Format):
 
     @staticmethod
     def read(
-        path: Path, target: object = None, columns: object = None, missing: str = "error"
+        path: Path,
+        target: object = None,
+        columns: object = None,
+        missing: str = "error",
+        labelled: bool = True,
     ) -> Contents[object]:
         """Read a table.
 
@@ -44,12 +48,13 @@ class Csv(Format):
             target: the column to be predicted, or several.
             columns: those to predict it from; None: all others.
             missing: "drop" leaves out rows without a target.
+            labelled: whether there must be a target.
 
         Raises:
             BadData: the file is broken, or there is a text where a number is due.
         """
         with open_text(path) as file:
-            return _read(path, _rows_of(path, file), target, columns, missing)
+            return _read(path, _rows_of(path, file), target, columns, missing, labelled)
 
 
 def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
@@ -77,30 +82,32 @@ def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
 
 
 def _read(
-    path: Path, rows: Iterator[list[str]], target: object, columns: object, missing: str
+    path: Path, rows: Iterator[list[str]], target: object, columns: object, missing: str, labelled: bool
 ) -> Contents[object]:
     first = next(rows, None)
     if first is None:
         raise BadData(f"{path} has no rows; give a table with a row for each sample")
     if all(_is_number(cell) for cell in first):
         names, rows = [str(at) for at in range(len(first))], chain([first], rows)
-        if target is None:
+        if target is None and labelled:
             raise BadData(
                 f"{path} has no line with the names of its {len(names)} columns: say which column is to be "
                 "predicted by its number, --data.target 0 for the first, -1 for the last"
             )
     else:
         names = [name.strip() for name in first]
-    choice = choose(names, target, columns, str(path))
+    choice = choose(names, target, columns, str(path), labelled)
     pieces, goals = _numbers(path, rows, names, choice)
     if not pieces:
         raise BadData(f"{path} has no row below its column names; give a row for each sample")
+    used = tuple(names[at] for at in choice.inputs)
+    if not labelled:
+        return Contents(stem_of(path), {"train": (joined(pieces), None)}, columns=used)
     found = [
         Column.of_texts(names[at], texts, str(path)) for at, texts in zip(choice.targets, goals, strict=True)
     ]
     targets, kept = targets_of(found, missing, str(path))
     inputs = chosen(joined(pieces), np.flatnonzero(kept))
-    used = tuple(names[at] for at in choice.inputs)
     return Contents(stem_of(path), {"train": (inputs, targets)}, columns=used)
 
 

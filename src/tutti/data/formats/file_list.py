@@ -29,15 +29,18 @@ class FileList(Format):
 
     @staticmethod
     @override
-    def read(path: Path, missing: str = "error", **options: object) -> Contents[object]:
+    def read(
+        path: Path, missing: str = "error", labelled: bool = True, **options: object
+    ) -> Contents[object]:
         """Read the files of a list; further options are those of their format.
 
         Args:
             path: of the list. Paths in it count from its folder; after # a line may say anything.
             missing: as for each file.
+            labelled: likewise.
             options: likewise.
         """
-        contents = read_files(_files(path), {**options, "missing": missing})
+        contents = read_files(_files(path), {**options, "missing": missing}, labelled)
         return Contents(path.stem, contents.parts, contents.classes, contents.labels, contents.columns)
 
 

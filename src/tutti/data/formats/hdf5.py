@@ -28,7 +28,10 @@ class Hdf5(Format):
 
     @staticmethod
     def read(
-        path: Path, features: str | list[str] | None = None, labels: str | list[str] | None = None
+        path: Path,
+        features: str | list[str] | None = None,
+        labels: str | list[str] | None = None,
+        labelled: bool = True,
     ) -> Contents[object]:
         """Open a file. Its inputs are read when they are needed.
 
@@ -36,13 +39,16 @@ class Hdf5(Format):
             path: of the file.
             features: the name of the inputs; several of one number for each sample are columns of one table.
             labels: that of the targets; without the two, names such as x_train and y_train say what is what.
+            labelled: whether there must be targets.
         """
         with open_data_file(path):
             pass
         try:
             with optional_package("h5py", "HDF5 files").File(path, "r") as file:
                 names = _names(file)
-                if (features is None) != (labels is None):
+                if features is not None and not labelled:
+                    return Contents(path.stem, {"train": (_inputs(path, names, features), None)})
+                if labelled and (features is None) != (labels is None):
                     given, other = ("features", "labels") if labels is None else ("labels", "features")
                     raise BadData(
                         f"--data.{given} is given, so --data.{other} is needed, too; {path} has {_all(names)}"
@@ -54,7 +60,7 @@ class Hdf5(Format):
                 found: dict[str, object] = {
                     word: _inputs(path, names, name) if slot[1] == "inputs" else _targets(path, names, name)
                     for name, word in words.items()
-                    if (slot := slot_of(word)) is not None
+                    if (slot := slot_of(word)) is not None and (labelled or slot[1] == "inputs")
                 }
                 if found:
                     extra = {word: name for name, word in words.items() if word in EXTRA_KEYS}
@@ -65,7 +71,7 @@ class Hdf5(Format):
                         "inputs and the targets by --data.features NAME --data.labels NAME; it has "
                         + _all(names)
                     )
-                return from_keys(found, path.stem, str(path))
+                return from_keys(found, path.stem, str(path), labelled)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
             raise _damaged(path, error) from error
 

@@ -47,11 +47,13 @@ class Idx(Format):
         return any(_IDX_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_file())
 
     @staticmethod
-    def read(path: Path) -> Contents[object]:
+    def read(path: Path, labelled: bool = True) -> Contents[object]:
         """Read the inputs in a file, and the labels in the file that goes with it; or those of a folder."""
         if path.is_dir():
             return read_folder(path)
         inputs = read_idx(path)
+        if not labelled:
+            return Contents(_stem(path), {"train": (inputs, None)})
         return Contents(_stem(path), {"train": (inputs, read_idx(_labels_beside(path)))})
 
 

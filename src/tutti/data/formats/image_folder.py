@@ -12,6 +12,7 @@ import numpy as np
 from tutti.data.contents import PARTS, Contents
 from tutti.data.formats import Format, listed
 from tutti.data.pictures import Pictures, decoded, stamp
+from tutti.data.rows import Indices, Rows
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
 from tutti.records.untrusted import printable
@@ -27,21 +28,25 @@ class ImageFolder(Format):
     @staticmethod
     def in_folder(folder: Path) -> bool:
         """Tell whether a folder has folders of pictures."""
-        return any(next(_pictures(one), None) for path in _parts(folder).values() for one in _folders(path))
+        return any(next(_pictures(path), None) for path in _parts(folder).values())
 
     @staticmethod
-    def read(path: Path, size: object = None, skip_bad: bool = False) -> Contents[object]:
+    def read(
+        path: Path, size: object = None, skip_bad: bool = False, labelled: bool = True
+    ) -> Contents[object]:
         """Read the pictures of all classes, in the order of their names.
 
         Args:
             path: of the folder.
             size: height and width that the pictures are brought to; None: they have one size.
             skip_bad: leave out pictures that cannot be decoded.
+            labelled: whether there must be folders for the classes.
 
         Raises:
             BadData: there is a single class, or a picture that cannot be decoded.
         """
-        found = {name: _of_part(folder, size, bool(skip_bad)) for name, folder in _parts(path).items()}
+        read = _of_part if labelled else _without_classes
+        found = {name: read(folder, size, bool(skip_bad)) for name, folder in _parts(path).items()}
         return Contents(path.resolve().name, found)
 
 
@@ -59,14 +64,23 @@ def _of_part(folder: Path, size: object, skip_bad: bool) -> tuple[object, object
             "make a folder for each class, with its pictures"
         )
 
+    inputs, good = _decoded(folder, files, size, skip_bad)
+    return inputs, np.array(classes, dtype=str)[good]
+
+
+def _without_classes(folder: Path, size: object, skip_bad: bool) -> tuple[object, None]:
+    return _decoded(folder, list(_pictures(folder)), size, skip_bad)[0], None
+
+
+def _decoded(folder: Path, files: list[Path], size: object, skip_bad: bool) -> tuple[Rows, Indices]:
+    """Return the pictures in files, and which of these are good."""
+
     def content(number: int) -> bytes:
         with open_data_file(files[number]) as file:
             return file.read()
 
     names = [str(file.relative_to(folder)) for file in files]
-    pictures = Pictures(folder, [stamp(file) for file in files], names, content)
-    inputs, good = decoded(pictures, size, skip_bad)
-    return inputs, np.array(classes, dtype=str)[good]
+    return decoded(Pictures(folder, [stamp(file) for file in files], names, content), size, skip_bad)
 
 
 def _parts(folder: Path) -> dict[str, Path]:

@@ -30,15 +30,18 @@ class Npy(Format):
         return any(folder.glob("*.npy"))
 
     @staticmethod
-    def read(path: Path, labels: str | None = None) -> Contents[object]:
+    def read(path: Path, labels: str | None = None, labelled: bool = True) -> Contents[object]:
         """Read a pair of files, or those of a folder. They are mapped, and not read before they are needed.
 
         Args:
             path: of the inputs, or of a folder.
             labels: the path of the targets, from the folder of the inputs; None: its name says it.
+            labelled: whether there must be targets.
         """
         if path.is_dir():
-            return from_keys(_by_stem(path), path.resolve().name, str(path))
+            return from_keys(_by_stem(path), path.resolve().name, str(path), labelled)
+        if not labelled:
+            return Contents(path.stem, {"train": (read_npy(path), None)})
         if labels is not None:
             return Contents(path.stem, {"train": (read_npy(path), read_npy(path.parent / str(labels)))})
         slot = slot_of(path.stem)

@@ -23,9 +23,9 @@ class Npz(Format):
     written = ".npz"
 
     @staticmethod
-    def read(path: Path) -> Contents[object]:
+    def read(path: Path, labelled: bool = True) -> Contents[object]:
         """Read the data set in an NPZ file, whose keys are those of a dict."""
-        return from_keys(read_npz(path), path.stem, str(path))
+        return from_keys(read_npz(path), path.stem, str(path), labelled)
 
     @staticmethod
     @override

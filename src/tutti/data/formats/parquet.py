@@ -41,6 +41,7 @@ class Parquet(Format):
         missing: str = "error",
         size: object = None,
         skip_bad: bool = False,
+        labelled: bool = True,
     ) -> Contents[object]:
         """Read a table.
 
@@ -52,13 +53,14 @@ class Parquet(Format):
             missing: "drop" leaves out rows without a target.
             size: height and width that pictures are brought to; None: they have one size.
             skip_bad: leave out pictures that cannot be decoded.
+            labelled: whether there must be a target.
         """
         arrow = optional_package("pyarrow", "Parquet and Arrow files")
         with open_data_file(path) as file:
             packed = file.read(len(Parquet.start)) == Parquet.start
         try:
             table = _open_parquet(path) if packed else _open_arrow(path)
-            return _read(table, target, columns, missing, size, bool(skip_bad))
+            return _read(table, target, columns, missing, size, bool(skip_bad), labelled)
         except (arrow.ArrowException, OSError, MemoryError) as error:
             length = path.stat().st_size
             raise BadData(
@@ -87,12 +89,14 @@ class _Table:
     Attributes:
         path: of the file.
         schema: of its columns.
+        rows: their number.
         blocks: the number of stretches of rows that are read one at a time.
         read: returns some columns of a block.
     """
 
     path: Path
     schema: Any
+    rows: int
     blocks: int
     read: Callable[[int, Sequence[str]], Any]
 
@@ -111,6 +115,7 @@ def _open_parquet(path: Path) -> _Table:
     return _Table(
         path,
         file.schema_arrow,
+        file.metadata.num_rows,
         file.num_row_groups,
         lambda block, names: file.read_row_group(block, list(names), use_threads=False),
     )
@@ -122,19 +127,28 @@ def _open_arrow(path: Path) -> _Table:
     return _Table(
         path,
         file.schema,
+        sum(file.get_batch(number).num_rows for number in range(file.num_record_batches)),
         file.num_record_batches,
         lambda block, names: file.get_batch(block).select(list(names)),
     )
 
 
 def _read(
-    table: _Table, target: object, columns: object, missing: str, size: object, skip_bad: bool
+    table: _Table,
+    target: object,
+    columns: object,
+    missing: str,
+    size: object,
+    skip_bad: bool,
+    labelled: bool,
 ) -> Contents[object]:
     path, names = table.path, table.schema.names
-    choice = choose(names, target, columns, str(path))
+    choice = choose(names, target, columns, str(path), labelled)
     inputs, goals = ([names[at] for at in some] for some in (choice.inputs, choice.targets))
-    found = [_target(table, name) for name in goals]
-    targets, kept = targets_of(found, missing, str(path))
+    targets: Array | None = None
+    kept = np.ones(table.rows, dtype=bool)
+    if labelled:
+        targets, kept = targets_of([_target(table, name) for name in goals], missing, str(path))
     numbers = np.flatnonzero(kept)
     if not len(numbers):
         raise BadData(f"{path} has no rows" + (" with a target" if len(kept) else ""))
@@ -142,7 +156,8 @@ def _read(
     classes, labels = _classes(table.schema, goals)
     if len(inputs) == 1 and _holds_pictures(kinds[0]):
         pictures, among = decoded_some(_pictures(table, inputs[0]), numbers, size, skip_bad)
-        return Contents(path.stem, {"train": (pictures, targets[among])}, classes, labels)
+        goal = None if targets is None else targets[among]
+        return Contents(path.stem, {"train": (pictures, goal)}, classes, labels)
     if len(inputs) == 1 and _is_list(kinds[0]):
         rows = joined([_lists(table, inputs[0], block) for block in range(table.blocks)])
         return Contents(path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels)

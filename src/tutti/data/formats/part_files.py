@@ -25,13 +25,15 @@ class PartFiles(Format):
         return "train" in _parts(folder)
 
     @staticmethod
-    def read(path: Path, missing: str = "error", **options: object) -> Contents[object]:
+    def read(
+        path: Path, missing: str = "error", labelled: bool = True, **options: object
+    ) -> Contents[object]:
         """Read the files of each part; further options are those of their format."""
         found = _parts(path)
         pairs = {}
         columns = None
         for name in sorted(found, key=["train", "validation", "test"].index):
-            contents = read_files(found[name], {**options, "missing": missing})
+            contents = read_files(found[name], {**options, "missing": missing}, labelled)
             if set(contents.parts) != {"train"}:
                 raise BadData(
                     f"{found[name][0]} has several parts itself, but its name says that it is the {name} "

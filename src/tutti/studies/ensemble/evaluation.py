@@ -20,11 +20,12 @@ from tutti.run.build import open_config_data, seeded
 from tutti.run.config import TrainConfig
 from tutti.run.evaluate import seen_as
 from tutti.run.jobs import load_job
+from tutti.run.predict import write_predictions
 from tutti.run.train_job import PARTS
 from tutti.run.trained import TrainedModel
-from tutti.studies.ensemble.evaluation_job import EnsembleJob
+from tutti.studies.ensemble.evaluation_job import EnsembleJob, EnsemblePredictJob
 from tutti.studies.ensemble.gain import gain_of
-from tutti.studies.ensemble.module import Ensemble
+from tutti.studies.ensemble.module import Ensemble, load_ensemble
 from tutti.training.evaluation import Objective, Tally
 from tutti.training.losses import named_loss
 from tutti.training.metrics import named_metrics
@@ -81,6 +82,16 @@ def work(comm: Communicator, payload: bytes) -> None:
         theirs = [one for one in singles if one is not None]
         gain = gain_of(found, theirs, job.making.metric, objective.loss.amounts)
         print(f"on the {what} {gain.sentence}", flush=True)
+
+
+def predict_work(comm: Communicator, payload: bytes) -> None:
+    """Predict with an ensemble (entry point of the ranks).
+
+    Raises:
+        UserError: it cannot be read, or the data do not fit it.
+    """
+    job = load_job(payload, EnsemblePredictJob)
+    write_predictions(job, comm, load_ensemble(job.place, job.trust, job.config.device))
 
 
 def _load(network: nn.Module, place: str) -> None:

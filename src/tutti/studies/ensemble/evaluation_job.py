@@ -1,4 +1,4 @@
-"""The job of making an ensemble and evaluating it. Needs no torch: the launching process has none."""
+"""The jobs of making an ensemble, evaluating it and predicting with it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from tutti.records.ensemble import ENSEMBLE, EnsembleRecord, Member, read_ensemble
 from tutti.run.jobs import Job
+from tutti.run.train_job import PredictJob
 from tutti.run.trust import check as check_trust
 
 
@@ -43,6 +44,13 @@ class EnsembleJob(Job):
     folder: str
     part: str | None
     making: Making | None = None
+
+
+@dataclass(frozen=True)
+class EnsemblePredictJob(PredictJob):
+    """The predictions of an ensemble."""
+
+    entry: ClassVar[str] = "tutti.studies.ensemble.evaluation:predict_work"
 
 
 def read_trusted(folder: Path, trust: bool) -> EnsembleRecord:

@@ -86,12 +86,13 @@ def _values(kind: Kind, outputs: Tensor) -> Tensor:
     return wide.sigmoid() if kind is Kind.FLAGS else wide
 
 
-def load_ensemble(folder: str | Path, trust: bool = False) -> Ensemble:
+def load_ensemble(folder: str | Path, trust: bool = False, device: str = "cpu") -> Ensemble:
     """Load an ensemble that 'tutti ensemble' wrote, in evaluation mode.
 
     Args:
         folder: of the ensemble.
         trust: whether it may name code of others, which runs then.
+        device: where it computes.
 
     Raises:
         BadRunFolder: there is none, or it is damaged.
@@ -99,6 +100,6 @@ def load_ensemble(folder: str | Path, trust: bool = False) -> Ensemble:
     """
     folder = Path(folder)
     record = read_trusted(folder, trust)
-    ensemble = Ensemble(record)
+    ensemble = Ensemble(record, device)
     load_weights(ensemble, folder / WEIGHTS)
     return ensemble.eval()

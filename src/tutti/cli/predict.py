@@ -1,0 +1,70 @@
+"""`tutti predict`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from tutti.cli.command import Command
+from tutti.cli.options import Parser, config_from
+from tutti.errors import BadOption
+from tutti.records.ensemble import ENSEMBLE
+from tutti.registry import part
+from tutti.run.config import Options, TrainConfig
+from tutti.run.prediction_files import SUFFIXES, check_place
+from tutti.run.start import run as run_job
+from tutti.run.train_job import PARTS, PredictJob
+from tutti.run.trained_run import ELSEWHERE, UNUSED, find_run
+from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob, read_trusted
+
+
+@part("predict")
+class PredictCommand(Command):
+    """Write what the network of a run, or an ensemble, predicts for each sample.
+
+    In the order of the data, which need no targets: the class and the probability of each class, or the
+    amounts.
+    """
+
+    example = "tutti predict runs/2026-01-31-120000-mlp-iris --data new.csv -o predictions.csv"
+
+    @override
+    def define(self, parser: Parser) -> None:
+        place = "a run folder, one of its checkpoints, or the folder of an ensemble"
+        parser.add_argument("place", metavar="RUN", help=place)
+        parser.option("-o, --out", f"the file to write, which ends in {', '.join(SUFFIXES)}", "FILE")
+        parser.option("--overwrite", "replace the file if it is there")
+        which = "which part of the data to predict (default: test, or all of other data without parts)"
+        parser.option("--part", which, choices=PARTS)
+        of = "what to predict with in place of the run's final weights: what 'tutti export' reads"
+        parser.option("--weights", of, "PLACE")
+        parser.trust_option()
+        kept = ("data", "data_options", "workers", "hosts", "threads", "device")
+        parser.config_options(only=kept, defaults={"data": "that of the run", "device": "cpu"})
+
+    @override
+    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        if own.out is None:
+            raise BadOption("no file is named; give one with -o, such as -o predictions.csv")
+        check_place(Path(own.out), own.overwrite)
+        other = "data" in given or bool(dotted)
+        here: dict[str, Any] = {**ELSEWHERE, "device": "cpu", "predictions": not other}
+        if (Path(own.place) / ENSEMBLE).is_file():
+            if own.weights is not None:
+                raise BadOption("--weights is for a single network; an ensemble has those of its members")
+            record = read_trusted(Path(own.place), own.trust)
+            trained = TrainConfig.from_json(record.members[0].config)
+            kind: type[PredictJob] = EnsemblePredictJob
+        else:
+            # The data are named by the configuration, if not here.
+            unused = UNUSED if other else UNUSED - {"data", "data_options"}
+            trained = find_run(own.place, own.trust, own.weights, unused).config
+            kind = PredictJob
+            if not other and own.part in ("train", "validation"):
+                here["split"] = trained.split
+        config = config_from({**here, **given}, dotted, trained)
+        run_job(kind(config, own.place, own.out, own.part, other, own.weights, own.trust))
+        return 0

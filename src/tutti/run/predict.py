@@ -1,0 +1,126 @@
+"""The predictions of a trained model for the samples of a data set, in a file. Runs on every rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.data import Part, Scale
+from tutti.data.sources import with_columns
+from tutti.data.unlabelled import open_inputs
+from tutti.errors import BadData
+from tutti.run.build import open_config_data, seeded
+from tutti.run.jobs import load_job
+from tutti.run.prediction_files import SUFFIXES, Meaning
+from tutti.run.train_job import PARTS, PredictJob
+from tutti.run.trained import Predictor, load_trained, refuse_other_inputs
+from tutti.run.trained_run import UNUSED, find_run
+from tutti.training.precision import Arithmetic
+from tutti.training.prediction import PASS, Block, outputs_of
+
+
+def work(comm: Communicator, payload: bytes) -> None:
+    """Predict; every rank calls this (entry point of the ranks).
+
+    Args:
+        comm: all ranks of the job.
+        payload: a pickled `PredictJob`.
+
+    Raises:
+        UserError: the run cannot be read, or the data do not fit its model.
+    """
+    job = load_job(payload, PredictJob)
+    run = find_run(job.place, job.trust, job.weights, UNUSED)
+    speaks = comm.rank == 0
+    for note in run.notes if speaks else ():
+        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
+    write_predictions(job, comm, load_trained(run, job.config.device, warn=speaks))
+
+
+def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor) -> None:
+    """Write what a model predicts into the job's file (collective); rank 0 writes.
+
+    Memory holds some samples at a time, as far as the data's format does not need all of them.
+
+    Raises:
+        UserError: the data cannot be read, or do not fit the model.
+    """
+    with seeded(job.config.seed):
+        name, samples, blocks = (_other if job.other_data else _own)(job, comm, predictor)
+    path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
+    done = 0
+    with SUFFIXES[path.suffix](path, samples) if comm.rank == 0 else nullcontext() as file:
+        for rows, block in blocks:
+            outputs = outputs_of(predictor, block, comm, arithmetic)
+            if file is not None and outputs is not None:
+                exact = outputs.dtype == torch.float64
+                meaning = Meaning(predictor.kind, data.classes, data.labels, exact)
+                file.append(rows.numpy(), predictor.kind.values(outputs.numpy()), meaning)
+            done += block.samples
+    if comm.rank == 0:
+        print(f"{path}: the predictions for {done:,} samples, {name}", flush=True)
+
+
+AT_ONCE: Final = 64
+"""The passes whose outputs are kept until they are written."""
+
+Blocks = Iterator[tuple[torch.Tensor, Block]]
+"""Blocks of samples, each with their numbers."""
+
+
+def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, int, Blocks]:
+    """Other data than the run's: its name, how many samples it has, and these."""
+    data = predictor.data
+    options = with_columns(job.config.data, job.config.data_options, data.columns)
+    if data.fill:
+        options.setdefault("missing", "mean")
+    stream = open_inputs(job.config.data, comm, options, job.part)
+    found = stream.outline
+    refuse_other_inputs(found.name, found.shape, found.dtype, data)
+
+    def blocks() -> Blocks:
+        start = 0
+        for stored in stream.blocks(PASS):
+            yield torch.arange(start, start + len(stored)), Block(len(stored), partial(_copy, stored))
+            start += len(stored)
+
+    what = found.name if found.part is None else f"{found.part} part of {found.name}"
+    return what, found.samples, blocks()
+
+
+def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, int, Blocks]:
+    """A part of the run's own data, with the numbers of the samples in it."""
+    dataset = open_config_data(job, comm)
+    name = job.part or "test"
+    part: Part | None = getattr(dataset, name)
+    if part is None:
+        have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
+        raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
+    refuse_other_inputs(dataset.name, dataset.shape, part.stored_inputs.dtype, predictor.data)
+    stored = replace(part, scale=Scale())
+
+    def blocks() -> Blocks:
+        size = PASS * AT_ONCE
+        for start in range(0, len(part), size):
+            stop = min(start + size, len(part))
+            rows = torch.arange(start, stop) if part.rows is None else part.rows[start:stop]
+            yield rows, Block(stop - start, partial(_take, stored, start))
+
+    return f"{name} part of {dataset.name}", len(part), blocks()
+
+
+def _copy(stored: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Copy inputs: a model may change its own in place, and others see these, too."""
+    return stored[first:last].clone()
+
+
+def _take(part: Part, start: int, first: int, last: int) -> torch.Tensor:
+    return part.take(torch.arange(start + first, start + last))[0]

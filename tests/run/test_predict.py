@@ -1,0 +1,203 @@
+"""What a trained run says of new samples: in a file by any number of ranks, and as a module."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import parquet
+
+import tutti
+from tutti.cli.main import main
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import unlabelled
+from tutti.errors import BadData, BadModel, BadOption, BadRunFolder
+from tutti.records.run_folder import RunFolder
+from tutti.run import evaluate, predict
+from tutti.run import train as training
+from tutti.run.config import TrainConfig
+from tutti.run.train_job import EvaluateJob, PredictJob, TrainJob
+
+pytestmark = pytest.mark.usefixtures("nothing_beside")
+
+RANDOM = np.random.default_rng(0)
+NAMES = ["ant", "bee", "cow"]
+TABLE = RANDOM.normal(size=(900, 3))
+KINDS = (TABLE @ [[2, 0, 1], [0, 2, -1], [1, 1, 0]]).argmax(1)
+IMAGES = RANDOM.integers(0, 256, (60, 4, 5), dtype=np.uint8)
+
+
+def table(path: Path, heads: str, columns: list[Any]) -> str:
+    lines = zip(*columns, strict=True)
+    path.write_text("\n".join([heads, *(",".join(map(str, line)) for line in lines)]) + "\n")
+    return str(path)
+
+
+def trained(folder: Path, **options: Any) -> Path:
+    """The folder of a short run in this process."""
+    fields = {"model": "mlp", "model_options": {"hidden": [8]}, "epochs": 1, "out": str(folder), **options}
+    job = TrainJob(TrainConfig.from_json(fields), quiet=True)
+    VirtualWorld(1).run(lambda comm: training.work(comm, pickle.dumps(job)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on a table with named classes, on images, and on amounts."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = table(folder / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
+    trained(folder / "table", data=data, data_options={"target": "kind"}, checkpoint="1 epoch", lr=0.01)
+    np.savez(folder / "i.npz", x=IMAGES, y=np.arange(60) % 3)
+    trained(folder / "images", data=str(folder / "i.npz"), precision="fp64")
+    np.savez(folder / "v.npz", x=TABLE[:60].astype(np.float32), y=TABLE[:60, :2].astype(np.float32))
+    trained(folder / "amounts", data=str(folder / "v.npz"))
+    return folder
+
+
+def predicted(run: Path, data: str, out: Path, ranks: int = 1, hosts: int | None = None, **job: Any) -> Path:
+    config = TrainConfig.from_json({"data": data, "data_options": job.pop("options", {})})
+    payload = pickle.dumps(PredictJob(config, str(run), str(out), other_data=True, **job))
+    VirtualWorld(ranks, hosts).run(lambda comm: predict.work(comm, payload))
+    return out
+
+
+def test_any_number_of_ranks_writes_each_sample_once_in_order(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Columns in another order, one more, no target; and blocks that are smaller than the data.
+    data = table(tmp_path / "new.csv", "id,z,x,y", [range(900), *TABLE[:, [2, 0, 1]].T])
+    monkeypatch.setattr(unlabelled, "BLOCK_BYTES", 500 * 12)
+    first = predicted(runs / "table", data, tmp_path / "1.csv").read_bytes()
+    for ranks, hosts in ((2, None), (3, 2)):
+        assert predicted(runs / "table", data, tmp_path / "2.csv", ranks, hosts).read_bytes() == first
+    lines = [line.split(",") for line in first.decode().splitlines()]
+    assert lines[0] == ["row", "class", "p(ant)", "p(bee)", "p(cow)"]
+    model = tutti.load(runs / "table")
+    chances = model.probabilities(TABLE)
+    assert [int(line[0]) for line in lines[1:]] == list(range(900))
+    assert [line[1] for line in lines[1:]] == model.predict(TABLE).tolist()
+    assert [NAMES[k] for k in chances.argmax(1)] == model.predict(TABLE).tolist()
+    # The table has its numbers in text, and probabilities have nine digits there.
+    assert np.allclose(np.array([line[2:] for line in lines[1:]], float), chances, rtol=1e-8, atol=0)
+    assert (np.array(model.predict(TABLE)) == np.array(NAMES)[KINDS]).mean() > 0.6
+
+
+def test_every_kind_of_file_has_the_same_predictions(runs: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", IMAGES)
+    files = [predicted(runs / "images", str(tmp_path / "x.npy"), tmp_path / f"a.{end}", 2)
+             for end in ("npy", "csv", "parquet")]  # fmt: skip
+    values = np.load(files[0])
+    assert values.dtype == np.float64
+    assert values.shape == (60, 3)
+    assert np.array_equal(values, tutti.load(runs / "images").probabilities(IMAGES))
+    lines = np.loadtxt(files[1], delimiter=",", skiprows=1)
+    found = parquet.read_table(files[2])
+    assert np.array_equal(lines[:, 2:], values)
+    assert np.array_equal(np.stack([found[f"p({k})"].to_numpy() for k in range(3)], 1), values)
+    assert lines[:, 1].tolist() == found["class"].to_pylist() == values.argmax(1).tolist()
+    amounts = predicted(runs / "amounts", str(runs / "v.npz"), tmp_path / "v.csv", 2)
+    given = TABLE[:60].astype(np.float32)
+    assert amounts.read_text().splitlines()[0] == "row,value 0,value 1"
+    values = np.loadtxt(amounts, delimiter=",", skiprows=1)[:, 1:]
+    assert np.array_equal(values.astype(np.float32), tutti.load(runs / "amounts").predict(given))
+
+
+def test_parts_of_the_data_of_the_run_have_the_numbers_of_their_samples(runs: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "v.csv")
+    assert main(["predict", str(runs / "table"), "--part", "validation", "-o", out, "-n", "1"]) == 0
+    lines = [line.split(",") for line in Path(out).read_text().splitlines()[1:]]
+    rows = [int(line[0]) for line in lines]
+    assert len(rows) == 90
+    assert [line[1] for line in lines] == tutti.load(runs / "table").predict(TABLE[rows]).tolist()
+    right = np.mean([NAMES[KINDS[row]] == line[1] for row, line in zip(rows, lines, strict=True)])
+    summary = RunFolder(runs / "table").read(tutti.Summary)
+    assert summary.validation is not None
+    assert summary.validation.metrics["accuracy"] == right
+
+
+def test_other_data_are_evaluated_by_names_of_classes_and_columns(runs: Path, tmp_path: Path) -> None:
+    some = np.flatnonzero(KINDS > 0)  # no ants, so that bees are class 0 there
+    columns = [[NAMES[k] for k in KINDS[some]], *TABLE[some][:, [1, 2, 0]].T]
+    data = table(tmp_path / "b.csv", "kind,y,z,x", columns)
+    config = TrainConfig.from_json({"data": data, "data_options": {"target": "kind"}, "validation": 0.0})
+    run = str(runs / "table")
+    job = EvaluateJob(
+        config.changed({"model": "mlp", "model_options": {"hidden": [8]}}), run, None, run, True
+    )
+    found = VirtualWorld(2).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
+    right = tutti.load(run).predict(TABLE[some]) == np.array(NAMES)[KINDS[some]]
+    assert found.samples == len(some)
+    assert found.metrics["accuracy"] == right.mean()
+
+
+def test_a_run_that_is_not_finished_gives_its_newest_checkpoint_and_says_so(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tutti.load(runs / "table").outputs(TABLE[:9])
+    run = shutil.copytree(runs / "table", tmp_path / "run")
+    (run / "weights.safetensors").unlink()
+    assert np.array_equal(tutti.load(run).outputs(TABLE[:9]), whole)
+    assert "no final weights; those of step" in capsys.readouterr().err
+    assert np.array_equal(tutti.load(next((run / "checkpoints").glob("step-*"))).outputs(TABLE[:9]), whole)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(BadRunFolder, match="no weights yet"):
+        tutti.load(run)
+
+
+def test_a_module_of_a_script_is_given_again_and_a_missing_file_is_named(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(runs / "amounts", tmp_path / "run")
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace('"model": "mlp"', '"model": "object:Net"'))
+    own = tutti.load(runs / "amounts")
+    with pytest.raises(BadOption, match=r"tutti.load\(run, model=...\)"):
+        tutti.load(run, trust=True)
+    with pytest.raises(BadModel, match="another model"):
+        tutti.load(run, model=torch.nn.Linear(3, 2))
+    (run / "config.json").write_text(text.replace('"model": "mlp"', '"model": "gone.py:net"'))
+    with pytest.raises(BadOption, match=r"there is no .*gone.py; check the path"):
+        tutti.load(run, trust=True)
+    assert own.labels == ()
+    assert not own.training
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_left(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "wide.npy", IMAGES[:, :2])
+    np.save(tmp_path / "float.npy", IMAGES / 255)
+    table(tmp_path / "text.csv", "x,y,z", [["1"], ["2"], ["three"]])
+    table(tmp_path / "few.csv", "x,y", [["1"], ["2"]])
+    (tmp_path / "there.csv").touch()
+    for run, data, said in (
+        ("images", "wide.npy", r"shape \(1, 2, 5\), but the model was trained"),
+        ("images", "float.npy", "float32, but the model was trained on uint8, from 0 to 255"),
+        ("images", "gone.npy", "there is no"),
+        ("table", "text.csv", "column 'z' has 'three'"),
+        ("table", "few.csv", "no column 'z'"),
+    ):
+        with pytest.raises(BadData, match=said):
+            predicted(runs / run, str(tmp_path / data), tmp_path / "out.csv", 2)
+    with pytest.raises(BadOption, match="each is to be predicted"):
+        predicted(runs / "table", f"{tmp_path}/few.csv", tmp_path / "out.csv", options={"missing": "drop"})
+    out = str(tmp_path / "out.csv")
+    for words, said in (
+        (["images", "-o", f"{tmp_path}/a.txt"], "ends in '.txt'; give one that ends in .csv, .parquet, .npy"),
+        (["images", "-o", f"{tmp_path}/there.csv"], "give --overwrite"),
+        (["images"], "give one with -o"),
+        (["images", "-o", out, "-n", "1"], "has no test part; it has: train, validation"),
+        ([".", "-o", out], "so it is no folder of a run"),
+    ):
+        assert main(["predict", f"{runs}/{words[0]}", *words[1:]]) == 2, words
+        assert said in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("wide.npy", "float.npy", "text.csv", "few.csv", "there.csv")
+    }
+    with pytest.raises(BadData, match="float32, but the model was trained on uint8, from 0 to 255"):
+        tutti.load(runs / "images").predict(IMAGES / 255)
