@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
         with pytest.raises(BadData, match=said):
             predicted(runs / run, str(tmp_path / data), tmp_path / "out.csv", 2)
     with pytest.raises(BadOption, match="each is to be predicted"):
-        predicted(runs / "table", f"{tmp_path}/few.csv", tmp_path / "out.csv", options={"missing": "drop"})
+        predicted(runs / "amounts", f"{tmp_path}/few.csv", tmp_path / "out.csv", options={"missing": "drop"})
     out = str(tmp_path / "out.csv")
     for words, said in (
         (["images", "-o", f"{tmp_path}/a.txt"], "ends in '.txt'; give one that ends in .csv, .parquet, .npy"),

@@ -27,8 +27,11 @@ class ImageFolder(Format):
 
     @staticmethod
     def in_folder(folder: Path) -> bool:
-        """Tell whether a folder has folders of pictures."""
-        return any(next(_pictures(path), None) for path in _parts(folder).values())
+        """Tell whether a folder has folders of pictures, or nothing but pictures."""
+        found = [one for path in _parts(folder).values() for one in _folders(path)]
+        files = [one for one in folder.iterdir() if one.is_file() and not one.name.startswith(".")]
+        alone = bool(files) and not found and all(one.name.lower().endswith(_ENDINGS) for one in files)
+        return alone or any(next(_pictures(one), None) for one in found)
 
     @staticmethod
     def read(
@@ -69,7 +72,8 @@ def _of_part(folder: Path, size: object, skip_bad: bool) -> tuple[object, object
 
 
 def _without_classes(folder: Path, size: object, skip_bad: bool) -> tuple[object, None]:
-    return _decoded(folder, list(_pictures(folder)), size, skip_bad)[0], None
+    files = [file for one in (folder, *_folders(folder)) for file in _pictures(one)]
+    return _decoded(folder, list(dict.fromkeys(files)), size, skip_bad)[0], None
 
 
 def _decoded(folder: Path, files: list[Path], size: object, skip_bad: bool) -> tuple[Rows, Indices]:
