@@ -36,10 +36,11 @@ class NamedSamples:
         path: the file that has them.
         target: the name of the target, or several; None: it tells itself by its name.
         columns: those of the inputs; None: all others.
+        labelled: whether there must be targets.
     """
 
-    def __init__(self, path: Path, target: object, columns: object) -> None:
-        self._path, self._target, self._columns = path, target, columns
+    def __init__(self, path: Path, target: object, columns: object, labelled: bool = True) -> None:
+        self._path, self._target, self._columns, self._labelled = path, target, columns, labelled
         self._names: tuple[str, ...] = ()
         self._choice = Choice((), ())
         self._listed = False
@@ -61,7 +62,7 @@ class NamedSamples:
         """
         if not self._names:
             self._names = tuple(sample)
-            self._choice = choose(self._names, self._target, self._columns, str(self._path))
+            self._choice = choose(self._names, self._target, self._columns, str(self._path), self._labelled)
         if self._columns is None and (strange := sample.keys() - set(self._names)):
             raise BadData(
                 f"{self._path} has a value '{printable(min(strange)[:80])}' in {where}, which the first "
@@ -87,9 +88,11 @@ class NamedSamples:
         if not self._inputs:
             raise BadData(f"{self._path} has no samples; give at least two")
         inputs = joined([piece.astype(self._dtype, copy=False) for piece in self._inputs])
+        names = () if self._listed else tuple(self._names[at] for at in self._choice.inputs)
+        if not self._labelled:
+            return Contents(name, {"train": (inputs, None)}, columns=names)
         columns = [_one_column(several, self._path) for several in zip(*self._goals, strict=True)]
         targets, kept = targets_of(columns, missing, str(self._path))
-        names = () if self._listed else tuple(self._names[at] for at in self._choice.inputs)
         return Contents(name, {"train": (chosen(inputs, np.flatnonzero(kept)), targets)}, columns=names)
 
     @property

@@ -35,7 +35,11 @@ class JsonLines(Format):
 
     @staticmethod
     def read(
-        path: Path, target: object = None, columns: object = None, missing: str = "error"
+        path: Path,
+        target: object = None,
+        columns: object = None,
+        missing: str = "error",
+        labelled: bool = True,
     ) -> Contents[object]:
         """Read a table.
 
@@ -44,11 +48,12 @@ class JsonLines(Format):
             target: the key of what is to be predicted, or several.
             columns: those to predict it from: several of numbers, or one of lists of them; None: all others.
             missing: "drop" leaves out samples without a target.
+            labelled: whether there must be a target.
 
         Raises:
             BadData: the file is broken, or there is a text where a number is due.
         """
-        samples, width = NamedSamples(path, target, columns), 0
+        samples, width = NamedSamples(path, target, columns, labelled), 0
         with open_text(path) as file:
             for where, value in _values(file, path):
                 if isinstance(value, list):

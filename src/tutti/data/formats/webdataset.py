@@ -49,6 +49,7 @@ class WebDataset(Format):
         missing: str = "error",
         size: object = None,
         skip_bad: bool = False,
+        labelled: bool = True,
     ) -> Contents[object]:
         """Read an archive. Its columns are the endings of its files, and the keys in those that end in .json.
 
@@ -59,6 +60,7 @@ class WebDataset(Format):
             missing: "drop" leaves out samples without a target.
             size: height and width that pictures are brought to; None: they have one size.
             skip_bad: leave out pictures that cannot be decoded.
+            labelled: whether there must be a target.
 
         Raises:
             BadData: it is packed or damaged, has links or paths that leave it, or samples that differ.
@@ -76,7 +78,7 @@ class WebDataset(Format):
             if first is None:
                 raise BadData(f"{path} has no files; give some such as 1.png and 1.cls")
             picture = _picture(path, list(first[1]), columns)
-            samples = NamedSamples(path, target, picture or columns)
+            samples = NamedSamples(path, target, picture or columns, labelled)
             for key, members in chain([first], both):
                 values = {}
                 if picture in members:
@@ -86,7 +88,7 @@ class WebDataset(Format):
         contents = samples.contents(path.stem, missing)
         if picture is None:
             return contents
-        numbers, targets = cast("tuple[Rows, Array]", contents.parts["train"])
+        numbers, targets = cast("tuple[Rows, Array | None]", contents.parts["train"])
         stored = Pictures(
             path,
             [stamp(path), picture],
@@ -94,7 +96,7 @@ class WebDataset(Format):
             lambda number: shown[number].content_in(path),
         )
         decoded, kept = decoded_some(stored, numbers[:][:, 0], size, bool(skip_bad))
-        return Contents(path.stem, {"train": (decoded, targets[kept])})
+        return Contents(path.stem, {"train": (decoded, None if targets is None else targets[kept])})
 
 
 @dataclass(frozen=True)
