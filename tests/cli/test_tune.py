@@ -15,6 +15,9 @@ from tests.farm import killed as killed_program
 from tests.preloaded import interpreter
 from tutti.cli.commands import COMMANDS
 from tutti.cli.main import main
+from tutti.cli.tune import train_command
+from tutti.launch.cores import allowed_cores
+from tutti.run.config import TrainConfig
 from tutti.studies.search import page as tune_page
 from tutti.studies.search.objectives import aims_of
 from tutti.studies.search.storage import FILES, JOURNAL, NAME, open_study
@@ -120,9 +123,15 @@ def test_failures_and_idle_blocks_are_told(tmp_path: Path, capsys: pytest.Captur
     assert main([*words, "--blocks", "3", "--out", str(tmp_path / "farm")]) == 0
     said, warned = capsys.readouterr()
     assert "1 of 3 blocks will have nothing to do: 2 jobs at a time" in warned
+    assert warned.count("they take turns") == (allowed_cores().usable < 3)
     assert "trials: 1 complete, 1 fail" in said
     assert "trial 0 failed: RuntimeError: too wide" in said
     assert "best: trial 1" in said
+
+
+def test_the_servers_of_a_block_are_no_workers_of_the_run_alone() -> None:
+    command = train_command(TrainConfig(model="mlp", servers=1, strategy="easgd"), block=3)
+    assert command == "tutti train mlp --strategy easgd -n 2 --servers 1"
 
 
 @pytest.mark.usefixtures("no_page")

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -165,10 +166,7 @@ class TuneCommand(Command):
             return 0
         found = tune_shown(search, folder, own.trials, blocks, own.storage, sys.stdout)
 
-        def command(config: TrainConfig) -> str:
-            return "tutti train " + shlex.join(command_words(replace(config, workers=str(own.block))))
-
-        print_findings(found, sys.stdout, command)
+        print_findings(found, sys.stdout, partial(train_command, block=own.block))
         try:
             print(f"report: {write_tune_page(found)}", flush=True)
         except BadRunFolder:
@@ -181,3 +179,8 @@ class TuneCommand(Command):
             print(f"stopped: {found.outcome.stopped}; {how}")
             return EXIT_INTERRUPTED
         return 0 if found.best else 1
+
+
+def train_command(config: TrainConfig, block: int) -> str:
+    """Return the command that trains alone what a block of so many ranks trains, servers included."""
+    return "tutti train " + shlex.join(command_words(replace(config, workers=str(block - config.servers))))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import pickle
 import selectors
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
@@ -54,7 +55,7 @@ from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.exit_reports import cause
 from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.launcher import Launcher, started_by
-from tutti.launch.placement import Placement, share_host
+from tutti.launch.placement import Placement, refuse_too_many, share_host
 from tutti.launch.rank_processes import (
     RankSetting,
     note_server_message,
@@ -147,6 +148,8 @@ def work_on(
     settled = folder.settle_threads(placement.threads or 1)
     if settled != placement.threads:
         placement, count = place_blocks(block, blocks, settled, jobs, servers)
+    for warning in placement.warnings:
+        print(f"tutti: warning: {warning}", file=sys.stderr, flush=True)
     with (
         nullcontext() if shared else folder.lock(),
         folder.launch(job_name(os.environ)) as launch,
@@ -228,7 +231,18 @@ def place_blocks(
             )
         most = cores.usable // (workers * (threads or 1)) or 1
         blocks = most if jobs is None else blocks_for(jobs, most)
-    return replace(share_host(cores, blocks * workers, threads), servers=blocks * servers), blocks
+    if blocks * block > cores.usable:
+        refuse_too_many(blocks * block)
+    placement = share_host(cores, blocks * workers, threads)
+    if placement.warnings:
+        each = placement.threads or 1
+        crowd = (
+            f"blocks x ranks x threads = {blocks} x {workers} x {each} = {blocks * workers * each}, "
+            f"more than the {cores.usable} cores that may be used: they take turns; "
+            "give fewer --blocks or --threads"
+        )
+        placement = replace(placement, warnings=(crowd,))
+    return replace(placement, servers=blocks * servers), blocks
 
 
 def all_serve(block: int, servers: int) -> str:

@@ -132,12 +132,20 @@ def place_ranks(
     cores = cores or allowed_cores()
     count = wanted or cores.usable
     if count + servers > cores.usable:
-        _refuse_too_many(count + servers, memory_bytes)
+        refuse_too_many(count + servers, memory_bytes)
     return replace(share_host(cores, count, threads), servers=servers)
 
 
-def _refuse_too_many(ranks: int, memory_bytes: int | None) -> None:
-    """Refuse more ranks than the memory has room for: their start alone would stop the machine."""
+def refuse_too_many(ranks: int, memory_bytes: int | None = None) -> None:
+    """Refuse more ranks than the memory has room for: their start alone would stop the machine.
+
+    Args:
+        ranks: how many are to be started on this host.
+        memory_bytes: what they may use; by default what is available now.
+
+    Raises:
+        BadOption: they are too many.
+    """
     import psutil  # It would slow every start.
 
     free = psutil.virtual_memory().available if memory_bytes is None else memory_bytes
