@@ -129,5 +129,13 @@ def console_on(stream: IO[str], columns: int | None = WIDE) -> Console:
         stream: where to.
         columns: of text, where it is no terminal; None: as rich thinks.
     """
-    width = None if stream.isatty() else columns
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    # Open MPI gives its processes a terminal of its own, which nobody looks at.
+    terminal = stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
+    return Console(
+        file=stream,
+        width=None if terminal else columns,
+        force_terminal=None if terminal else False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )

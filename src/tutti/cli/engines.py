@@ -1,4 +1,4 @@
-"""`--on`: who starts the processes that work on a farm."""
+"""`--on` and `--hosts`: where the launches that work on a farm are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Final
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
 from tutti.farm.slurm import SCRIPT, ArrayJob
+from tutti.launch.launcher import started_by
+from tutti.launch.placement import Host, read_hosts
 
 HERE: Final = "here"
 SLURM: Final = "slurm"
@@ -19,6 +21,59 @@ def define_engine(parser: Parser) -> None:
     """Add the option to a command's parser."""
     on = "where the runs are made: on this host, or by a job array of Slurm, which has --blocks tasks"
     parser.option("--on", on, default=HERE, choices=[HERE, SLURM])
+    hosts = (
+        "hosts that share a file system, or a file of them: a launch on each, with as many ranks as its "
+        "cores allow, or those of a:4,b:8; needs --out"
+    )
+    parser.option("--hosts", hosts, "HOSTS")
+
+
+def work_on_hosts(own: argparse.Namespace) -> int | None:
+    """Have launches on other hosts do all the work; return the exit code. None: this process is to do it.
+
+    Args:
+        own: the options of the command.
+
+    Raises:
+        UserError: it cannot be done like this.
+    """
+    if not own.hosts or own.dry_run:
+        return None
+    if own.on != HERE:
+        raise BadOption(
+            "--hosts starts the launches through mpirun, and --on by Slurm; leave one of them out"
+        )
+    if own.out is None:
+        raise BadOption("--hosts needs --out: the folder of the farm, on a file system that all hosts share")
+    context = started_by()
+    if context.mpi:
+        raise BadOption(
+            f"--hosts starts the launches itself, but {context.launcher.value} has started this process; "
+            f"leave --hosts out, or run the command without {context.launcher.value}"
+        )
+    # It would slow every start.
+    from tutti.farm.hosts import run_on_hosts
+
+    hosts = read_hosts(own.hosts, unsaid=0)
+    return run_on_hosts(hosts, [[*own.command_line, *_words_of_host(own, host)] for host in hosts])
+
+
+def _words_of_host(own: argparse.Namespace, host: Host) -> list[str]:
+    """Return the words that a host's launch has besides those of all."""
+    # Of an option that is given twice the last one counts.
+    words = ["--hosts", ""]
+    if not host.ranks:
+        return words
+    if own.blocks is not None:
+        raise BadOption(
+            f"--blocks is given, and so are the ranks of {host.name} in --hosts; give one of them"
+        )
+    if own.block < 1 or host.ranks % own.block:
+        raise BadOption(
+            f"--hosts gives {host.name} {host.ranks} ranks, which cannot be cut into blocks of {own.block} "
+            "(--block); give a multiple of that"
+        )
+    return [*words, "--blocks", str(host.ranks // own.block)]
 
 
 def array_job(own: argparse.Namespace, servers: int) -> ArrayJob | None:

@@ -4,7 +4,8 @@
              rank 1 ── asleep until that ends              rank 3 ── asleep until that ends
 
 They speak over a socket of the host, and hosts not at all but through the farm's folder: MPI is not even
-begun, so that a host which fails takes no other one with it. No torch.
+begun, so that a host which fails takes no other one with it. With --hosts there is one process on each host,
+by an mpirun of its own (`hosts.py`). No torch.
 """
 
 from __future__ import annotations
@@ -28,9 +29,20 @@ from tutti.records.launches import Launches
 MEET_S: Final = 120.0
 """How long the processes of a host wait for each other, and a host for the farm that the first one makes."""
 
+FARM_JOB: Final = "TUTTI_FARM_JOB"
+"""The environment variable with the name of all launches that one command has started on several hosts."""
+
+FARM_HOST: Final = "TUTTI_FARM_HOST"
+"""The environment variable with the number of this host and that of all of them, such as "1/2"."""
+
 _PROBE_S: Final = 0.05
 _MOST: Final = 1 << 16
-_JOBS: Final = (("PMIX_NAMESPACE",), ("OMPI_MCA_ess_base_jobid",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+_JOBS: Final = (
+    (FARM_JOB,),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
 """The variables by which launchers name a job, the same on all hosts."""
 
 
@@ -65,9 +77,9 @@ class HostTeam:
         while not any(self.job == beat.job for beat in launches.beats().values()):
             if time.monotonic() > until:
                 raise BadOption(
-                    f"host {socket.gethostname()} sees nothing in {out} of the farm that rank 0 works on; "
-                    "give --out a folder on a file system that all hosts share, or start the command on one "
-                    "host alone"
+                    f"host {socket.gethostname()} sees nothing in {out} of the farm that the first host "
+                    "works on; give --out a folder on a file system that all hosts share, or start the "
+                    "command on one host alone"
                 )
             time.sleep(_PROBE_S)
 
@@ -88,8 +100,9 @@ def team_of_host() -> Iterator[HostTeam]:
             f"{place.launcher.value} does not tell which of its processes are on one host; start tutti by "
             "Open MPI's mpirun or by srun, or once on each host with --resume and the same --out"
         )
-    job = job_name(os.environ)
-    address = f"\0tutti-farm-{os.getuid()}-{job or os.getppid()}"
+    job, (number, _, hosts) = job_name(os.environ), os.environ.get(FARM_HOST, "0/1").partition("/")
+    # A user may name one machine twice, by two of its names.
+    address = f"\0tutti-farm-{os.getuid()}-{job or os.getppid()}-{number}"
     if place.local_rank:
         _sleep_beside(address)
         yield HostTeam(False, False, job)
@@ -100,7 +113,8 @@ def team_of_host() -> Iterator[HostTeam]:
         os.sched_setaffinity(0, cores)
         stack.callback(os.sched_setaffinity, 0, before)
         work_alone()
-        yield HostTeam(True, place.rank == 0, job, place.local_size < place.size)
+        first, several = place.rank == 0 and number == "0", place.local_size < place.size or hosts != "1"
+        yield HostTeam(True, first, job, several)
 
 
 def job_name(environ: Mapping[str, str]) -> str:

@@ -52,6 +52,9 @@ START_S: Final = 300
 FINISH_S: Final = 10.0
 """How long mpirun may take to exit once it says no more."""
 
+RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
+"""The program of a rank."""
+
 _TAIL_BYTES = 64 << 10
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
 _HOST_LOST = re.compile(
@@ -98,10 +101,11 @@ def command_line(
     hosts: Sequence[Host],
     exported: Sequence[str],
     extra: Sequence[str],
+    program: Sequence[str] = RANK,
     *,
     prefix: bool = False,
 ) -> list[str]:
-    """The command with all its arguments; the variables that are `exported` reach every host."""
+    """The command that runs a program, with all its arguments; `exported` variables reach every host."""
     placed = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
     ranks = str(sum(host.ranks for host in hosts))
     if mpirun.open_mpi:
@@ -115,7 +119,7 @@ def command_line(
     else:
         command = [mpirun.path, "-hosts", placed, "-n", ranks, "-genvlist", ",".join(exported)]
         command += ["-prepend-rank"] if prefix else []
-    return [*command, *extra, sys.executable, "-P", "-m", "tutti.launch.mpi_rank"]
+    return [*command, *extra, *program]
 
 
 def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) -> dict[str, str]:
@@ -213,7 +217,7 @@ def _run(command: list[str], environment: dict[str, str], job: str, stopping: St
             said = _copy_stderr(process, stopping)
         finally:
             stopping.page.end()
-            _end(process, patience_s=0.0 if stopping.ended_by else FINISH_S)
+            end_mpirun(process, patience_s=0.0 if stopping.ended_by else FINISH_S)
     return process.returncode, said
 
 
@@ -239,8 +243,13 @@ def _copy_stderr(process: subprocess.Popen[bytes], stopping: Stopping) -> str:
     return said.decode(errors="replace")
 
 
-def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """End mpirun, which ends its ranks."""
+def end_mpirun(process: subprocess.Popen[bytes], patience_s: float = 0.0) -> None:
+    """End mpirun, which ends its ranks, and close what it could be heard by.
+
+    Args:
+        process: that of mpirun, the leader of its own session.
+        patience_s: how long it may take to end by itself.
+    """
     with suppress(subprocess.TimeoutExpired):
         process.wait(patience_s)
     process.terminate()
@@ -249,8 +258,8 @@ def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert process.stderr is not None
-    process.stderr.close()
+    for pipe in filter(None, (process.stdout, process.stderr)):
+        pipe.close()
     # Open MPI removes its folder itself, unless it is killed.
     remove_session(Path(tempfile.gettempdir(), f"ompi.{process.pid}"))
 
@@ -267,9 +276,9 @@ def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
     if error is not None:
         raise error
     # Open MPI's exit code is then 0.
-    if host := _HOST_LOST.search(said):
+    if host := lost_host(said):
         raise TuttiError(
-            f"lost host {host[1]}: mpirun's daemon there has ended, or cannot be reached any more; start "
+            f"lost host {host}: mpirun's daemon there has ended, or cannot be reached any more; start "
             "again without that host, or when it is back"
         )
     if returncode != 0 and output_closed():
@@ -285,3 +294,9 @@ def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
         )
     values = [report.value for report in reports if report.value is not None]
     return pickle.loads(values[0]) if values else None
+
+
+def lost_host(said: str) -> str | None:
+    """Return the host that mpirun says it has lost, in what it has written to standard error."""
+    found = _HOST_LOST.search(said)
+    return None if found is None else found[1]

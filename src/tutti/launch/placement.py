@@ -257,12 +257,13 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def read_hosts(given: str) -> tuple[Host, ...]:
+def read_hosts(given: str, unsaid: int = 1) -> tuple[Host, ...]:
     """The hosts that the option `--hosts` names.
 
     Args:
-        given: "a:4,b:4" (a host without a number gets one rank), or the path of a host file, whose lines read
-            "a slots=4", "a:4" or "a"; a # begins a comment.
+        given: "a:4,b:4", or the path of a host file, whose lines read "a slots=4", "a:4" or "a"; a # begins a
+            comment.
+        unsaid: the ranks of a host without a number.
 
     Returns:
         The hosts in the order given.
@@ -275,7 +276,7 @@ def read_hosts(given: str) -> tuple[Host, ...]:
         entries = _lines_of(path)
     else:
         entries = [(f"--hosts '{given}'", entry.strip()) for entry in given.split(",")]
-    hosts = tuple(_host(where, entry) for where, entry in entries)
+    hosts = tuple(_host(where, entry, unsaid) for where, entry in entries)
     if not hosts:
         raise BadOption(
             f"the host file {path} names no host; write one on each line, such as 'node1 slots=4'"
@@ -302,7 +303,7 @@ def _lines_of(path: Path) -> list[tuple[str, str]]:
     return [(where, text) for where, text in texts if text]
 
 
-def _host(where: str, entry: str) -> Host:
+def _host(where: str, entry: str, unsaid: int) -> Host:
     name, _, number = re.sub(r"\s+slots\s*=\s*", ":", entry).partition(":")
     if not _HOST_NAME.fullmatch(name) or not (number or ":" not in entry):
         raise BadOption(
@@ -312,7 +313,7 @@ def _host(where: str, entry: str) -> Host:
         raise BadOption(
             f"{where}: '{name}' has '{number}' ranks; give a whole number of at least 1: {name}:4"
         )
-    return Host(name, int(number or 1))
+    return Host(name, int(number or unsaid))
 
 
 def servers_per_host(hosts: int, servers: int) -> list[int]:
