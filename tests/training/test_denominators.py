@@ -24,7 +24,7 @@ from tutti.replica import Replica
 from tutti.strategies import Clip, ParamServer, Strategy, Sync
 from tutti.strategies.placement import place
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.losses import LOSSES, LossFunction, named_loss
+from tutti.training.losses import LOSSES, Loss, LossFunction, named_loss
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit
@@ -70,7 +70,35 @@ def nothing() -> Part:
     return Part(part.inputs, torch.full_like(part.targets, -100))
 
 
-MEANS: dict[str, tuple[Part, str | LossFunction, LossFunction]] = {
+Given = str | LossFunction | tuple[str, dict[str, float], str | None]
+
+
+def loss_of(given: Given, part: Part) -> Loss:
+    """The loss that is given, as it is or by name, options and class weights."""
+    return (
+        named_loss(*given[:1], dataset(part), *given[1:])
+        if isinstance(given, tuple)
+        else named_loss(given, dataset(part))
+    )
+
+
+SKEWED = gaps()
+COUNTS = torch.bincount(SKEWED.targets[SKEWED.targets >= 0], minlength=4).double()
+
+
+def focal(outputs: Tensor, targets: Tensor) -> Tensor:
+    chances = outputs.softmax(1)[torch.arange(len(targets)), targets]
+    weights = torch.tensor([1.0, 5.0, 0.25, 0.0])[targets]
+    return (-weights * (1 - chances) ** 1.5 * chances.log()).sum() / weights.sum()
+
+
+MEANS: dict[str, tuple[Part, Given, LossFunction]] = {
+    "balanced": (
+        SKEWED,
+        ("cross_entropy", {"smoothing": 0.2}, "balanced"),
+        partial(functional.cross_entropy, weight=COUNTS.sum() / (4 * COUNTS), label_smoothing=0.2),
+    ),
+    "focal": (blobs(67), ("focal", {"gamma": 1.5}, "1,5,0.25,0"), focal),
     "without labels": (gaps(), "cross_entropy", functional.cross_entropy),
     "a module": (gaps(), nn.CrossEntropyLoss(), functional.cross_entropy),
     "class weights": (
@@ -98,7 +126,7 @@ MEANS: dict[str, tuple[Part, str | LossFunction, LossFunction]] = {
 }
 """The samples, the loss as it is given to the loop, and the same by torch."""
 
-NOTHING: tuple[Part, str | LossFunction, LossFunction] = (
+NOTHING: tuple[Part, Given, LossFunction] = (
     nothing(),
     "cross_entropy",
     functional.cross_entropy,
@@ -143,7 +171,7 @@ def rank_s_run(comm: Communicator, name: str, way: Strategy, **rest: int) -> tup
         worker=way.worker(replica, comm, optimizer, Clip(norm=0.5)),
         optimizer=optimizer,
         batches=Batches(part, BATCH, comm.rank, comm.size, way.passes, seed=5),
-        loss=named_loss(spec, dataset(part)),
+        loss=loss_of(spec, part),
         metrics=[METRICS["accuracy"]],
         arithmetic=FP64,
         **rest,
@@ -225,7 +253,7 @@ def by_autograd(mean: LossFunction, batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("queue", [False, True])
 @pytest.mark.parametrize(("ranks", "passes"), [(1, 1), (1, 3), (3, 1), (2, 3)])
-@pytest.mark.parametrize("name", ["without labels", "class weights", "sum and weight"])
+@pytest.mark.parametrize("name", ["without labels", "balanced", "sum and weight"])
 def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
     name: str, ranks: int, passes: int, queue: bool
 ) -> None:
@@ -242,7 +270,7 @@ def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
             worker=worker,
             optimizer=SGD(module.parameters(), lr=0.1),
             batches=Queue(batches, comm.counter().add) if queue else batches,
-            loss=named_loss(spec, dataset(part)),
+            loss=loss_of(spec, part),
             epochs=1,
             arithmetic=FP64,
         ).fit()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.utils import class_weight
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tutti.data.parts import DataSet, Part
-from tutti.errors import BadData, BadModel, BadOption, UnknownName
+from tutti.errors import BadData, BadModel, BadOption, UnknownName, UserError
 from tutti.training.losses import check_labels, fit_check, named_loss
 
 LABELS = torch.tensor([0, 2, 1, 2])
@@ -141,3 +143,80 @@ def test_labels_are_ignored_by_the_number_that_the_loss_says() -> None:
     check_labels(torch.tensor([255]), 3, ignored=255)
     with pytest.raises(BadData, match="labels go from 0 to 3"):
         check_labels(torch.tensor([0, 255, 3]), 3, ignored=255)
+
+
+FLAGS = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+
+
+def test_options_of_a_loss_are_those_of_torch_and_of_its_paper() -> None:
+    smooth = named_loss("cross_entropy", CLASSES, {"smoothing": 0.1})
+    expected = functional.cross_entropy(SCORES, LABELS, label_smoothing=0.1)
+    torch.testing.assert_close(smooth(SCORES, LABELS), expected)
+    huber = named_loss("huber", NUMBERS, {"delta": 0.3})
+    targets = NUMBERS.train.targets
+    expected = functional.huber_loss(SCORES[:, 0], targets, delta=0.3)
+    torch.testing.assert_close(huber(SCORES[:, :1], targets), expected)
+    chances = SCORES.softmax(1)[torch.arange(4), LABELS]
+    expected = ((1 - chances) ** 2 * -chances.log()).mean()
+    torch.testing.assert_close(named_loss("focal", CLASSES)(SCORES, LABELS), expected)
+    logits = SCORES[:, :2]
+    chances = torch.where(FLAGS > 0, logits.sigmoid(), (-logits).sigmoid())
+    focal = named_loss("focal", data_set(FLAGS), {"gamma": 0.5})
+    torch.testing.assert_close(focal(logits, FLAGS), ((1 - chances) ** 0.5 * -chances.log()).mean())
+    sure = torch.tensor([[99.0, 0.0, 0.0]], requires_grad=True)
+    named_loss("focal", CLASSES, {"gamma": 0.5})(sure, torch.tensor([0])).backward()
+    assert sure.grad is not None
+    assert sure.grad.isfinite().all()
+
+
+def weighed_by(outputs: Tensor, targets: Tensor, power: float = 1.0) -> tuple[Tensor, Tensor]:
+    weights = targets.double() ** power
+    return (outputs[:, 0] * weights).sum(), weights.sum()
+
+
+def test_options_of_the_user_s_loss_are_its_arguments() -> None:
+    expected = functional.huber_loss(SCORES[:, 0], NUMBERS.train.targets, delta=0.3)
+    found = named_loss("torch.nn:HuberLoss", NUMBERS, {"delta": 0.3})(SCORES[:, 0], NUMBERS.train.targets)
+    torch.testing.assert_close(found, expected)
+    total, weight = named_loss(weighed_by, CLASSES, {"power": 3.0}).function(SCORES, LABELS)
+    assert (total, weight) == weighed_by(SCORES, LABELS, 3.0)
+    with pytest.raises(UnknownName, match="unknown option 'powr'"):
+        named_loss(weighed_by, CLASSES, {"powr": 3.0})
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    found = named_loss(
+        "nll", data_set(torch.tensor([0, 2, 2, 2, 0, 2]), 4), class_weights="balanced"
+    ).function
+    expected = class_weight.compute_class_weight("balanced", classes=np.array([0, 2]), y=[0, 2, 2, 2, 0, 2])
+    assert found.weight.tolist() == [expected[0], 1.0, expected[1], 1.0]
+    bce = named_loss("bce", data_set(FLAGS), class_weights="balanced")
+    weights = torch.tensor([[4 / 6, 4 / 2], [4 / 6, 4 / 2]])
+    chosen = torch.where(FLAGS > 0, weights[:, 1], weights[:, 0])
+    each = functional.binary_cross_entropy_with_logits(SCORES[:, :2], FLAGS, reduction="none")
+    total, weight = bce.function(SCORES[:, :2], FLAGS)
+    torch.testing.assert_close(total / weight, (each * chosen).sum() / chosen.sum(), check_dtype=False)
+    single = named_loss("focal", data_set(FLAGS[:, 0]), {"gamma": 0}, class_weights="1,3")
+    total, weight = single.function(SCORES[:, :1], FLAGS[:, 0])
+    chosen = 1 + 2 * FLAGS[:, 0]
+    torch.testing.assert_close(total / weight, (each[:, 0] * chosen).sum() / chosen.sum(), check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "weights", "message"),
+    [
+        ("cross_entropy", {"smoothing": 2}, None, "--loss.smoothing of loss 'cross_entropy' is 2"),
+        ("cross_entropy", {"smoothin": 0.1}, None, "did you mean 'smoothing'"),
+        ("huber", {"delta": 0}, None, "above 0"),
+        ("focal", {"gamma": "two"}, None, "of at least 0"),
+        ("mse", {"delta": 1}, None, "unknown option 'delta' of the loss 'mse'"),
+        ("mse", {}, "balanced", "loss 'mse' has neither here"),
+        ("nll", {}, "1,2", "2 numbers, but there are 3 classes; give 3"),
+        ("nll", {}, "balance", "give balanced, or one number"),
+        ("nll", {}, "1,-2,3", "give balanced, or one number"),
+        (nn.CrossEntropyLoss(weight=torch.ones(3)), {}, "balanced", "has weights of its own"),
+    ],
+)
+def test_options_and_weights_that_do_not_fit_are_refused(loss, options, weights, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        named_loss(loss, CLASSES, options, weights)

@@ -71,8 +71,10 @@ LOSSES: Final = {
     "bce": Kind.FLAGS,
     "mse": Kind.AMOUNTS,
     "l1": Kind.AMOUNTS,
+    "huber": Kind.AMOUNTS,
+    "focal": Kind.CLASSES,
 }
-"""The kind of outputs that each loss makes."""
+"""The kind of outputs that each loss makes; `focal` makes `Kind.FLAGS` for float targets."""
 
 
 def kind_of(loss: str, classes: int | None) -> Kind:
@@ -82,4 +84,6 @@ def kind_of(loss: str, classes: int | None) -> Kind:
         loss: that it was trained with.
         classes: how many there are; None: the targets were floats.
     """
+    if loss == "focal" and classes is None:
+        return Kind.FLAGS
     return LOSSES.get(loss, Kind.AMOUNTS if classes is None else Kind.CLASSES)

@@ -78,6 +78,8 @@ class TrainOptions(TypedDict, total=False):
     optimizer_options: Options
     lr: float | None
     schedule_options: Options
+    loss_options: Options
+    class_weights: str | None
     clip_norm: float | None
     clip_value: float | None
     precision: str

@@ -314,7 +314,7 @@ class Task:
         numbers = outputs_for(data)
         if loss.labels:
             return f"shares of {targets.shape[1]} classes"
-        if loss.name == "bce":
+        if loss.each is not None:
             if not are_flags(targets):
                 return _count(numbers, "probability", "probabilities")
             return f"multi-label, {numbers} labels of 0 or 1" if numbers > 1 else "binary, a label of 0 or 1"
@@ -351,7 +351,7 @@ def prepare_task(job: Job, dataset: DataSet) -> Task:
     arithmetic = Arithmetic(config.precision, config.layout, config.device)
     if arithmetic.has_room_for(dataset.nbytes):
         dataset = dataset.on(config.device)
-    loss = named_loss(named_or_given(job, "loss"), dataset)
+    loss = named_loss(named_or_given(job, "loss"), dataset, config.loss_options, config.class_weights)
     metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))
     objective = Objective(loss, metrics, dataset.classes, arithmetic)

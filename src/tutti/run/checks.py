@@ -25,7 +25,8 @@ from tutti.run.jobs import Job, layout_of
 from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
-from tutti.training.losses import LOSSES
+from tutti.training.losses import LOSSES, with_options
+from tutti.training.losses.class_weights import given_weights
 from tutti.training.metrics import better_of_names, check_metrics
 from tutti.training.stopping import StopRule
 
@@ -158,6 +159,7 @@ def check_names(job: Job) -> None:
         name = getattr(config, field)
         if name is not None and field not in job.objects and not names_object(name):
             check(name)
+    _check_loss_options(job)
     if config.stop is not None and "metrics" not in job.objects:
         better = better_of_names(config.metrics)
         if better is not None:
@@ -172,3 +174,11 @@ def check_names(job: Job) -> None:
 def _check_loss(name: str) -> None:
     if name != "auto":
         LOSSES.check(name)
+
+
+def _check_loss_options(job: Job) -> None:
+    config = job.config
+    if config.class_weights is not None:
+        given_weights(config.class_weights)
+    if config.loss in LOSSES and "loss" not in job.objects:
+        with_options(LOSSES[config.loss], config.loss_options)

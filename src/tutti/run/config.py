@@ -236,6 +236,21 @@ class TrainConfig:
             f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
         ),
     )
+    loss_options: Options = option(
+        {},
+        lambda: (
+            "options of the loss: "
+            + "; ".join(
+                f"of {name} {', '.join(names)}" for name in _LOSSES if (names := _LOSSES.options(name))
+            )
+            + "; or arguments of a function or class"
+        ),
+    )
+    class_weights: str | None = option(
+        None,
+        "weights of the classes in the loss, or of labels of 0 and of 1: balanced, by the counts of the "
+        "training samples, or w0,w1,...",
+    )
     metrics: str = option(
         "auto",
         lambda: (

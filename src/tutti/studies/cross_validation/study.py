@@ -55,10 +55,13 @@ _TELLING: Final = (
 FOLDER: Final = Path("farms")
 """The folder of farms without a path of their own."""
 
-AMOUNTS: Final = ("mse", "l1")
+AMOUNTS: Final = ("mse", "l1", "huber")
 """The losses by which a single output approaches the class number itself, and is no logit."""
 
-OF_CLASSES: Final = ("auto", "cross_entropy", "nll")
+OF_FLAGS: Final = frozenset({"bce", "focal"})
+"""The losses of labels of 0 or 1."""
+
+OF_CLASSES: Final = ("auto", "cross_entropy", "nll", "focal")
 """The losses of classes: each output weighs a class, and is no amount."""
 
 
@@ -392,7 +395,9 @@ def _fold_of(config: Json) -> str:
 def of_labels(predicted: Mapping[str, Sequence[Predictions | None]], losses: Mapping[str, str]) -> bool:
     """Tell whether float targets are labels of 0 or 1, as a candidate with logits of them says."""
     known = [one.targets for name in losses for one in predicted[name] if one is not None]
-    return "bce" in losses.values() and all(np.isin(targets, (0, 1)).all() for targets in known)
+    return not OF_FLAGS.isdisjoint(losses.values()) and all(
+        np.isin(targets, (0, 1)).all() for targets in known
+    )
 
 
 def write_findings(folder: FarmFolder, found: Findings) -> None:

@@ -111,8 +111,9 @@ def _opened(job: EnsembleJob, comm: Communicator) -> DataSet | None:
 
 
 def _objective(job: EnsembleJob, data: DataSet, ensemble: Ensemble, arithmetic: Arithmetic) -> Objective:
-    loss = named_loss(job.config.loss, data)
-    objective = Objective(loss, named_metrics(job.config.metrics, loss, data), data.classes, arithmetic)
+    config = job.config
+    loss = named_loss(config.loss, data, config.loss_options, config.class_weights)
+    objective = Objective(loss, named_metrics(config.metrics, loss, data), data.classes, arithmetic)
     return check_fit(ensemble, data.train, objective)
 
 

@@ -117,4 +117,5 @@ def _kept(config: TrainConfig, name: str) -> dict[str, Any]:
             "saved ensemble cannot be built; train 'file.py:name' or a class of a module instead"
         )
     loss, metrics = ("auto" if value.startswith(OBJECT) else value for value in (config.loss, config.metrics))
-    return replace(config, split=None, loss=loss, metrics=metrics).as_json()
+    options = {} if config.loss.startswith(OBJECT) else config.loss_options
+    return replace(config, split=None, loss=loss, loss_options=options, metrics=metrics).as_json()

@@ -11,26 +11,25 @@ weights of the labels that are there, a mean over tokens by their number. They g
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, cast
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from tutti.data.parts import DataSet
 from tutti.data.targets import NO_LABEL
-from tutti.errors import BadData, BadModel, BadOption
+from tutti.errors import BadData, BadModel, BadOption, UnknownName
+from tutti.load_object import call_with_options, takes_option
 from tutti.registry import Registry
-from tutti.training.target_kinds import loss_for
-
-Weighed = tuple[Tensor, Tensor | float]
-"""The sum of the losses, a scalar, and the weight by which all sums together are to be divided."""
-
-LossFunction = Callable[[Tensor, Tensor], Tensor | Weighed]
-"""(outputs, targets) -> the mean over the samples, one value for each sample, or a sum with its weight."""
+from tutti.training.losses.class_weights import weights_of_classes, weights_of_flags
+from tutti.training.losses.denominators import LossFunction, OfFlags, Weighed, of_labels
+from tutti.training.target_kinds import are_flags, loss_for
 
 Fit = Callable[[Tensor, Tensor, int | None], str | None]
 """(outputs, targets, classes) -> the shape that the outputs should have, or None if they fit."""
@@ -58,6 +57,9 @@ class Loss:
         weighed: whether the loss has a denominator of its own, so that `function` gives a sum and its weight.
         amounts: whether a single output approaches the class number itself, and is no logit.
         floats: says why the loss does not take float targets, or None if it does; None: it takes all.
+        each: (outputs, targets) -> the loss of each label of 0 or 1, of the targets' shape; None: it takes no
+            such labels.
+        make: makes it with options by name; None: it takes none.
     """
 
     name: str
@@ -68,6 +70,8 @@ class Loss:
     weighed: bool = False
     amounts: bool = False
     floats: Callable[[Tensor], str | None] | None = None
+    each: Callable[[Tensor, Tensor], Tensor] | None = None
+    make: Callable[..., Loss] | None = field(default=None, compare=False)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the losses / the samples, a scalar."""
@@ -89,7 +93,12 @@ class Loss:
         return found if found.dim() == 0 else found.mean(), len(targets)
 
 
-def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
+def named_loss(
+    spec: str | LossFunction,
+    dataset: DataSet,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    class_weights: str | None = None,
+) -> Loss:
     """Return the loss that `spec` means.
 
     Args:
@@ -98,20 +107,24 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
             that look like nothing else. mse, l1 and bce take classes one-hot.
         dataset: the targets of its training part decide "auto"; whether any part has samples without a label
             decides what cross entropy divides by.
+        options: arguments by name: of a built-in loss, of a class, or of a function besides its first two.
+        class_weights: see `tutti.training.losses.class_weights`.
 
     Raises:
-        UnknownName: no loss has this name.
-        BadOption: `spec` does not lead to a callable; or it is "auto", and the targets may be meant as
-            numbers or as labels.
+        UnknownName: no loss has this name, or it has no such option.
+        BadOption: `spec` does not lead to a callable; it is "auto", and the targets may be meant as
+            numbers or as labels; or the loss does not take such options or class weights.
         BadData: there are samples without a label, and the loss needs one of each; or the targets are floats
             that it does not take.
     """
-    if not isinstance(spec, str):
-        return _own_loss(spec, dataset)
     if spec == "auto":
         spec = loss_for(dataset.train.targets)
-    found = LOSSES.load(spec)
-    return _on(dataset, found) if isinstance(found, Loss) else _own_loss(found, dataset, spec)
+    found = LOSSES.load(spec) if isinstance(spec, str) else spec
+    if isinstance(found, Loss):
+        loss = with_options(found, options)
+    else:
+        loss = _own_loss(found, spec if isinstance(spec, str) else "", options)
+    return _on(dataset, loss if class_weights is None else weighted(loss, class_weights, dataset))
 
 
 def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None = None) -> Loss:
@@ -180,9 +193,35 @@ def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> N
         )
 
 
-def built_in(make: Callable[[], Loss]) -> Loss:
-    """Make a loss of the registry where its function is defined: the decorator below `@part`."""
-    return make()
+def built_in(make: Callable[..., Loss]) -> Loss:
+    """Make a loss of the registry where its function is defined: the decorator below `@part`.
+
+    The parameters of that function are the options of the loss.
+    """
+    return replace(make(), make=make)
+
+
+def check_option(
+    loss: str, name: str, value: object, low: float, high: float, *, above: bool = False
+) -> None:
+    """Refuse an option that is no number of a range.
+
+    Args:
+        loss: the loss's name.
+        name: the option's.
+        value: was given.
+        low: the smallest number; with `above` it is too small itself.
+        high: the largest one.
+        above: see `low`.
+
+    Raises:
+        BadOption: it is none.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not low <= cast("float", value) <= high or (above and value == low):
+        of = f"above {low:g}" if above else f"of at least {low:g}"
+        most = "" if high == math.inf else f" and at most {high:g}"
+        raise BadOption(f"--loss.{name} of loss '{loss}' is {value!r}; give a number {of}{most}")
 
 
 def align(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -224,57 +263,13 @@ def _shape(targets: Tensor, classes: int | None) -> str:
 
 
 @dataclass(frozen=True)
-class _OfLabels:
-    """A loss of torch on labels, as a sum over the labels with the sum of their weights.
+class _MeanOf:
+    """The mean over the labels of 0 or 1."""
 
-    Attributes:
-        function: cross_entropy or nll_loss.
-        weight: of each class; None: 1.
-        ignore_index: the label that means that there is none.
-        label_smoothing: of cross_entropy.
-    """
+    each: Callable[[Tensor, Tensor], Tensor]
 
-    function: Callable[..., Tensor]
-    weight: Tensor | None = None
-    ignore_index: int = NO_LABEL
-    label_smoothing: float | None = None
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Weighed:
-        """Return the sum over the labels, and the sum of their weights."""
-        weight = None if self.weight is None else self.weight.to(outputs)
-        smoothing = {} if self.label_smoothing is None else {"label_smoothing": self.label_smoothing}
-        total = self.function(
-            outputs, targets, weight=weight, ignore_index=self.ignore_index, reduction="sum", **smoothing
-        )
-        # No shape may depend on the labels: 'tutti layouts' runs this on tensors without contents.
-        counted = targets != self.ignore_index
-        if weight is None:
-            return total, counted.sum()
-        return total, weight.double()[targets.where(counted, 0)].where(counted, 0).sum()
-
-
-_MODULES: Final = {
-    nn.CrossEntropyLoss: functional.cross_entropy,
-    nn.NLLLoss: functional.nll_loss,
-    nn.NLLLoss2d: functional.nll_loss,
-}
-"""The losses of torch on labels: as modules, and the function that each computes."""
-
-
-def _of_labels(function: object) -> _OfLabels | None:
-    """Return a mean of torch over labels with its options; None for another function."""
-    options: dict[str, Any] = {}
-    if isinstance(function, partial):
-        options = dict(function.keywords)
-        function = None if function.args else function.func
-    elif type(function) in _MODULES:
-        names = ("weight", "ignore_index", "reduction", "label_smoothing")
-        options = {name: getattr(function, name) for name in names if hasattr(function, name)}
-        function = _MODULES[type(function)]
-    known = function in _MODULES.values() and options.pop("reduction", "mean") == "mean"
-    if not known or not options.keys() <= {"weight", "ignore_index", "label_smoothing"}:
-        return None
-    return _OfLabels(cast("Callable[..., Tensor]", function), **options)
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.each(outputs, targets).mean()
 
 
 def _on(dataset: DataSet, loss: Loss) -> Loss:
@@ -290,8 +285,10 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
             problem = loss.floats(part.targets) if loss.floats else None
             if problem is not None:
                 raise BadData(f"loss '{loss.name}' {problem}")
+        if loss.labels and loss.each is not None:
+            return replace(loss, function=_MeanOf(loss.each), labels=False)
         return loss
-    own = _of_labels(loss.function)
+    own = of_labels(loss.function)
     ignored = NO_LABEL if own is None else own.ignore_index
     gaps = sum(int((part.targets == ignored).sum()) for part in parts)
     loss = replace(loss, ignored=ignored if gaps else None, labels=loss.labels or own is not None)
@@ -305,13 +302,65 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
     return loss
 
 
-def _own_loss(function: object, dataset: DataSet, name: str = "") -> Loss:
+def with_options(loss: Loss, options: Mapping[str, Any]) -> Loss:
+    """Return a built-in loss with options.
+
+    Raises:
+        UnknownName: it has no such option.
+        BadOption: a value that it refuses.
+    """
+    if not options:
+        return loss
+    assert loss.make is not None, "a built-in loss"
+    return replace(cast("Loss", call_with_options(loss.make, options, "loss", loss.name)), make=loss.make)
+
+
+def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
+    """Return a loss of the user's: a function with options of its own, or a class that is made with them."""
     name = name or getattr(function, "__name__", type(function).__name__)
     if not callable(function):
         raise BadOption(f"loss '{name}' is {function!r}, not a function of (outputs, targets)")
     if isinstance(function, type):
-        raise BadOption(f"loss '{name}' is a class, not a function of (outputs, targets); give {name}()")
-    return _on(dataset, Loss(name, cast("LossFunction", function), _anything))
+        function = call_with_options(function, options, "loss", name)
+        if not callable(function):
+            raise BadOption(f"loss '{name}' is a class whose objects are no functions of (outputs, targets)")
+    elif options:
+        unknown = next((one for one in options if not takes_option(function, one)), None)
+        if unknown is not None:
+            raise UnknownName("option", unknown, [], of=f"the loss '{name}'")
+        function = partial(function, **options)
+    return Loss(name, cast("LossFunction", function), _anything)
+
+
+def weighted(loss: Loss, given: str, dataset: DataSet) -> Loss:
+    """Return a loss in which the samples of each class, or labels of 0 and 1, have a weight.
+
+    Its denominator is the sum of the weights, so the answer is the same however a batch is cut.
+
+    Args:
+        loss: on labels.
+        given: "balanced", by the counts of the training part, or the weights, separated by commas.
+        dataset: the targets of its training part are counted.
+
+    Raises:
+        BadOption: the loss takes no such weights, or has some already; or they do not fit the targets.
+    """
+    targets = dataset.train.targets
+    own = None if targets.is_floating_point() else of_labels(loss.function)
+    if own is not None and own.weight is not None:
+        raise BadOption(f"loss '{loss.name}' has weights of its own; leave them or --class-weights out")
+    if own is not None:
+        classes = dataset.classes or int(targets.max()) + 1
+        counted = targets[targets != own.ignore_index]
+        weights = weights_of_classes(given, counted, classes)
+        return replace(loss, function=replace(own, weight=weights), weighed=True)
+    if loss.each is not None and targets.is_floating_point() and are_flags(targets):
+        function = OfFlags(loss.each, weights_of_flags(given, targets))
+        return replace(loss, function=function, labels=False, weighed=True)
+    raise BadOption(
+        "--class-weights are for cross_entropy, nll and focal on class numbers, and for bce and focal on "
+        f"labels of 0 or 1; loss '{loss.name}' has neither here: choose another, or leave --class-weights out"
+    )
 
 
 def _refuse_other_pairs(found: tuple[object, ...], loss: Loss) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 from torch.nn import functional
 
 from tutti.registry import part
-from tutti.training.losses import Loss, built_in, class_scores
+from tutti.training.losses import Loss, built_in, check_option, class_scores
+from tutti.training.losses.denominators import LossFunction
 from tutti.training.target_kinds import not_shares
 
 
@@ -30,9 +33,13 @@ def _no_labels(targets: Tensor) -> str | None:
 
 @part("cross_entropy")
 @built_in
-def cross_entropy() -> Loss:
-    """Cross entropy of class scores (logits); labels, or shares of the classes."""
-    return Loss("cross_entropy", functional.cross_entropy, class_scores, labels=True, floats=_not_shares)
+def cross_entropy(smoothing: float = 0.0) -> Loss:
+    """Cross entropy of class scores (logits); labels, which may be smoothed, or shares of the classes."""
+    check_option("cross_entropy", "smoothing", smoothing, 0, 1)
+    function: LossFunction = functional.cross_entropy
+    if smoothing:
+        function = partial(functional.cross_entropy, label_smoothing=smoothing)
+    return Loss("cross_entropy", function, class_scores, labels=True, floats=_not_shares)
 
 
 @part("nll")

@@ -126,7 +126,7 @@ def _words(spec: str) -> list[str]:
 
 def _automatic(loss: Loss, dataset: DataSet) -> list[str]:
     targets = dataset.train.targets
-    if not targets.is_floating_point() or (loss.name == "bce" and are_flags(targets)):
+    if not targets.is_floating_point() or (loss.each is not None and are_flags(targets)):
         return ["accuracy"]
     return ["mae", "rmse", "r2"] if loss.amounts else []
 
