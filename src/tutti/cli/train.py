@@ -12,7 +12,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from, numbers_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
-from tutti.models import MODELS
+from tutti.models import FILES, MODELS
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import Options, TrainConfig
@@ -44,7 +44,10 @@ class TrainCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        models = f"built-in model ({', '.join(MODELS)}), package.module:factory or file.py:factory"
+        models = (
+            f"built-in model ({', '.join(MODELS)}), package.module:factory, file.py:factory, or a file with "
+            f"a whole model ({', '.join(f'*{kind}' for kind in FILES)})"
+        )
         parser.model(help=f"{models} (default: cnn)")
         parser.option(
             "--config",

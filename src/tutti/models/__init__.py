@@ -6,21 +6,66 @@ Nothing here imports torch before a model is built, so that the names can be lis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
 
 from tutti.errors import BadModel, BadOption
-from tutti.load_object import call_with_options, takes_option
+from tutti.load_object import call_with_options, find_file, names_object, takes_option
 from tutti.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
 
-MODELS: Registry[Callable[..., nn.Module]] = Registry(
+FILES: Final[Registry[Callable[[Path, object], nn.Module]]] = Registry(
+    "tutti.models.files", "kind of model file"
+)
+"""What reads files that hold a whole model, by the end of their names: called as `read(path, shape)`."""
+
+
+def names_file(spec: str) -> bool:
+    """Tell whether `spec` is the path of a file that holds a whole model, such as 'net.pt2'.
+
+    Reading it may run code.
+    """
+    return not names_object(spec) and Path(spec).suffix in FILES
+
+
+class Models(Registry[Callable[..., "nn.Module"]]):
+    """The factories of the built-in models. Each is called as `factory(shape, outputs, **options)`."""
+
+    @override
+    def load(self, spec: str) -> object:
+        """Return the factory called `spec`, the user's object, or what reads the file of a model."""
+        if not names_file(spec):
+            return super().load(spec)
+        file = find_file(spec, spec, "model")
+
+        def read(shape: object) -> nn.Module:
+            return FILES[file.suffix](file, shape)
+
+        return read
+
+    @override
+    def check(self, name: str) -> None:
+        """Refuse a name that stands for no model, and the path of no file, without importing one.
+
+        Raises:
+            UnknownName: the message names the nearest.
+            BadOption: there is no such file.
+        """
+        if names_file(name):
+            find_file(name, name, "model")
+        else:
+            super().check(name)
+
+
+MODELS: Final = Models(
     "tutti.models", "model", "A model of your own is 'package.module:factory' or 'file.py:factory'."
 )
-"""The factories of the built-in models. Each is called as `factory(shape, outputs, **options)`."""
 
-__all__ = ["MODELS", "build"]
+__all__ = ["FILES", "MODELS", "build", "names_file"]
 
 
 def build(

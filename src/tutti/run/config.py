@@ -114,7 +114,9 @@ class TrainConfig:
     A field of type `Options` takes `--NAME.KEY value` on the command line.
     """
 
-    model: str = option("cnn", "built-in model, package.module:factory, or file.py:factory")
+    model: str = option(
+        "cnn", "built-in model, package.module:factory, file.py:factory, or a file with a whole model"
+    )
     model_options: Options = option(
         {}, lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
     )

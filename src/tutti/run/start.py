@@ -12,6 +12,7 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.load_object import find_file, names_object
+from tutti.models import names_file
 from tutti.records.untrusted import open_file
 from tutti.run.config import DATA_SETS, TrainConfig
 from tutti.run.jobs import Job
@@ -65,7 +66,7 @@ def _check_with_torch(job: Job, placement: Placement) -> None:
 
 
 def check_files(config: TrainConfig) -> None:
-    """Refuse Python files that the configuration names and that are not there.
+    """Refuse files of code and of models that the configuration names and that are not there.
 
     Raises:
         BadOption: the message names the file.
@@ -75,6 +76,8 @@ def check_files(config: TrainConfig) -> None:
             where = name.rpartition(":")[0].strip()
             if where.endswith(".py"):
                 find_file(where, name.strip(), kind)
+    if names_file(config.model):
+        find_file(config.model, config.model, "model")
 
 
 def _has_no_data(name: str) -> bool:

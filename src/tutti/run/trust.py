@@ -1,8 +1,9 @@
 """Whose configurations may have code imported. Needs no torch.
 
-A configuration may name a module or a file of Python, which runs when it is loaded; a run folder that came
-from elsewhere must not. So a run leaves a seal beside its configuration: a keyed hash (HMAC-SHA-256, RFC
-2104) with a key that this user alone can read, over the configuration and over where the named code lies.
+A configuration may name a module or a file of Python, which runs when it is loaded, and the file of a whole
+model, which may have code run; a run folder that came from elsewhere must not. So a run leaves a seal beside
+its configuration: a keyed hash (HMAC-SHA-256, RFC 2104) with a key that this user alone can read, over the
+configuration and over where the named code lies.
 What has no such seal may name only what is built in, until the user says that it is trusted.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 from tutti.errors import UserError
 from tutti.load_object import names_object
+from tutti.models import names_file
 from tutti.records.json_lines import to_json
 from tutti.records.run_folder import SEAL
 from tutti.records.untrusted import printable, read_file
@@ -52,7 +54,7 @@ def _named(field: str, value: object) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _named(field, item)
-    elif isinstance(value, str) and (names_object(value) or field == HOSTS):
+    elif isinstance(value, str) and (names_object(value) or names_file(value) or field == HOSTS):
         yield field, value
 
 
@@ -104,7 +106,7 @@ def _hash(key: bytes, config: Mapping[str, Any], names: Mapping[str, str]) -> st
 def place_of_code(name: str) -> str:
     """Return the place of the named code, found without importing it; empty where there is none."""
     where = name.rpartition(":")[0] or name
-    if where.endswith(".py"):
+    if where.endswith(".py") or names_file(where):
         return str(Path(where).expanduser().resolve())
     with suppress(ImportError, ValueError):
         found = PathFinder.find_spec(where.partition(".")[0], [*sys.path, str(Path.cwd())])

@@ -1,0 +1,124 @@
+"""Programs of torch.export.
+
+A program has no modes: what its layers do in training, or do not, is written into its graph. Here the places
+where that is said ask the module instead, as they did before the export.
+
+    dropout(x, 0.5, False)                         dropout(x, 0.5, self.training)
+    scaled_dot_product_attention(q, k, v, p)       scaled_dot_product_attention(q, k, v, self.training * p)
+"""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from tutti.errors import BadModel
+from tutti.registry import part
+
+FLAGS: Final = ("train", "training")
+"""Names of the arguments of operators that say whether the model is training."""
+
+PROBABILITIES: Final = ("dropout_p",)
+"""Names of those that are 0 unless it is."""
+
+
+@part(".pt2")
+def read_program(path: Path, shape: object) -> nn.Module:
+    """Read a program of torch.export as a module that can be trained.
+
+    Its file runs code when it is read: it may hold pickles.
+
+    Args:
+        path: of the file.
+        shape: of one input; of several that of each.
+
+    Raises:
+        BadModel: the file holds no program, or one for another shape or number of samples.
+    """
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # whatever the file makes torch stumble over
+        raise BadModel(
+            f"the model '{path}' cannot be read: {type(error).__name__}: {error}; write it by "
+            "torch.export.save(program, path)"
+        ) from error
+    _check_shapes(path, program, shape)
+    module: Any = program.module()
+    # `train` and `eval`, which raise errors there.
+    for method in ("train", "eval"):
+        vars(module).pop(method, None)
+    _check_nothing(module)
+    _follow_mode(module)
+    module.recompile()
+    return cast("nn.Module", module)
+
+
+def _check_shapes(path: Path, program: ExportedProgram, shape: object) -> None:
+    """Refuse a program for a fixed number of samples, or for inputs of another shape."""
+    wanted: list[object] = [shape]
+    if isinstance(shape, dict):
+        wanted = list(shape.values())
+    elif isinstance(shape, tuple) and shape and isinstance(shape[0], tuple):
+        wanted = list(shape)
+    names = [one.arg.name for one in program.graph_signature.input_specs if one.kind is InputKind.USER_INPUT]
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name not in names:
+            continue
+        taken = tuple(node.meta["val"].shape)
+        one = wanted[min(names.index(node.name), len(wanted) - 1)]
+        if isinstance(taken[0], int):
+            raise BadModel(
+                f"the model '{path}' takes batches of exactly {taken[0]} samples, as it was exported so, and "
+                "training makes batches of several sizes; export it with dynamic_shapes={"
+                f"'{node.name}': {{0: torch.export.Dim('samples')}}}}"
+            )
+        fits = isinstance(one, tuple) and len(one) == len(taken) - 1
+        if not fits or any(
+            isinstance(size, int) and size != own
+            for size, own in zip(taken[1:], cast("Any", one), strict=True)
+        ):
+            raise BadModel(
+                f"the model '{path}' takes inputs '{node.name}' of shape {taken[1:]}, but the data's have "
+                f"shape {one}; export it for these, or bring the data to that shape"
+            )
+
+
+def _check_nothing(module: fx.GraphModule) -> None:
+    """Take out the checks of the inputs' shapes, which have been made once."""
+    for node in list(module.graph.find_nodes(op="call_module", target="_guards_fn")):
+        module.graph.erase_node(node)
+    module.delete_submodule("_guards_fn")
+    module._forward_pre_hooks.clear()
+
+
+def _follow_mode(module: fx.GraphModule) -> None:
+    """Have the operators that behave otherwise in training follow the mode of the module."""
+    graph = module.graph
+    for node in [node for node in graph.nodes if node.op == "call_function"]:
+        schema = getattr(node.target, "_schema", None)
+        for place, argument in enumerate(schema.arguments if schema is not None else ()):
+            given = _given(node, place, argument.name)
+            if argument.name not in FLAGS and not (argument.name in PROBABILITIES and given):
+                continue
+            with graph.inserting_before(node):
+                mode = graph.create_node("get_attr", "training")
+                if argument.name in PROBABILITIES:
+                    mode = graph.call_function(operator.mul, (mode, given))
+            _set(node, place, argument.name, mode)
+
+
+def _given(node: fx.Node, place: int, name: str) -> Any:
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name)
+
+
+def _set(node: fx.Node, place: int, name: str, value: fx.Node) -> None:
+    if place < len(node.args):
+        node.update_arg(place, value)
+    else:
+        node.update_kwarg(name, value)
