@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -14,13 +15,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tutti.cli.main import main
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.ensemble import Combination
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.output_kinds import Kind
 from tutti.records.predictions import Predictions
+from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.splits import Bootstraps, make_splits
+from tutti.studies.ensemble import evaluation
 from tutti.studies.ensemble.choosing import choose, read_trained
 from tutti.studies.ensemble.combining import combine
+from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob
 from tutti.studies.ensemble.gain import gain_of
 from tutti.studies.ensemble.making import ensemble_of
 from tutti.studies.ensemble.module import combined
@@ -170,6 +175,21 @@ def test_an_ensemble_is_evaluated_the_same_on_any_number_of_ranks(
     other = _images(tmp_path / "other.npz", 1)
     assert main(["evaluate", str(ensemble), "-n", "1", "--data", str(other), "--part", "train"]) == 0
     assert "train part of other: 54 samples" in capfd.readouterr().out
+
+
+def test_an_ensemble_predicts_into_a_file_and_is_the_same_in_plain_operations(
+    farm: Path, ensemble: Path, tmp_path: Path
+) -> None:
+    inputs, _ = _test_part(farm)
+    loaded = tutti.load_ensemble(ensemble)
+    np.save(tmp_path / "new.npy", inputs.numpy())
+    config = TrainConfig(data=str(tmp_path / "new.npy"))
+    job = EnsemblePredictJob(config, str(ensemble), str(tmp_path / "out.npy"), other_data=True)
+    VirtualWorld(2).run(lambda comm: evaluation.predict_work(comm, pickle.dumps(job)))
+    found = np.load(tmp_path / "out.npy")
+    assert np.array_equal(found, loaded.probabilities(inputs).astype(np.float32))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.plain()(inputs), loaded(inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_the_gain_on_new_samples_is_said(

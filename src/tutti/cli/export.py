@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
-from tutti.errors import BadOption
+from tutti.errors import BadOption, UnknownName
 from tutti.exports import FORMS
+from tutti.exports.programs import PROGRAMS
+from tutti.records.ensemble import ENSEMBLE
 from tutti.records.files import refusing
+from tutti.records.run_folder import RECORDS, RunFolder, TrainedOn
 from tutti.registry import part
 from tutti.run.config import Options
 
 
 @part("export")
 class ExportCommand(Command):
-    """Write the weights of a run for another program, or those of another program anew.
+    """Write the model of a run for another program, or weights of another program anew.
 
-    Of a checkpoint the optimizer's state too, where the form has room for it.
+    The weights, and of a checkpoint the optimizer's state too where the form has room for it; or a whole
+    program (onnx, torch-export), which is run to see that it computes the same.
     """
 
     example = "tutti export runs/2026-01-31-120000-lenet-mnist/checkpoints/latest --to dcp"
@@ -32,17 +37,23 @@ class ExportCommand(Command):
         of = "a run folder, one of its checkpoints, or what another program has written in one of the forms"
         parser.add_argument("place", metavar="PLACE", help=of)
         parser.add_argument("--to", required=True, metavar="FORM", help=_forms())
+        parser.trust_option()
         parser.option("--out", "the file or folder to write (default: the name of PLACE, here)", "PLACE")
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        FORMS.check(own.to)
+        if own.to not in (known := [*FORMS, *PROGRAMS]):
+            raise UnknownName("form", own.to, known)
         from tutti.exports.sources import read_from
 
-        form, place = FORMS[own.to], Path(own.place)
-        out = Path(own.out) if own.out else Path(_name(place) + form.suffix)
+        place, suffix = Path(own.place), (FORMS if own.to in FORMS else PROGRAMS)[own.to].suffix
+        out = Path(own.out) if own.out else Path(_name(place) + suffix)
         if out.exists():
             raise BadOption(f"{out} is there already; name another place with --out, or delete it")
+        if own.to in PROGRAMS:
+            _write_program(place, own.to, out, own.trust)
+            return 0
+        form = FORMS[own.to]
         content = read_from(place)
         for note in content.notes:
             print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
@@ -51,7 +62,40 @@ class ExportCommand(Command):
             form.write(out, content)
         kept = form.with_optimizer and content.optimizer is not None
         print(f"{out}: {len(content.weights)} tensors{' and the state of the optimizer' if kept else ''}")
+        if (place / RECORDS[TrainedOn]).is_file() and (data := RunFolder(place).read(TrainedOn)).mean:
+            mean, std = (", ".join(f"{one:.6g}" for one in numbers) for numbers in (data.mean, data.std))
+            print(f"the model takes scaled inputs: (x / 255 - mean) / std, with mean {mean} and std {std}")
         return 0
+
+
+def _write_program(place: Path, name: str, out: Path, trust: bool) -> None:
+    """Write the whole model of a run, or an ensemble, as a program, and say what that takes and gives."""
+    from tutti.exports.programs.base import write_program
+    from tutti.run.trained import TrainedModel, load
+    from tutti.studies.ensemble.module import load_ensemble
+
+    program = PROGRAMS[name]
+    program.check()
+    model = load_ensemble(place, trust) if (place / ENSEMBLE).is_file() else load(place, trust=trust)
+    data, kind = model.data, model.kind.value
+    facts = {"labels": json.dumps(model.labels), "kind": kind, "trained_on": data.name}
+    with refusing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        off = write_program(out, program, model.plain(), facts)
+    shape = " x ".join(map(str, data.shape))
+    bits = " in float32" if isinstance(model, TrainedModel) and model.precision == "bf16" else ""
+    print(
+        f"{out}: takes {data.dtype or 'inputs'} as stored, of shape samples x {shape}, and gives "
+        f"{MEANINGS[kind]}; its outputs are those of the model{bits}, to {off:.1g}"
+    )
+
+
+MEANINGS: Final = {
+    "classes": "a score for each class, of which softmax makes probabilities",
+    "flags": "a logit for each label",
+    "amounts": "amounts",
+}
+"""The outputs of models by kind, in words."""
 
 
 def _name(place: Path) -> str:
@@ -61,4 +105,5 @@ def _name(place: Path) -> str:
 
 
 def _forms() -> str:
-    return "; ".join(f"{name}: {FORMS.summary(name).rstrip('.')}" for name in FORMS)
+    lines = [f"{name}: {kinds.summary(name).rstrip('.')}" for kinds in (FORMS, PROGRAMS) for name in kinds]
+    return "; ".join(lines)

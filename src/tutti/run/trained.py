@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from tutti import models
 from tutti.data.arrays import part_arrays, stored_dtype
-from tutti.data.parts import Scale
+from tutti.data.parts import PIXEL_MAX, Scale
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of
@@ -56,6 +56,10 @@ class Predictor(nn.Module, ABC):
     def labels(self) -> tuple[str, ...]:
         """The names of the classes; empty when they have none."""
         return self.data.labels
+
+    @abstractmethod
+    def plain(self) -> PlainModel:
+        """Return it as plain operations, in the precision of its weights."""
 
     def outputs(self, inputs: object) -> Array:
         """Compute the outputs for some inputs, such as logits, some at a time.
@@ -108,6 +112,65 @@ class Predictor(nn.Module, ABC):
         return np.array(self.labels)[found] if self.labels and self.data.classes else found
 
 
+class PlainModel(nn.Module):
+    """A trained model in plain operations, for programs: no autocast, no layout, and its scale in tensors.
+
+    Args:
+        data: what it was trained on.
+        double: it computes in float64.
+    """
+
+    def __init__(self, data: TrainedOn, double: bool = False) -> None:
+        super().__init__()
+        self._shape, self._dtype = data.shape, data.dtype or ("uint8" if data.mean else "float32")
+        self._floats = torch.float64 if double else torch.float32
+
+    def example(self, samples: int) -> Tensor:
+        """Make inputs for so many samples: any bytes, numbers around 0, or the integers 0 and 1."""
+        of = torch.Generator().manual_seed(samples)
+        size = (samples, *self._shape)
+        if self._dtype == "uint8":
+            return torch.randint(0, 256, size, dtype=torch.uint8, generator=of)
+        if self._dtype.startswith("float"):
+            return torch.randn(size, generator=of, dtype=getattr(torch, self._dtype))
+        return torch.randint(0, 2, size, generator=of)
+
+
+class PlainNetwork(PlainModel):
+    """A trained network in plain operations.
+
+    Args:
+        model: the network, which takes scaled inputs.
+        data: what it was trained on.
+        double: it computes in float64.
+    """
+
+    def __init__(self, model: nn.Module, data: TrainedOn, double: bool) -> None:
+        super().__init__(data, double)
+        self._model, self._arithmetic = model, Arithmetic("fp64" if double else "fp32")
+        if data.mean:
+            mean, std = (torch.tensor(one, dtype=torch.float64) for one in (data.mean, data.std))
+            per_channel = (1, -1) + (1,) * (len(data.shape) - 1)
+            self.register_buffer("_factor", (1 / (PIXEL_MAX * std)).view(per_channel).to(self._floats))
+            self.register_buffer("_offset", (-mean / std).view(per_channel).to(self._floats))
+        if data.fill:
+            fill = torch.tensor(data.fill, dtype=torch.float64).view(1, *data.shape)
+            self.register_buffer("_fill", fill.to(self._floats))
+        self._scaled, self._filled = bool(data.mean), bool(data.fill)
+
+    @override
+    def forward(self, stored: Tensor) -> Tensor:
+        """Return the outputs of the network."""
+        inputs = stored
+        if self._scaled or self._dtype.startswith("float"):
+            inputs = stored.to(self._floats)
+        if self._filled:
+            inputs = torch.where(inputs.isnan(), cast("Tensor", self._fill), inputs)
+        if self._scaled:
+            inputs = inputs * cast("Tensor", self._factor) + cast("Tensor", self._offset)
+        return self._arithmetic.forward(self._model, inputs)
+
+
 class TrainedModel(Predictor):
     """A trained network, which scales inputs itself, as those that it was trained on.
 
@@ -141,11 +204,21 @@ class TrainedModel(Predictor):
             with torch.no_grad():
                 self.eval()(torch.zeros(1, *data.shape, device=device))
 
+    @property
+    def precision(self) -> str:
+        """The precision in which it computes."""
+        return self._arithmetic.precision
+
     @override
     def forward(self, stored: Tensor) -> Tensor:
         """Return the outputs of the network."""
         inputs = self._scale.on(str(stored.device)).apply(stored)
         return self._arithmetic.forward(self.model, self._arithmetic.inputs(inputs))
+
+    @override
+    def plain(self) -> PlainNetwork:
+        double = self.precision == "fp64"
+        return PlainNetwork(self.model, self.data, double).eval()
 
 
 def load(

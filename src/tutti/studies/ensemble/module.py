@@ -14,7 +14,7 @@ from tutti.records.ensemble import Combination, EnsembleRecord
 from tutti.records.output_kinds import Kind
 from tutti.records.run_folder import WEIGHTS
 from tutti.run.config import TrainConfig
-from tutti.run.trained import Predictor, TrainedModel
+from tutti.run.trained import PlainModel, Predictor, TrainedModel
 from tutti.studies.ensemble.evaluation_job import read_trusted
 from tutti.training.weights import load_weights
 
@@ -48,11 +48,29 @@ class Ensemble(Predictor):
     @override
     def forward(self, stored: Tensor) -> Tensor:
         """Return the outputs of the ensemble, in the precision of its members."""
-        outputs = [cast("Tensor", member(stored)) for member in self.members]
+        return self.of_outputs([cast("Tensor", member(stored)) for member in self.members])
+
+    def of_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the outputs of the ensemble for those of its members."""
         values = [
             torch.stack([_values(self.kind, outputs[at]) for at in own]).mean(0) for own in self._candidates
         ]
         return combined(self.record.combination, self.kind, values).to(outputs[0].dtype)
+
+    @override
+    def plain(self) -> PlainModel:
+        return _PlainEnsemble(self).eval()
+
+
+class _PlainEnsemble(PlainModel):
+    def __init__(self, ensemble: Ensemble) -> None:
+        super().__init__(ensemble.data)
+        self._members = nn.ModuleList(cast("TrainedModel", member).plain() for member in ensemble.members)
+        self._of_outputs = ensemble.of_outputs
+
+    @override
+    def forward(self, stored: Tensor) -> Tensor:
+        return self._of_outputs([member(stored) for member in self._members])
 
 
 def combined(found: Combination, kind: Kind, values: Sequence[Tensor]) -> Tensor:

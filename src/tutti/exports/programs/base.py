@@ -1,0 +1,131 @@
+"""A kind of program that a model can be written as, and the check that it computes the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor, nn
+
+from tutti.errors import BadModel, TuttiError
+from tutti.records.files import unfinished_file
+
+CLOSE: Final = 1e-5
+"""The most by which a program may differ from its model, in units of its largest output or of 1."""
+
+BATCHES: Final = (2, 1, 5)
+"""The samples of the passes on which they are compared; the first is what the program is traced with."""
+
+
+class Program(ABC):
+    """A kind of program. The docstring of a kind is its line in help texts.
+
+    Attributes:
+        name: for `--to`.
+        suffix: of what is written.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def check() -> None:
+        """Refuse to write such a program if a package that it takes is not installed.
+
+        Raises:
+            BadOption: the message names the package.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def write(path: Path, module: nn.Module, example: Tensor, facts: Mapping[str, str]) -> None:
+        """Write a model as a program for any number of samples.
+
+        Args:
+            path: of a file that is written whole, or is removed by the caller.
+            module: the model, in evaluation mode.
+            example: inputs of some samples.
+            facts: what is kept with the program, such as the names of the classes.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def run(path: Path, inputs: Tensor) -> Tensor:
+        """Return the outputs of a program."""
+
+
+def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Mapping[str, str]) -> float:
+    """Write a model as a program, once that computes the same.
+
+    Args:
+        path: where nothing is yet.
+        kind: of the program.
+        module: has `example(samples)`, which makes inputs.
+        facts: what is kept with the program.
+
+    Returns:
+        By how much the outputs differ at most, in units of the largest one or of 1.
+
+    Raises:
+        BadModel: the model cannot be written so, or the program computes something else.
+        OSError: it cannot be written.
+    """
+    kind.check()
+    examples = [module.example(samples) for samples in BATCHES]  # type: ignore[operator]
+    unfinished, largest = unfinished_file(path), 0.0
+    try:
+        with torch.no_grad():
+            wanted = [module(one.clone()) for one in examples]
+        try:
+            with quiet():
+                kind.write(unfinished, module, examples[0], facts)
+            found = [kind.run(unfinished, one) for one in examples]
+        except (TuttiError, OSError):
+            raise
+        except Exception as error:  # Of a tracer, whatever there is.
+            said = str(error).strip().partition("\n")[0][:300]
+            raise BadModel(
+                f"the model cannot be written as '{kind.name}' ({type(error).__name__}: {said}); write its "
+                "weights instead, by --to safetensors or --to torch"
+            ) from error
+        for one, other in zip(found, wanted, strict=True):
+            if one.shape != other.shape:
+                raise _other(kind, f"outputs of shape {tuple(one.shape)} instead of {tuple(other.shape)}")
+            off = (one - other).abs().max() / max(1.0, float(other.abs().max()))
+            largest = max(largest, float(off))
+            if not off <= CLOSE:
+                raise _other(kind, f"outputs that are off by {float(off):.2g}")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return largest
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep to themselves what tracers say about parts that are not there, or that are not used."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _other(kind: type[Program], what: str) -> BadModel:
+    return BadModel(
+        f"the model, written as '{kind.name}', gives {what}, so it was not kept; a model whose computation "
+        "depends on the inputs or on the number of samples cannot be traced: write its weights instead, by "
+        "--to safetensors"
+    )
