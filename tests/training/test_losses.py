@@ -190,6 +190,10 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     ).function
     expected = class_weight.compute_class_weight("balanced", classes=np.array([0, 2]), y=[0, 2, 2, 2, 0, 2])
     assert found.weight.tolist() == [expected[0], 1.0, expected[1], 1.0]
+    # Of a fold the samples to train on are counted.
+    fold = Part(torch.zeros(6, 2), torch.tensor([0, 2, 2, 2, 0, 2]), rows=torch.tensor([0, 1, 2, 3]))
+    found = named_loss("nll", DataSet("fold", fold, None, None, 3, ()), class_weights="balanced").function
+    assert found.weight.tolist() == [2.0, 1.0, 2 / 3]
     bce = named_loss("bce", data_set(FLAGS), class_weights="balanced")
     weights = torch.tensor([[4 / 6, 4 / 2], [4 / 6, 4 / 2]])
     chosen = torch.where(FLAGS > 0, weights[:, 1], weights[:, 0])

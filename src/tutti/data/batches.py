@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from tutti.comm.base import cut
 from tutti.data.parts import Part
+from tutti.data.sampling import draw
 from tutti.errors import BadOption
 from tutti.state import Saved, State, Values
 
@@ -66,7 +67,7 @@ def check_split(batch_size: int, ranks: int) -> None:
 class Batches:
     """Cuts a part into updates, each update into passes, and each pass over the ranks.
 
-    The order of the samples depends on (seed, epoch) alone, so any number of ranks trains the same way:
+    The samples of an epoch and their order depend on (seed, epoch) alone, so any number of ranks trains the same way:
 
         order of epoch e    │ update 0          │ update 1          │ 2      │
         one update          │ pass 0  │ pass 1  │
@@ -88,6 +89,8 @@ class Batches:
         passes: forward and backward passes of each rank for one update.
         seed: decides the order, together with the epoch.
         own: each rank has batches of its own.
+        chances: weights of the samples, by which an epoch draws as many as there are, with replacement; None:
+            it takes each once.
 
     Attributes:
         updates: the number of updates in one epoch; with `own`, of rounds.
@@ -106,10 +109,13 @@ class Batches:
         passes: int = 1,
         seed: int = 0,
         own: bool = False,
+        chances: Tensor | None = None,
     ) -> None:
         check_split(batch_size, 1 if own else size)
         self.part, self.batch_size, self.seed = part, batch_size, seed
         self.take: Callable[[Tensor], tuple[Tensor, Tensor]] = part.take
+        self.chances = chances
+        self._cumulated = None if chances is None else chances.cumsum(0)
         self._orders: dict[int, Tensor] = {}
         self._cut_short: dict[int, Tensor] = {}
         self.rank, self.size, self.passes, self.own = rank, size, passes, own
@@ -198,7 +204,10 @@ class Batches:
             return self._cut_short[epoch]
         # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
         mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
-        return torch.randperm(len(self.part), generator=torch.Generator().manual_seed(int(mixed)))
+        generator = torch.Generator().manual_seed(int(mixed))
+        if self._cumulated is not None:
+            return draw(self._cumulated, generator)
+        return torch.randperm(len(self.part), generator=generator)
 
     def prepare(self, epoch: int) -> None:
         """Move an epoch's order to the memory of the samples, while a GPU still computes the epoch before."""
@@ -280,7 +289,11 @@ class Queue(Batches):
 
     def __init__(self, batches: Batches, draw: Callable[[int], int]) -> None:
         passes, seed = batches.passes, batches.seed
-        super().__init__(batches.part, batches.batch_size, batches.rank, batches.size, passes, seed, own=True)
+        super().__init__(
+            *(batches.part, batches.batch_size, batches.rank, batches.size, passes, seed),
+            own=True,
+            chances=batches.chances,
+        )
         self._draw = draw
         self._count = -(-len(batches.part) // batches.batch_size)
         self._ticket: int | None = None

@@ -110,6 +110,7 @@ def train(
     schedule: str | Callable[..., Any] | None = None,
     loss: str | Callable[..., torch.Tensor] = "auto",
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
+    sampling: object = None,
     quiet: bool = False,
     trace: bool = False,
     resume: str | Path | None = None,
@@ -141,6 +142,8 @@ def train(
             whole batch, over all ranks and passes.
         metrics: comma-separated names, or a list of names and functions: (outputs, targets) -> one value a
             sample, or a number for all of them; or as scikit-learn's, (y_true, y_pred) -> a number.
+        sampling: draws the samples of an epoch with replacement: "balanced", each class equally often, or a
+            weight for each training sample, as an array or the path of an NPY file.
         quiet: print nothing.
         trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
         resume: the folder of an earlier run to go on with, or of one of its checkpoints. What is not given
@@ -184,6 +187,7 @@ def train(
         refuse_overlaps(model)  # the copies that the ranks get would not show it
     given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
+    given |= {"sampling": sampling}
     values, objects = by_name(given)
     values |= {"workers": str(workers)}
     config = TrainConfig.from_json({**values, **options})
@@ -222,7 +226,7 @@ def train(
 
 def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:
     """Leave out the arguments that were left at what they are by default."""
-    left = {"loss": "auto", "metrics": "auto", "workers": "auto", "schedule": None}
+    left = {"loss": "auto", "metrics": "auto", "workers": "auto", "schedule": None, "sampling": None}
     left |= {"strategy": "auto"} if strategy is None else {}
     left |= {"optimizer": "adam"} if optimizer is None else {}
     return {name: value for name, value in values.items() if name not in left or value != left[name]}

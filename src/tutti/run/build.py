@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset
@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from tutti import models, optim, strategies
 from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided, open_data, open_pool
+from tutti.data.sampling import BALANCED, chances_of
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
@@ -116,7 +117,8 @@ def open_config_data(job: Job, comm: Communicator, pool: SamplePool | None = Non
     if pool is None and comm.node.rank == 0:
         given, options = given_data(job)
     # Where samples are asked for by their numbers, they stay in their stored order.
-    if pool is None and config.split is None and not config.predictions:
+    by_number = config.split is not None or config.predictions or config.sampling not in (None, BALANCED)
+    if pool is None and not by_number:
         return open_data(given, comm, config.validation, config.seed, options)
     pool = pool or open_pool(given, comm, options)
     place = None if config.split is None else split_of(config.split)
@@ -247,6 +249,16 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
     return given
 
 
+def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
+    """The weights by which epochs draw the training samples; None: they take each once.
+
+    Raises:
+        BadOption, BadData: they do not fit the samples.
+    """
+    given = named_or_given(job, "sampling")
+    return None if given is None else chances_of(given, dataset.train)
+
+
 def build_ending(config: TrainConfig, task: Task) -> Ending:
     """The end of a run, as far as the figures of its epochs decide it.
 
@@ -259,12 +271,12 @@ def build_ending(config: TrainConfig, task: Task) -> Ending:
 
 
 def deal(
-    config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator
+    config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator, chances: Tensor | None
 ) -> tuple[Batches, SpeedBalance | None]:
     """Deal this rank its batches, with what keeps them balanced, as the configuration says (collective)."""
     own = strategy.pace is not Pace.TOGETHER
     size = config.batch_size
-    batches = Batches(part, size, comm.rank, comm.size, strategy.passes, config.seed, own=own)
+    batches = Batches(part, size, comm.rank, comm.size, strategy.passes, config.seed, own, chances)
     if config.balance == "queue":
         return Queue(batches, comm.counter().add), None
     return batches, SpeedBalance(batches, comm) if config.balance == "speed" else None
@@ -412,7 +424,8 @@ def assemble(
     ending = build_ending(job.config, task)
     optimizer = build_optimizer(job, portion.module)
     config = resolved(job.config, comm, task, strategy, optimizer)
-    batches, balance = deal(config, strategy, task.dataset.train, portion.peers)
+    chances = build_chances(job, task.dataset)
+    batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
     updates = Schedule(batches, config.epochs, config.steps, balance=balance)
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))

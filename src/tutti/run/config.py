@@ -232,6 +232,11 @@ class TrainConfig:
         "which follows the validation loss each epoch; warm, cosine and linear last as long as the run",
     )
     schedule_options: Options = option({}, "arguments of the scheduler")
+    sampling: str | None = option(
+        None,
+        "draw the samples of an epoch with replacement: balanced, each class equally often, or by the weights "
+        "in an NPY file, one for each training sample; by default each sample is there once",
+    )
     loss: str = option(
         "auto",
         lambda: (

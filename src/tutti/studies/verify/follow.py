@@ -28,6 +28,7 @@ from tutti.run.build import (
     Assembly,
     Task,
     assemble,
+    build_chances,
     build_optimizer,
     build_schedule,
     open_config_data,
@@ -184,7 +185,8 @@ class _Runs:
     """
 
     def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
-        whole = Batches(task.dataset.train, job.config.batch_size, seed=job.config.seed)
+        data, size, seed = task.dataset, job.config.batch_size, job.config.seed
+        whole = Batches(data.train, size, seed=seed, chances=build_chances(job, data))
         _, (first,) = next(whole.epoch(0))
         self._rounds, self._updates = _rounds(whole), whole.updates
         self._random = is_random(task.objective, task.module, first)

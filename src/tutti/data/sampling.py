@@ -1,0 +1,99 @@
+"""The weights by which epochs draw samples, with replacement.
+
+chances         0.2   0.5   0.3
+their sums      0.2   0.7   1.0         cumulated
+drawn           0.41 ──► sample 1       from a generator of (seed, epoch), the same on all ranks
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.data.parts import Part
+from tutti.data.targets import NO_LABEL
+from tutti.errors import BadData, BadOption
+
+BALANCED: Final = "balanced"
+"""Every class is drawn as often as any other."""
+
+
+def chances_of(given: object, part: Part) -> Tensor:
+    """Return the weight of each sample of a part, of shape (samples,), in float64.
+
+    Args:
+        given: `BALANCED`; the path of an NPY file with a weight for each training sample of the source, in its
+            order; or these weights, as an array or tensor.
+        part: the samples to train on; where it is not all of the source's, it has rows.
+
+    Raises:
+        BadOption: balanced where the targets are no classes, or the file cannot be read.
+        BadData: there are not as many weights as samples, or they cannot be used.
+    """
+    if isinstance(given, str) and given == BALANCED:
+        return _balanced(part.targets.cpu())
+    weights = torch.as_tensor(np.asarray(_read(given) if isinstance(given, str) else given, dtype=np.float64))
+    count = len(part.stored_targets)
+    if weights.shape != (count,):
+        raise BadData(
+            f"the weights of --sampling have shape {tuple(weights.shape)}, but there are {count:,} samples; "
+            "give one weight for each training sample, those that are kept for validation included"
+        )
+    if not (weights.isfinite() & (weights >= 0)).all():
+        raise BadData("the weights of --sampling must be finite numbers from 0; one is not")
+    mine = weights if part.rows is None else weights[part.rows.cpu()]
+    if not mine.any():
+        raise BadData(
+            "the weights of --sampling are all 0 for the samples to train on; give one a larger one"
+        )
+    return mine
+
+
+def draw(cumulated: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw as many samples as there are, with replacement.
+
+    Args:
+        cumulated: the sums of the weights up to each sample, of shape (samples,), float64.
+        generator: of random numbers.
+
+    Returns:
+        Positions, int64.
+    """
+    points = torch.rand(len(cumulated), generator=generator, dtype=torch.float64) * cumulated[-1]
+    # The first whose sum is above the point: none with weight 0 is drawn. A point may be rounded up to the whole.
+    last = torch.searchsorted(cumulated, cumulated[-1])
+    return torch.searchsorted(cumulated, points, right=True).minimum(last)
+
+
+def _balanced(targets: Tensor) -> Tensor:
+    """Return weights by which each class, or each of the values 0 and 1, is drawn equally often."""
+    labels = targets.flatten() if targets.numel() == len(targets) else None
+    classes = labels is not None and bool((labels == labels.floor()).all())
+    if labels is None or not classes:
+        raise BadOption(
+            "--sampling balanced draws classes equally often, and here a sample has no single class; give "
+            "weights of the samples in an NPY file, or leave it out"
+        )
+    found, numbers, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    weights = (1 / counts.double()).where(found != NO_LABEL, 0.0)
+    mine: Tensor = weights[numbers]
+    return mine
+
+
+def _read(path: str) -> Any:
+    file = Path(path)
+    if not file.is_file():
+        raise BadOption(
+            f"--sampling is '{path}', and there is no such file; give balanced, or an NPY file with a weight "
+            "for each training sample"
+        )
+    try:
+        return np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise BadOption(
+            f"the weights in {path} cannot be read ({error}); write them with numpy.save"
+        ) from error
