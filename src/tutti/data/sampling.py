@@ -26,8 +26,8 @@ def chances_of(given: object, part: Part) -> Tensor:
     """Return the weight of each sample of a part, of shape (samples,), in float64.
 
     Args:
-        given: `BALANCED`; the path of an NPY file with a weight for each training sample of the source, in its
-            order; or these weights, as an array or tensor.
+        given: `BALANCED`; the path of an NPY file with a weight for each training sample of the source, in order;
+            or these weights, as an array or tensor.
         part: the samples to train on; where it is not all of the source's, it has rows.
 
     Raises:
@@ -64,7 +64,7 @@ def draw(cumulated: Tensor, generator: torch.Generator) -> Tensor:
         Positions, int64.
     """
     points = torch.rand(len(cumulated), generator=generator, dtype=torch.float64) * cumulated[-1]
-    # The first whose sum is above the point: none with weight 0 is drawn. A point may be rounded up to the whole.
+    # The first whose sum is above the point: none with weight 0. A point may be rounded up to the whole sum.
     last = torch.searchsorted(cumulated, cumulated[-1])
     return torch.searchsorted(cumulated, points, right=True).minimum(last)
 

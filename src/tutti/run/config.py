@@ -234,8 +234,8 @@ class TrainConfig:
     schedule_options: Options = option({}, "arguments of the scheduler")
     sampling: str | None = option(
         None,
-        "draw the samples of an epoch with replacement: balanced, each class equally often, or by the weights "
-        "in an NPY file, one for each training sample; by default each sample is there once",
+        "draw the samples of an epoch with replacement: balanced, each class equally often, or by weights in "
+        "an NPY file, one for each training sample; by default each sample is there once",
     )
     loss: str = option(
         "auto",
