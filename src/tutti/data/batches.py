@@ -67,8 +67,7 @@ def check_split(batch_size: int, ranks: int) -> None:
 class Batches:
     """Cuts a part into updates, each update into passes, and each pass over the ranks.
 
-    The samples of an epoch and their order depend on (seed, epoch) alone, so any number of ranks trains the same
-    way:
+    An epoch's samples and their order depend on (seed, epoch) alone; any number of ranks trains the same way:
 
         order of epoch e    │ update 0          │ update 1          │ 2      │
         one update          │ pass 0  │ pass 1  │

@@ -26,8 +26,8 @@ def chances_of(given: object, part: Part) -> Tensor:
     """Return the weight of each sample of a part, of shape (samples,), in float64.
 
     Args:
-        given: `BALANCED`; the path of an NPY file with a weight for each training sample of the source, in order;
-            or these weights, as an array or tensor.
+        given: `BALANCED`; a weight for each training sample of the source, in order, as an array or a tensor;
+            or the path of an NPY file of these.
         part: the samples to train on; where it is not all of the source's, it has rows.
 
     Raises:
