@@ -66,6 +66,20 @@ def test_each_job_that_ends_is_a_line_without_a_terminal() -> None:
     assert stream.getvalue() == "b/fold-0 finished; 2 of 4 jobs done, 0 running\n"
 
 
+def test_a_job_that_others_have_taken_over_and_finished_is_a_line_again() -> None:
+    progress, stream = FarmProgress(JOBS), io.StringIO()
+    display = FarmDisplay({}, stream)
+    progress.begin("a/fold-0", 0, 1.0)
+    progress.end(0, JobState.STOPPED, 1.0)
+    display.show(progress, 2.0)
+    progress.found("a/fold-0", JobState.FINISHED)
+    display.show(progress, 3.0)
+    assert [line.partition(";")[0] for line in stream.getvalue().splitlines()] == [
+        "a/fold-0 stopped",
+        "a/fold-0 finished",
+    ]
+
+
 def test_a_farm_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
     folder = FarmFolder.begin(tmp_path / "farm", "cv", {}, {name: {"epochs": 3} for name in JOBS})
     with folder.launch() as launch:

@@ -72,7 +72,9 @@ def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
 
 def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> TaskDone:
     reporter = _Reporter(channel, task.asks)
-    around = Surroundings(reporter, data.open, reporter.ends if task.asks else None, alone=False)
+    around = Surroundings(
+        reporter, data.open, reporter.ends if task.asks else None, task.successor, alone=False
+    )
     with printed_to(task.log), globals_kept(), _communicator(comm) as ranks:
         outcome = train(ranks, task.job, around)
         return TaskDone(outcome.summary, outcome.stopped)

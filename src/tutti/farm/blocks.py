@@ -165,7 +165,7 @@ def work_on(
                 # Ranks that are bound, and threads that wait busily, would keep the others from working.
                 placement, crowded = replace(placement, cores=()), True
             server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
-            pool = HostPool(server, folder, placement, count, stopping)
+            pool = HostPool(server, folder, launch, placement, count, stopping)
             # One for all jobs: to start one for each would take longer than many a job.
             sampler = Sampler({}, allowed_cores().logical)
             stack.callback(sampler.abandon)
@@ -176,7 +176,7 @@ def work_on(
             recorder = _Recorder(folder, launch, finisher, listener)
             left = Unclaimed(folder, launch, source, recorder.note)
             coordinator = Coordinator(
-                pool, left, job_timeout_s, time_limit_s, recorder.note, elsewhere=left.elsewhere
+                pool, left, job_timeout_s, time_limit_s, recorder.note, left.elsewhere, left.lost
             )
             with suppress(EndedBySignal):
                 pool.gather()
@@ -383,16 +383,24 @@ class HostPool:
     Args:
         server: forks their ranks.
         folder: of the farm.
+        launch: which has claimed the jobs.
         placement: of all ranks, block after block.
         blocks: how many there are.
         stopping: says what signals mean.
     """
 
     def __init__(
-        self, server: ForkServer, folder: FarmFolder, placement: Placement, blocks: int, stopping: Stopping
+        self,
+        server: ForkServer,
+        folder: FarmFolder,
+        launch: Launch,
+        placement: Placement,
+        blocks: int,
+        stopping: Stopping,
     ) -> None:
         self.blocks = blocks
         self._server, self._folder, self._stopping = server, folder, stopping
+        self._launch = launch
         self._size, self._threads = placement.ranks // blocks, placement.threads or 1
         self._settings = settings_of(placement, blocks, sorted(os.sched_getaffinity(0)))
         self._arena = Arena.create()
@@ -436,7 +444,8 @@ class HostPool:
         folder.mkdir(parents=True, exist_ok=True)
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
         task = TrainJob(config, objects=job.objects, resume=resume, floats=job.floats)
-        self._blocks[block].channel.send(TrainTask(task, folder.absolute() / LOG, job.prunable))
+        successor = self._launch.successor(job.name).absolute()
+        self._blocks[block].channel.send(TrainTask(task, folder.absolute() / LOG, job.prunable, successor))
 
     def wait(self, until: float | None) -> list[PoolEvent]:
         """Return what has happened, once something has or it is `until`.

@@ -218,6 +218,7 @@ class Coordinator:
         time_limit_s: after how long the farm saves and stops; None: never.
         listener: is told of all that happens.
         elsewhere: tells whether others work on jobs of the source, which it may give later.
+        lost: tells whether others have taken over a job that a block works on.
     """
 
     pool: Pool
@@ -226,6 +227,7 @@ class Coordinator:
     time_limit_s: float | None = None
     listener: Listener | None = None
     elsewhere: Callable[[], bool] = lambda: False
+    lost: Callable[[FarmJob], bool] = lambda _: False
     _running: dict[int, _Work] = field(default_factory=dict)
     _ended: Counter[JobState] = field(default_factory=Counter)
     _busy_s: float = 0.0
@@ -288,6 +290,11 @@ class Coordinator:
         elif event.block not in self._running:
             # A rank that has died between two jobs has spoiled none.
             return
+        elif self.lost(self._running[event.block].job):
+            # What it says is of no interest, and nobody else hears it.
+            if isinstance(event, EpochOver):
+                self.pool.restart(event.block)
+            self._end(event.block, free, JobState.STOPPED, None, "others have taken it over")
         elif isinstance(event, EpochOver):
             self._epoch(event)
         elif isinstance(event, JobOver):

@@ -39,11 +39,13 @@ class TrainTask:
         job: the run.
         log: the file for all that the ranks print meanwhile.
         asks: after each epoch rank 0 waits to be told whether the run is to end with it.
+        successor: a path that is there once another launch has taken the run over.
     """
 
     job: TrainJob
     log: Path
     asks: bool = False
+    successor: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Launch:
         self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host}-{os.getpid()}-{secrets.token_hex(2)}"
         self._farm, self._folder = farm, farm / LAUNCHES / self.name
         self.events, self.usage = self._folder / EVENTS, self._folder / USAGE
-        self._others = Launches(farm)
+        self._others, self._claims = Launches(farm), dict[str, int]()
         with refusing(self._folder):
             self._folder.mkdir(parents=True)
         self._lock = FolderLock(self._folder)
@@ -196,7 +196,16 @@ class Launch:
                 os.symlink(self.name, _claim(folder, taken))
             except FileExistsError:
                 return False
+        self._claims[job] = taken
         return True
+
+    def successor(self, job: str) -> Path:
+        """Return what is there once another launch has taken over a job of this one, which was silent."""
+        return _claim(self._farm / CLAIMS / job, self._claims[job] + 1)
+
+    def has_lost(self, job: str) -> bool:
+        """Tell whether another launch has taken over a job of this one: all that it writes is in vain."""
+        return os.path.lexists(self.successor(job))
 
     def shares_cores(self) -> bool:
         """Tell whether another launch works on the farm with cores of this one."""

@@ -179,11 +179,13 @@ class RunFolder:
         lock: that of the job that writes it; None: whoever has it does not hold the job's lock.
         together: its files are flushed to the disk with those of other runs, by `finish_together`, and not
             each when it is written; until then the run does not count as finished.
+        successor: a path that is there once others have taken the run over; None: nobody does.
     """
 
     path: Path
     lock: FolderLock | None = field(default=None, compare=False)
     together: bool = field(default=False, compare=False)
+    successor: Path | None = field(default=None, compare=False)
 
     @classmethod
     def create(cls, path: str | Path | None, model: str, data: str, needed_bytes: int = 0) -> RunFolder:
@@ -443,7 +445,12 @@ class RunFolder:
                 self.path.rmdir()
 
     def _refuse_lost(self) -> None:
-        """Raise BadRunFolder if the folder of this path is not the one that was locked."""
+        """Raise BadRunFolder if the folder is not the one that was locked any more, or not this job's."""
+        if self.successor is not None and os.path.lexists(self.successor):
+            raise BadRunFolder(
+                f"cannot write {self.path}: others have taken the run over, as nothing was heard of this job "
+                "for a while; leave it to them"
+            )
         if self.lock is not None and self.lock.lost:
             raise BadRunFolder(
                 f"cannot write {self.path}: it was removed or renamed while the run went on; name a folder "

@@ -103,6 +103,7 @@ class Surroundings:
         follower: is told how the run goes, on each rank.
         open_data: opens the data of the configuration (collective).
         ends: says after each epoch whether the run is to end with it, and why (collective over the workers).
+        successor: a path that is there once others have taken the run over; None: nobody does.
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
     """
@@ -110,6 +111,7 @@ class Surroundings:
     follower: Progress = field(default_factory=Progress)
     open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data
     ends: Callable[[Communicator], str | None] | None = None
+    successor: Path | None = None
     alone: bool = True
 
 
@@ -366,7 +368,7 @@ def _run_folder(
     else:
         folder = RunFolder(job.resume.folder)
     with FolderLock(folder.path) as lock:
-        folder = replace(folder, lock=lock, together=not around.alone)
+        folder = replace(folder, lock=lock, together=not around.alone, successor=around.successor)
         if lock.problem is not None:
             print(
                 f"tutti: warning: the file system of {folder.path} has no locks ({lock.problem}); see to it "

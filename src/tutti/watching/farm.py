@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -163,12 +163,12 @@ class FarmDisplay:
     """The display of a farm that goes on.
 
     Args:
-        known: the jobs that have ended before; no line tells of them.
+        known: how jobs have ended before; no line tells of them.
         stream: where it is shown.
     """
 
-    def __init__(self, known: Iterable[str], stream: IO[str]) -> None:
-        self._stream, self._drawn, self._told = stream, 0.0, set(known)
+    def __init__(self, known: Mapping[str, JobState], stream: IO[str]) -> None:
+        self._stream, self._drawn, self._told = stream, 0.0, dict(known)
         self._live = None
         # mpirun gives a terminal to processes of several hosts, whose tables would overwrite each other.
         if stream.isatty() and mpi_place(os.environ) is None:
@@ -183,9 +183,12 @@ class FarmDisplay:
                 self._live.update(progress.screen(now), refresh=True)
                 self._drawn = now
             return
-        for job in [name for name in progress.done if name not in self._told]:
-            self._told.add(job)
-            ended = f"{printable(job)} {progress.done[job].value}"
+        for job, state in progress.done.items():
+            # One that was taken over has ended twice.
+            if self._told.get(job) is state:
+                continue
+            self._told[job] = state
+            ended = f"{printable(job)} {state.value}"
             print(f"{ended}; {progress.headline(now)}", file=self._stream, flush=True)
 
     def close(self) -> None:
