@@ -95,7 +95,7 @@ def test_a_target_of_another_shape_is_named(opened):
 
 @pytest.mark.parametrize(
     ("item", "found"),
-    [(torch.zeros(3), "Tensor of 3"), ({"image": 1, "label": 2}, "dict of 2"), ((1, 2, 3), "tuple of 3")],
+    [(torch.zeros(3), "Tensor of 3"), ((1, 2, 3), "tuple of 3")],
 )
 def test_an_item_that_is_no_pair_is_named(opened, item, found):
     items = pairs(10)

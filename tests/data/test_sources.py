@@ -116,7 +116,9 @@ def test_texts_that_are_objects_are_classes(opened):
 
 def test_ragged_object_and_text_inputs_are_refused(opened):
     with pytest.raises(BadData, match="the train inputs are no regular array"):
-        opened(([[1, 2], [3]], [0, 1]))
+        opened(([[1, 2], 3], [0, 1]))
+    with pytest.raises(BadData, match="the train targets are no regular array"):
+        opened(([[1, 2], [3, 4]], [[0], [0, 1]]))
     with pytest.raises(BadData, match="the train inputs are Python objects"):
         opened((np.array([{}, {}], dtype=object), [0, 1]))
     with pytest.raises(BadData, match="the train inputs are of type <U1; give numbers"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,8 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import tutti
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
+from tutti.data import DataSet, Part
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.training.losses import LossBatch, named_loss
 
 DOCS = Path(__file__).parents[2] / "docs"
 COUNT = 23
@@ -37,14 +40,25 @@ SUMS = block("own-loop.md", 'reduction="sum")\nfor')
 CHECKPOINTS = block("own-loop.md", 'tutti.checkpoints("')
 STOPPING = block("own-loop.md", "with stoppable():")
 PER_TOKEN = block("losses.md", "def per_token")
+WITH_AID = block("losses.md", "def with_aid")
 
 
 def test_no_program_of_these_pages_is_left_out() -> None:
     for page, tried in (
         ("own-loop.md", [USUAL, PLATEAU, SUMS, CHECKPOINTS, STOPPING]),
-        ("losses.md", [PER_TOKEN]),
+        ("losses.md", [PER_TOKEN, WITH_AID]),
     ):
         assert (DOCS / page).read_text(encoding="utf-8").count("```python") == len(tried)
+
+
+def test_a_loss_of_everything_is_one() -> None:
+    values: dict[str, Any] = {"torch": torch}
+    exec(WITH_AID, values)
+    batch = LossBatch(torch.zeros(2, 1), torch.tensor([0, 1]))
+    loss = values["with_aid"]((torch.zeros(2, 2), torch.ones(2)), batch)
+    assert loss.item() == pytest.approx(math.log(2) + 0.1)
+    dataset = DataSet("", Part(batch.inputs, batch.targets), None, None, 2, ())
+    assert named_loss(values["with_aid"], dataset).whole
 
 
 @pytest.fixture(scope="module")

@@ -107,12 +107,12 @@ def test_a_gpu_that_is_not_here_is_refused_with_the_remedy(
 
 
 def test_a_model_that_returns_no_tensor_is_refused() -> None:
-    class Pair(nn.Module):
-        def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return inputs, inputs
+    class Number(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> float:
+            return inputs.sum().item()
 
-    with pytest.raises(BadModel, match="returns a tuple, not a tensor"):
-        Arithmetic().forward(Pair(), torch.zeros(1))
+    with pytest.raises(BadModel, match="returns a float, and which tensor of it is the output is not known"):
+        Arithmetic().forward(Number(), torch.zeros(1))
 
 
 class OfKeras(nn.Module):

@@ -60,14 +60,15 @@ class DataCommand(Command):
 def _read(source: str, options: Options) -> Contents[Rows, Array]:
     """Read a data set, whose missing values are no mistake yet."""
     # It imports torch.
+    from tutti.data.description import in_one_array
     from tutti.data.sources import read_source
 
     try:
-        return read_source(source, {"missing": "mean", **options})
+        return in_one_array(read_source(source, {"missing": "mean", **options}))
     except UnknownName as error:
         if error.name != "missing" or "missing" in options:
             raise
-        return read_source(source, options)
+        return in_one_array(read_source(source, options))
 
 
 def _convert(source: str, to: Path, options: Options) -> None:

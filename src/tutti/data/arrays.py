@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tutti.data.columns import Column
 from tutti.data.rows import Array, Rows, StoredRows, chosen
 from tutti.errors import BadData, NotFinite
 
@@ -27,6 +29,18 @@ _CHANNELS = (1, 3, 4)
 def part_arrays(
     part: str, inputs: object, targets: object, missing: str = "error", columns: tuple[str, ...] = ()
 ) -> tuple[Rows, Array]:
+    """Return what `part_columns` does for a single input, of one shape."""
+    (column,), y = part_columns(part, [(f"{part} inputs", inputs)], targets, missing, columns)
+    return column.rows, y
+
+
+def part_columns(
+    part: str,
+    inputs: Sequence[tuple[str, object]],
+    targets: object,
+    missing: str = "error",
+    columns: tuple[str, ...] = (),
+) -> tuple[tuple[Column[Rows], ...], Array]:
     """Return the inputs and targets of a part, the inputs in the form in which they are kept.
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
@@ -34,7 +48,8 @@ def part_arrays(
 
     Args:
         part: "train", "validation" or "test", for messages.
-        inputs: an array, a tensor or a nested list, of shape (samples, ...).
+        inputs: the words for each input, and what it is: an array, a tensor or a nested list, of shape
+            (samples, ...), or a column.
         targets: likewise, of the same length.
         missing: one of `MISSING`; samples with NaN are left out, refused, or kept.
         columns: the names of the inputs, if they are those of a table.
@@ -44,37 +59,74 @@ def part_arrays(
         NotFinite: NaN or inf among the inputs.
     """
     y = as_array(targets, f"{part} targets")
-    x: Rows = inputs if isinstance(inputs, StoredRows) else as_array(inputs, f"{part} inputs")
-    if x.ndim == 0 or y.ndim == 0:
-        raise BadData(f"the {part} part is a single value; give one input and one target for each sample")
-    if len(x) != len(y):
-        raise BadData(
-            f"the {part} part has {len(x):,} inputs (shape {x.shape}) but {len(y):,} targets "
-            f"(shape {y.shape}); give one target for each input"
-        )
-    if len(x) == 0:
-        raise BadData(f"the {part} part has no samples; give at least one")
-    if x.dtype.kind not in "biuf":
-        raise BadData(f"the {part} inputs are of type {x.dtype}; give numbers, such as float32 or uint8")
-    if x.size == 0:
-        raise BadData(f"the {part} inputs have the shape {x.shape}, so no values; give inputs that have some")
-    x = _image_layout(x, turn=not isinstance(inputs, Tensor))
+    found = [_column(part, what, one, y) for what, one in inputs]
     if missing == "drop":
-        kept = np.flatnonzero(~(_with_nan(x) | _with_nan(y)))
-        if len(kept) < len(x):
+        kept = np.flatnonzero(~np.logical_or.reduce([_with_nan(y), *map(_incomplete, found)]))
+        if len(kept) < len(y):
             print(
-                f"{len(x) - len(kept):,} of {len(x):,} {part} samples have missing values and are left out",
+                f"{len(y) - len(kept):,} of {len(y):,} {part} samples have missing values and are left out",
                 file=sys.stderr,
             )
         if not len(kept):
             raise BadData(f"every {part} sample has a missing value; --data.missing mean keeps them")
-        x, y = chosen(x, kept), y[kept]
+        found, y = [replace(column, rows=chosen(column.rows, kept)) for column in found], y[kept]
     if missing == "error" and columns:
-        _refuse_missing(part, x, columns)
-    refuse_not_finite(f"{part} inputs", x, but_nan=missing == "mean")
-    if missing == "mean" and part == "train":
-        _refuse_without_values(x, columns)
-    return x, y
+        _refuse_missing(part, found[0].rows, columns)
+    for (what, _), column in zip(inputs, found, strict=True):
+        ragged = column.values is not None
+        if ragged and missing == "drop":
+            continue  # The values of samples that are left out are still there, and nobody sees them.
+        refuse_not_finite(what, values_of(column), but_nan=missing == "mean" and not ragged)
+        if missing == "mean" and part == "train" and not ragged:
+            _refuse_without_values(column.rows, columns)
+    return tuple(found), y
+
+
+def values_of(column: Column[Rows]) -> Rows:
+    """Return the numbers of a column: of sequences all their values, else the rows."""
+    return column.rows if column.values is None else column.values
+
+
+def _column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
+    """Return one input in the form in which it is kept.
+
+    Raises:
+        BadData: it has no numbers, no samples, or another number of them than there are targets.
+    """
+    if isinstance(value, Column):
+        x = value.rows
+    else:
+        x = value if isinstance(value, StoredRows) else as_array(value, what)
+    if x.ndim == 0 or y.ndim == 0:
+        raise BadData(f"the {part} part is a single value; give one input and one target for each sample")
+    if len(x) != len(y):
+        shape = "sequences" if isinstance(value, Column) else f"shape {x.shape}"
+        raise BadData(
+            f"the {part} part has {len(x):,} {what.removeprefix(part).strip()} ({shape}) but {len(y):,} "
+            f"targets (shape {y.shape}); give one target for each input"
+        )
+    if len(x) == 0:
+        raise BadData(f"the {part} part has no samples; give at least one")
+    values = values_of(value) if isinstance(value, Column) else x
+    if values.dtype.kind not in "biuf":
+        raise BadData(f"the {what} are of type {values.dtype}; give numbers, such as float32 or uint8")
+    if values.size == 0:
+        raise BadData(f"the {what} have the shape {values.shape}, so no values; give inputs that have some")
+    if isinstance(value, Column):
+        # Bytes in a sequence are numbers of something, and no pixels.
+        if isinstance(values, np.ndarray) and values.dtype == np.uint8:
+            return replace(value, values=values.astype(np.int64))
+        return value
+    return Column(_image_layout(x, turn=not isinstance(value, Tensor)))
+
+
+def _incomplete(column: Column[Rows]) -> NDArray[np.bool_]:
+    """Tell which samples of a column have a value that is NaN."""
+    if column.values is None:
+        return _with_nan(column.rows)
+    missing, spans = _with_nan(column.values), column.rows[:]
+    before = np.concatenate([[0], missing.cumsum()])
+    return np.asarray(before[spans.sum(axis=1)] > before[spans[:, 0]])
 
 
 def _with_nan(rows: Rows) -> NDArray[np.bool_]:

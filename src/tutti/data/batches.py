@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import cut
+from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.data.sampling import draw
 from tutti.errors import BadOption
@@ -27,7 +28,8 @@ class Batch:
     """The samples that one rank runs forward and backward in one pass.
 
     Attributes:
-        inputs: as the model sees them, of shape (samples, ...); no sample when there are fewer than ranks.
+        inputs: as the model sees them, of shape (samples, ...); no sample when there are fewer than ranks. By
+            name or by position, where there are several.
         targets: of shape (samples, ...).
         share: these samples / all samples of the update, or of the rank's own batch where each rank has one;
             0.0 for none. With `loss` the mean over this batch, `(loss * share).backward()` makes the sum over
@@ -35,7 +37,7 @@ class Batch:
         samples: their numbers in the part, of shape (samples,), int64; None: they have none.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     share: float
     samples: Tensor | None = None
@@ -113,7 +115,7 @@ class Batches:
     ) -> None:
         check_split(batch_size, 1 if own else size)
         self.part, self.batch_size, self.seed = part, batch_size, seed
-        self.take: Callable[[Tensor], tuple[Tensor, Tensor]] = part.take
+        self.take: Callable[[Tensor], tuple[Inputs, Tensor]] = part.take
         self.chances = chances
         self._cumulated = None if chances is None else chances.cumsum(0)
         self._orders: dict[int, Tensor] = {}

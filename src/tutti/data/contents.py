@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic
+from typing import Final, Generic
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 from typing_extensions import TypeVar
 
-from tutti.data.arrays import as_array
+from tutti.data.items import TARGETS, read_items
 from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
 
@@ -26,13 +25,10 @@ PARTS = {
 """The parts by their names in keys."""
 
 _INPUTS = ("x", "inputs", "images", "data", "features")
-_TARGETS = ("y", "targets", "labels", "target")
-TARGET_WORDS: Final = frozenset({*_TARGETS, "label", "class", "cls"})
-"""Names of a column that is to be predicted."""
 
 _SLOTS = {
     key: (PARTS.get(part, "train"), kind)
-    for kind, words in (("inputs", _INPUTS), ("targets", _TARGETS))
+    for kind, words in (("inputs", _INPUTS), ("targets", TARGETS))
     for word in words
     for part in ("", *PARTS)
     for key in ((f"{word}_{part}", f"{part}_{word}") if part else (word,))
@@ -51,7 +47,7 @@ _DATA_SETS = Dataset, DataLoader
 
 _EXPECTED = (
     "give (x, y), ((x, y), (x_test, y_test)), a torch data set, a pair of them, or a dict with "
-    "'x_train', 'y_train', 'x_test', 'y_test'"
+    "'x_train', 'y_train', 'x_test', 'y_test'; several inputs are a dict or a tuple in place of x"
 )
 
 
@@ -99,7 +95,7 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
         BadData: it is of another kind, or lacks inputs or targets.
     """
     if isinstance(value, _DATA_SETS):
-        return Contents(name, {"train": _read_items(value, "train")}, labels=_dataset_labels(value))
+        return Contents(name, {"train": read_items(value, "train")}, labels=_dataset_labels(value))
     if isinstance(value, Mapping):
         return from_keys(value, name, what, labelled)
     if not labelled and isinstance(value, np.ndarray | Tensor):
@@ -107,7 +103,7 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
     if isinstance(value, tuple | list) and len(value) == 2:
         first, second = value
         if isinstance(first, _DATA_SETS) and isinstance(second, _DATA_SETS):
-            parts = {"train": _read_items(first, "train"), "test": _read_items(second, "test")}
+            parts = {"train": read_items(first, "train"), "test": read_items(second, "test")}
             return Contents(name, parts, labels=_dataset_labels(first))
         if isinstance(first, tuple) and isinstance(second, tuple):
             return Contents(name, {"train": _pair(first, what), "test": _pair(second, what)})
@@ -216,66 +212,3 @@ def _dataset_labels(dataset: object) -> tuple[str, ...]:
     """Return the classes' names where the data set has them as torchvision's do, in `classes`."""
     names = getattr(dataset, "classes", ())
     return _texts(names) if isinstance(names, tuple | list) else ()
-
-
-def _read_items(dataset: object, part: str) -> tuple[Array | Tensor, Array | Tensor]:
-    """Return the inputs and the targets of a map-style torch data set, each sample read once.
-
-    The data set's transforms are applied once, not in every epoch.
-
-    Args:
-        dataset: gives (input, target) for each index.
-        part: "train", "validation" or "test", for messages.
-
-    Raises:
-        BadData: it has no length, or an item is no pair or differs in shape from the first; with its index.
-    """
-    if isinstance(dataset, DataLoader):
-        raise BadData(f"the {part} part is a DataLoader; give the data set in it, loader.dataset")
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
-        kind = type(dataset).__name__
-        raise BadData(
-            f"the {part} part, a {kind}, has no length; give a data set with __len__ and __getitem__"
-        )
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors
-    count = len(dataset)
-    if count == 0:
-        raise BadData(f"the {part} part has no samples; give at least one")
-    first, goal = _item(dataset, 0, part)
-    template, targets = as_array(first, f"{part} inputs"), [as_array(goal, f"{part} targets")]
-    inputs: Array = np.empty((count, *template.shape), template.dtype)
-    inputs[0] = template
-    for index in range(1, count):
-        value, goal = _item(dataset, index, part)
-        array, target = as_array(value, f"{part} inputs"), as_array(goal, f"{part} targets")
-        _refuse_other(array, template, f"input of item {index} of the {part} part")
-        if target.shape != targets[0].shape:
-            _refuse_other(target, targets[0], f"target of item {index} of the {part} part")
-        inputs[index] = array
-        targets.append(target)
-    stacked: Array = np.stack(targets)
-    # A tensor's channels come first already; what came as an array or a picture is laid out later.
-    return (torch.from_numpy(inputs) if isinstance(first, Tensor) else inputs), stacked
-
-
-def _item(dataset: Any, index: int, part: str) -> tuple[object, object]:
-    try:
-        item = dataset[index]
-    except Exception as error:
-        error.add_note(f"This happened while item {index} of the {part} part was read.")
-        raise
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        found = f"{type(item).__name__} of {len(item)}" if isinstance(item, Sized) else type(item).__name__
-        raise BadData(
-            f"item {index} of the {part} part is a {found}; every item must be a pair (input, target)"
-        )
-    return item[0], item[1]
-
-
-def _refuse_other(found: Array, first: Array, what: str) -> None:
-    if found.shape != first.shape or found.dtype != first.dtype:
-        raise BadData(
-            f"the {what} has the shape {found.shape} and type {found.dtype}, but item 0 has {first.shape} "
-            f"and {first.dtype}; all items need one shape and type (resize or pad them)"
-        )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tutti.data.arrays import chunks_of, stored_dtype
+from tutti.data.columns import Columns, Stored
 from tutti.data.contents import Contents
 from tutti.data.rows import Array, Rows
+from tutti.errors import BadData
 
 _RARE: Final = 0.1
 """A class is rare if it has less than this share of the samples of the largest one."""
@@ -72,6 +74,24 @@ class PartDescription:
     repeated: int
     trained: int
     contrary: int
+
+
+def in_one_array(contents: Contents[Stored[Rows], Array]) -> Contents[Rows, Array]:
+    """Return a data set with one input of one shape, which is what can be described.
+
+    Raises:
+        BadData: it has several, or sequences.
+    """
+    parts = {}
+    for part, (inputs, targets) in contents.parts.items():
+        if isinstance(inputs, Columns):
+            names = f": {', '.join(inputs.names)}" if inputs.names else ""
+            raise BadData(
+                f"{contents.name} has several inputs, or sequences of unequal length{names}; 'tutti data' "
+                "takes data with one input of one shape, and 'tutti train' the others, too"
+            )
+        parts[part] = inputs, targets
+    return replace(cast("Contents[Rows, Array]", contents), parts=parts)
 
 
 def describe(contents: Contents[Rows, Array]) -> list[PartDescription]:

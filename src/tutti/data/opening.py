@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
@@ -12,15 +14,16 @@ from torch import Tensor
 
 from tutti.comm.base import Communicator
 from tutti.data.arrays import samples_per_chunk, stored_dtype
+from tutti.data.columns import Column, Stored, columns_of, in_place_of
 from tutti.data.contents import Contents
-from tutti.data.parts import DataSet, Part, Scale
+from tutti.data.parts import DataSet, Part, Scale, scale_of_columns
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.errors import BadData, UserError
 
-_Pieces = list[tuple[tuple[Rows, Array], Indices]]
+_Pieces = list[tuple[tuple[Stored[Rows], Array], Indices]]
 """Of train, validation and test: inputs and targets, and which of them go into the part, in which order."""
 
 
@@ -66,32 +69,56 @@ def open_data(
     outcome = node.broadcast_object(found[:2] if isinstance(found, tuple) else found)
     outline = _agreed(cast("tuple[DataSet, int] | UserError", outcome), comm)
     lengths, train = [len(part) for part in outline.parts], outline.train
-    inputs = node.shared(sum(lengths), *outline.shape, dtype=train.inputs.dtype)
     targets = node.shared(sum(lengths), *train.targets.shape[1:], dtype=train.targets.dtype)
+    columns = [
+        Column(
+            node.shared(sum(lengths), *column.rows.shape[1:], dtype=column.rows.dtype),
+            None if column.values is None else node.shared(*column.values.shape, dtype=column.values.dtype),
+            column.longest,
+        )
+        for column in columns_of(train.stored_inputs)
+    ]
     scale = None
     if isinstance(found, tuple):
-        _fill(inputs, targets, found[2])
-        scale = _scale_of(inputs.numpy()[: lengths[0]], outline.filled)
+        pieces = found[2]
+        _fill(targets, [(wanted, indices) for (_, wanted), indices in pieces])
+        for number, column in enumerate(columns):
+            read = [columns_of(stored)[number] for (stored, _), _ in pieces]
+            of_pieces = [(one.rows, indices) for one, (_, indices) in zip(read, pieces, strict=True)]
+            _fill(column.rows, of_pieces)
+            if column.values is not None and read[0].values is not None:
+                _fill(column.values, [(read[0].values, np.arange(len(read[0].values)))])
+        scales = [_scale_of(column, lengths[0], outline.filled) for column in columns]
+        scale = scale_of_columns(train.stored_inputs, scales)
     # Nobody goes on before the leader has filled the arrays: the scale comes after them.
     scale = cast(Scale, node.broadcast_object(scale))
-    arrays = zip(torch.split(inputs, lengths), torch.split(targets, lengths), strict=True)
-    return outline.with_parts(lambda _: Part(*next(arrays), scale))
+    ends = list(accumulate(lengths))
+    spans = (slice(end - length, end) for end, length in zip(ends, lengths, strict=True))
+
+    def with_memory(part: Part) -> Part:
+        span = next(spans)
+        inputs = [replace(column, rows=column.rows[span]) for column in columns]
+        return Part(in_place_of(part.stored_inputs, inputs), targets[span], scale)
+
+    return outline.with_parts(with_memory)
 
 
-def _find(contents: Contents[Rows, Array], validation: float, seed: int) -> tuple[DataSet, int, _Pieces]:
+def _find(
+    contents: Contents[Stored[Rows], Array], validation: float, seed: int
+) -> tuple[DataSet, int, _Pieces]:
     """Return the data set, with tensors that have no memory, a checksum of its targets, and its pieces."""
     own, test = contents.parts.get("validation"), contents.parts.get("test")
     inputs, targets = train = contents.parts["train"]
     kept, aside = split(targets, 0 if own else validation, seed, contents.classes)
-    pieces = [(train, kept), (own, np.arange(len(own[0]))) if own else (train, aside)]
-    pieces.append((test, np.arange(len(test[0]))) if test else (train, np.arange(0)))
+    pieces = [(train, kept), (own, np.arange(len(own[1]))) if own else (train, aside)]
+    pieces.append((test, np.arange(len(test[1]))) if test else (train, np.arange(0)))
     checksum = 0
     for (_, values), indices in pieces:
         checksum = zlib.crc32(values[indices].tobytes(), checksum)
-    x, y = torch.from_numpy(inputs[:0].astype(stored_dtype(inputs))), torch.from_numpy(targets[:0])
+    y = torch.from_numpy(targets[:0])
     parts = [
         Part(
-            x.new_empty(len(indices), *x.shape[1:], device="meta"),
+            in_place_of(inputs, [_without_memory(column, len(indices)) for column in columns_of(inputs)]),
             y.new_empty(len(indices), *y.shape[1:], device="meta"),
         )
         for _, indices in pieces
@@ -136,20 +163,32 @@ def _summary(found: DataSet, checksum: int) -> str:
     )
 
 
-def _fill(inputs: Tensor, targets: Tensor, pieces: _Pieces) -> None:
-    x, y = inputs.numpy(), targets.numpy()
-    start = 0
-    for (stored, wanted), indices in pieces:
+def _without_memory(column: Column[Rows], samples: int) -> Column[Tensor]:
+    rows, values = column.rows, column.values
+    kept = torch.from_numpy(rows[:0].astype(stored_dtype(rows)))
+    laid = kept.new_empty(samples, *rows.shape[1:], device="meta")
+    if values is None:
+        return Column(laid)
+    kept = torch.from_numpy(values[:0].astype(stored_dtype(values)))
+    return Column(laid, kept.new_empty(values.shape, device="meta"), column.longest)
+
+
+def _fill(memory: Tensor, pieces: Sequence[tuple[Rows, Indices]]) -> None:
+    """Write samples into memory, one piece after the other."""
+    x, start = memory.numpy(), 0
+    for stored, indices in pieces:
         step = samples_per_chunk(stored)
         for chunk in np.split(indices, range(step, len(indices), step)):
             # Chunks go straight to their place, so that no second copy of the data ever exists.
             x[start : start + len(chunk)] = stored[chunk]
-            y[start : start + len(chunk)] = wanted[chunk]
             start += len(chunk)
 
 
-def _scale_of(trained: Array, filled: bool) -> Scale:
-    """Return the scale of a data set from the inputs of its training part."""
-    if trained.dtype == np.uint8:
-        return pixel_scale(trained)
-    return mean_scale(trained) if filled else Scale()
+def _scale_of(column: Column[Tensor], trained: int, filled: bool) -> Scale:
+    """Return the scale of an input from the first samples, which are those of the training part."""
+    if column.values is not None:
+        return Scale()
+    rows = column.rows.numpy()[:trained]
+    if rows.dtype == np.uint8:
+        return pixel_scale(rows)
+    return mean_scale(rows) if filled and rows.dtype.kind == "f" else Scale()

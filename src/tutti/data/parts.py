@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from tutti.data.columns import (
+    Column,
+    Columns,
+    Inputs,
+    Stored,
+    alone,
+    columns_of,
+    each_of,
+    in_place_of,
+    length_names,
+    named,
+    padded,
+)
+from tutti.records.shapes import Shape
 from tutti.replica import stretch_like
 
 PIXEL_MAX = 255.0
@@ -28,11 +43,13 @@ class Scale:
         mean: of x / 255, one value for all or one per channel (dimension 1); empty: inputs stay as they are.
         std: the standard deviation likewise.
         fill: what stands for an input that is NaN, one value for each input; empty: there is none.
+        each: the scale of each column, where the inputs are columns; empty: they are one input.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     fill: tuple[float, ...] = ()
+    each: tuple[Scale, ...] = ()
 
     @cached_property
     def _line(self) -> tuple[Tensor, Tensor, float]:
@@ -59,9 +76,19 @@ class Scale:
         per_channel = (1, -1) + (1,) * (stored.dim() - 2)
         return seen.mul_(factor.view(per_channel)).add_(offset.view(per_channel))
 
+    def apply_to_all(self, stored: Inputs) -> Inputs:
+        """Return the model's inputs, of which there may be several; lengths of sequences stay as they are."""
+        if isinstance(stored, Tensor):
+            return self.apply(stored)
+        found = [
+            one if scale is None else scale.apply(one)
+            for one, scale in zip_longest(each_of(stored), self.each[: len(stored)])
+        ]
+        return named(found, tuple(stored) if isinstance(stored, dict) else ())
+
     def on(self, device: str) -> Scale:
         """Copy the scale for inputs in the memory of a device."""
-        moved = Scale(self.mean, self.std, self.fill)
+        moved = Scale(self.mean, self.std, self.fill, tuple(one.on(device) for one in self.each))
         if self.fill:
             vars(moved)["_filler"] = self._filler.to(device)
         if self.mean:
@@ -76,7 +103,7 @@ class Part:
 
     Attributes:
         stored_inputs: of shape (samples, ...); images are (samples, channels, height, width), uint8 as
-            stored.
+            stored. Columns, where there are several inputs of a sample, or sequences.
         stored_targets: class numbers, int64, of shape (samples,), or (samples, ...) where each position has
             one; or float values of shape (samples, ...).
         scale: turns stored inputs into the model's.
@@ -84,16 +111,18 @@ class Part:
             parts. None: all.
     """
 
-    stored_inputs: Tensor
+    stored_inputs: Stored[Tensor]
     stored_targets: Tensor
     scale: Scale = field(default_factory=Scale)
     rows: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.stored_inputs if self.rows is None else self.rows)
+        return len(self.stored_targets if self.rows is None else self.rows)
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, indices: Tensor) -> tuple[Inputs, Tensor]:
         """Copy the inputs, as the model sees them, and the targets of some samples.
+
+        Sequences are padded with zeros to the longest of these samples, and their lengths are given, too.
 
         Args:
             indices: positions in this part, of shape (count,), int64.
@@ -101,13 +130,28 @@ class Part:
         indices = indices.to(self.device)
         if self.rows is not None:
             indices = self.rows.index_select(0, indices)
-        inputs = self.scale.apply(self.stored_inputs.index_select(0, indices))
-        return inputs, self.stored_targets.index_select(0, indices)
+        stored, targets = self.stored_inputs, self.stored_targets.index_select(0, indices)
+        if isinstance(stored, Columns):
+            return self._seen(stored, indices), targets
+        return self.scale.apply(stored.index_select(0, indices)), targets
+
+    def _seen(self, stored: Columns[Tensor], indices: Tensor) -> Inputs:
+        """Copy the inputs of some stored samples, as the model sees them, and the lengths of sequences."""
+        found, lengths = [], []
+        scales = self.scale.each or [Scale()] * len(stored.columns)
+        for column, scale in zip(stored.columns, scales, strict=True):
+            rows = column.rows.index_select(0, indices)
+            if column.values is not None:
+                rows, length = padded(column, rows)
+                lengths.append(length)
+            found.append(scale.apply(rows))
+        names = stored.names and (*stored.names, *length_names(stored))
+        return named([*found, *lengths], names)
 
     @property
-    def inputs(self) -> Tensor:
+    def inputs(self) -> Stored[Tensor]:
         """The inputs of its samples, as they are stored: a copy, if it has rows."""
-        return self.stored_inputs if self.rows is None else self.stored_inputs.index_select(0, self.rows)
+        return self._stored(self.rows)
 
     @property
     def targets(self) -> Tensor:
@@ -115,41 +159,93 @@ class Part:
         return self.stored_targets if self.rows is None else self.stored_targets.index_select(0, self.rows)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one input, such as (1, 28, 28)."""
-        return tuple(self.stored_inputs.shape[1:])
+    def shape(self) -> Shape:
+        """The shape of one input, such as (1, 28, 28); of several, that of each.
+
+        The first size of a sequence is the length of the longest of the data set.
+        """
+        return shape_of(self.stored_inputs)
 
     @property
     def device(self) -> torch.device:
         """The memory that holds the samples."""
-        return self.stored_inputs.device
+        return self.stored_targets.device
 
     def stretch(self, positions: slice) -> Part:
         """Return the part of the samples at some positions, whose tensors are storages of their own.
 
         A view would be pickled with all that it is a view of.
         """
-        if self.rows is not None:
-            rows = self.rows[positions]
-            inputs, targets = (
-                stored.index_select(0, rows) for stored in (self.stored_inputs, self.stored_targets)
-            )
-        else:
-            inputs, targets = (
-                _stretch(stored, positions) for stored in (self.stored_inputs, self.stored_targets)
-            )
-        return Part(inputs, targets, self.scale)
+        rows = None if self.rows is None else self.rows[positions]
+
+        def stretched(stored: Tensor) -> Tensor:
+            return _stretch(stored, positions) if rows is None else stored.index_select(0, rows)
+
+        columns = (
+            alone(replace(column, rows=stretched(column.rows))) for column in columns_of(self.stored_inputs)
+        )
+        inputs = in_place_of(self.stored_inputs, columns)
+        return Part(inputs, stretched(self.stored_targets), self.scale)
 
     def fingerprint(self) -> str:
         """Return what tells its samples from others: their shapes, all targets and some inputs."""
         targets = self.targets
         some = torch.linspace(0, len(self) - 1, min(len(self), PROBED), dtype=torch.float64).long()
         some = some.to(self.device)
-        inputs = self.stored_inputs[some if self.rows is None else self.rows[some]]
-        found = hashlib.sha256(repr([(len(self), *self.shape), tuple(targets.shape)]).encode())
-        for tensor in (targets.cpu(), inputs.cpu()):
-            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        some = some if self.rows is None else self.rows[some]
+        shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
+        found = hashlib.sha256(repr([(len(self), *shape), tuple(targets.shape)]).encode())
+        for tensor in (targets, *_probed(self.stored_inputs, some)):
+            found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return found.hexdigest()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors that its inputs are stored in."""
+        for column in columns_of(self.stored_inputs):
+            yield column.rows
+            if column.values is not None:
+                yield column.values
+
+    def _stored(self, rows: Tensor | None) -> Stored[Tensor]:
+        """Return the inputs of some stored samples: a copy, unless they are all."""
+        if rows is None:
+            return self.stored_inputs
+        columns = (
+            replace(column, rows=column.rows.index_select(0, rows))
+            for column in columns_of(self.stored_inputs)
+        )
+        return in_place_of(self.stored_inputs, columns)
+
+
+def shape_of(stored: Stored[Tensor]) -> Shape:
+    """Return the shape of the inputs of one sample; see `Part.shape`."""
+    if not isinstance(stored, Columns):
+        return tuple(stored.shape[1:])
+    shapes = [column_shape(column) for column in stored.columns]
+    # A data set of sequences alone has one input, as far as the model that is built for it is concerned.
+    return named(shapes, stored.names) if stored.names or len(shapes) > 1 else shapes[0]
+
+
+def column_shape(column: Column[Tensor]) -> tuple[int, ...]:
+    """Return the shape of one input; the first size of a sequence is the length of the longest."""
+    if column.values is None:
+        return tuple(column.rows.shape[1:])
+    return (column.longest, *column.values.shape[1:])
+
+
+def scale_of_columns(stored: object, scales: Sequence[Scale]) -> Scale:
+    """Return the scale of inputs from those of their columns."""
+    return Scale(each=tuple(scales)) if isinstance(stored, Columns) else scales[0]
+
+
+def _probed(stored: Stored[Tensor], some: Tensor) -> Iterator[Tensor]:
+    """Yield the inputs of some stored samples; of sequences the lengths, too."""
+    for column in columns_of(stored):
+        rows = column.rows.index_select(0, some)
+        if column.values is None:
+            yield rows
+        else:
+            yield from padded(column, rows)
 
 
 def _stretch(samples: Tensor, positions: slice) -> Tensor:
@@ -183,8 +279,8 @@ class DataSet:
     columns: tuple[str, ...] = ()
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one input as the model sees it, such as (1, 28, 28)."""
+    def shape(self) -> Shape:
+        """The shape of one input as the model sees it, such as (1, 28, 28); see `Part.shape`."""
         return self.train.shape
 
     @property
@@ -195,8 +291,8 @@ class DataSet:
     @property
     def nbytes(self) -> int:
         """The memory that its parts take, in bytes; what several see counts once."""
-        stored = {id(x): x.nbytes for part in self.parts for x in (part.stored_inputs, part.stored_targets)}
-        return sum(stored.values())
+        tensors = [tensor for part in self.parts for tensor in (*part.tensors(), part.stored_targets)]
+        return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
 
     def with_parts(self, change: Callable[[Part], Part]) -> DataSet:
         """Return it with each part changed, in the order of `parts`."""
@@ -215,7 +311,10 @@ class DataSet:
 
         return self.with_parts(
             lambda part: Part(
-                copied(part.stored_inputs),
+                in_place_of(
+                    part.stored_inputs,
+                    [column.changed(copied) for column in columns_of(part.stored_inputs)],
+                ),
                 copied(part.stored_targets),
                 part.scale.on(device),
                 None if part.rows is None else part.rows.to(device),

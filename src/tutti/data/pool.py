@@ -24,17 +24,57 @@ from torch import Tensor
 
 from tutti.comm.base import Communicator
 from tutti.data.arrays import samples_per_chunk, stored_dtype
+from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import Contents
-from tutti.data.parts import PROBED, DataSet, Part, Scale
+from tutti.data.parts import PROBED, DataSet, Part, Scale, scale_of_columns, shape_of
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_sums, scale_of
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.errors import BadData, UserError
+from tutti.records.shapes import Shape
 from tutti.records.splits import read_split
 
 ALIGNMENT: Final = 64
 """Where tensors begin in the memory, in bytes."""
+
+
+@dataclass(frozen=True)
+class ColumnOutline:
+    """The size and kind of one input.
+
+    Attributes:
+        shape: of one row.
+        dtype: of the rows as stored.
+        values: the shape of the values of all sequences; None: it is no sequence.
+        of_values: the type of the values.
+        longest: the length of the longest sequence.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    values: tuple[int, ...] | None = None
+    of_values: torch.dtype = torch.float32
+    longest: int = 0
+
+    @classmethod
+    def of(cls, column: Column[Rows]) -> ColumnOutline:
+        """Return the outline of an input as it was read."""
+        rows, values = column.rows, column.values
+        if values is None:
+            return cls(rows.shape[1:], _kept(rows))
+        return cls(rows.shape[1:], _kept(rows), values.shape, _kept(values), column.longest)
+
+    @property
+    def column(self) -> Column[Tensor]:
+        """Such a column of no samples, without memory."""
+        rows = torch.empty(0, *self.shape, device="meta")
+        return Column(rows, None if self.values is None else rows.new_empty(self.values), self.longest)
+
+
+def _kept(rows: Rows) -> torch.dtype:
+    """The type of rows as stored."""
+    return torch.from_numpy(rows[:0].astype(stored_dtype(rows))).dtype
 
 
 @dataclass(frozen=True)
@@ -44,10 +84,10 @@ class PoolOutline:
     Attributes:
         name: of the data set.
         lengths: the samples of "train", and perhaps of "validation" and "test".
-        shape: of one input.
+        inputs: what each column of them is like.
+        form: how the columns are put together, with nothing in them.
         target_shape: of one target.
-        inputs: the type of the inputs as stored.
-        targets: that of the targets.
+        targets: the type of the targets.
         classes: the number of classes; None when the targets are floats.
         labels: the classes' names; empty when unknown.
         fingerprint: tells the training samples from those of other data; the same for any type of floats.
@@ -57,9 +97,9 @@ class PoolOutline:
 
     name: str
     lengths: tuple[tuple[str, int], ...]
-    shape: tuple[int, ...]
+    inputs: tuple[ColumnOutline, ...]
+    form: Stored[None]
     target_shape: tuple[int, ...]
-    inputs: torch.dtype
     targets: torch.dtype
     classes: int | None
     labels: tuple[str, ...]
@@ -68,16 +108,15 @@ class PoolOutline:
     columns: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, contents: Contents[Rows, Array]) -> PoolOutline:
+    def of(cls, contents: Contents[Stored[Rows], Array]) -> PoolOutline:
         """Return the outline of a data set as it was read."""
         inputs, targets = contents.parts["train"]
-        kept = torch.from_numpy(inputs[:0].astype(stored_dtype(inputs)))
         return cls(
             contents.name,
-            tuple((part, len(x)) for part, (x, _) in contents.parts.items()),
-            inputs.shape[1:],
+            tuple((part, len(y)) for part, (_, y) in contents.parts.items()),
+            tuple(map(ColumnOutline.of, columns_of(inputs))),
+            in_place_of(inputs, [Column(None) for _ in columns_of(inputs)]),
             targets.shape[1:],
-            kept.dtype,
             torch.from_numpy(targets[:0]).dtype,
             contents.classes,
             contents.labels,
@@ -91,6 +130,11 @@ class PoolOutline:
         """The memory that the pool takes, in bytes."""
         return sum(_room(shape, dtype) for shape, dtype in self._tensors())
 
+    @property
+    def shape(self) -> Shape:
+        """The shape of one input; see `Part.shape`."""
+        return shape_of(in_place_of(self.form, [one.column for one in self.inputs]))
+
     def laid(self, memory: Tensor) -> SamplePool:
         """Return the pool in some memory.
 
@@ -102,21 +146,29 @@ class PoolOutline:
             count = math.prod(shape) * dtype.itemsize
             found.append(memory[start : start + count].view(dtype).view(shape))
             start += _room(shape, dtype)
-        sums, *tensors = found
-        parts = {
-            part: (tensors[2 * number], tensors[2 * number + 1])
-            for number, (part, _) in enumerate(self.lengths)
-        }
+        tensors = iter(found)
+        sums = tuple(next(tensors) for _ in self.inputs)
+        values = [None if one.values is None else next(tensors) for one in self.inputs]
+        parts = {}
+        for part, _ in self.lengths:
+            columns = [
+                Column(next(tensors), own, one.longest) for one, own in zip(self.inputs, values, strict=True)
+            ]
+            parts[part] = in_place_of(self.form, columns), next(tensors)
         return SamplePool(self, parts, sums)
 
     def _tensors(self) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
-        """The shape and type of the sums, then of inputs and targets of each part."""
+        """The shape and type of sums, of values of sequences, and of the inputs and targets of each part."""
         lengths = dict(self.lengths)
-        channels = self.shape[0] if len(self.shape) == 3 else 1
-        scaled = self.inputs == torch.uint8
-        yield (lengths["train"] if scaled else 0, channels, 2), torch.int64
+        for one in self.inputs:
+            channels = one.shape[0] if len(one.shape) == 3 else 1
+            yield (lengths["train"] if one.dtype == torch.uint8 else 0, channels, 2), torch.int64
+        for one in self.inputs:
+            if one.values is not None:
+                yield one.values, one.of_values
         for length in lengths.values():
-            yield (length, *self.shape), self.inputs
+            for one in self.inputs:
+                yield (length, *one.shape), one.dtype
             yield (length, *self.target_shape), self.targets
 
 
@@ -127,24 +179,26 @@ class SamplePool:
     Attributes:
         outline: what there is.
         parts: the inputs and targets of "train", and perhaps of "validation" and "test".
-        sums: of the values of each training sample, and of their squares, per channel: the pixel scale of any
-            rows comes from these. No samples, where inputs are not 8-bit.
+        sums: for each column, of the values of each training sample, and of their squares, per channel: the
+            pixel scale of any rows comes from these. No samples, where inputs are not 8-bit.
     """
 
     outline: PoolOutline
-    parts: Mapping[str, tuple[Tensor, Tensor]]
-    sums: Tensor
+    parts: Mapping[str, tuple[Stored[Tensor], Tensor]]
+    sums: tuple[Tensor, ...]
 
-    def fill(self, contents: Contents[Rows, Array]) -> None:
+    def fill(self, contents: Contents[Stored[Rows], Array]) -> None:
         """Write a data set into the memory; one process does."""
         for part, (inputs, targets) in contents.parts.items():
-            x, y = (tensor.numpy() for tensor in self.parts[part])
-            step = samples_per_chunk(inputs)
-            for start in range(0, len(inputs), step):
-                x[start : start + step] = inputs[start : start + step]
-            y[:] = targets
-        if len(self.sums):
-            self.sums.numpy()[:] = pixel_sums(self.parts["train"][0].numpy())
+            memory, y = self.parts[part]
+            for read, column in zip(columns_of(inputs), columns_of(memory), strict=True):
+                _write(column.rows, read.rows)
+                if part == "train" and column.values is not None and read.values is not None:
+                    _write(column.values, read.values)
+            y.numpy()[:] = targets
+        for sums, column in zip(self.sums, columns_of(self.parts["train"][0]), strict=True):
+            if len(sums):
+                sums.numpy()[:] = pixel_sums(column.rows.numpy())
 
     def with_rows(self, train: Indices, held_out: Indices, alone: bool) -> DataSet:
         """Return the data set whose training and validation parts are rows of the training samples.
@@ -155,13 +209,9 @@ class SamplePool:
             alone: there is no other part: neither the source's own validation part nor its test part.
         """
         rows, outline = torch.from_numpy(train), self.outline
-        scale = Scale()
-        if len(self.sums):
-            pixels = math.prod(outline.shape) // self.sums.shape[1]
-            scale = scale_of(self.sums.index_select(0, rows).sum(0).numpy(), len(rows) * pixels)
         inputs, targets = self.parts["train"]
-        if outline.filled:
-            scale = mean_scale(inputs.numpy(), train)
+        scales = [self._scale_of(number, column, train) for number, column in enumerate(columns_of(inputs))]
+        scale = scale_of_columns(inputs, scales)
         others = {name: Part(*tensors, scale) for name, tensors in self.parts.items() if not alone}
         validation = others.get("validation")
         if len(held_out):
@@ -172,6 +222,23 @@ class SamplePool:
         return DataSet(
             outline.name, first, validation, test, classes, labels, outline.filled, outline.columns
         )
+
+    def _scale_of(self, number: int, column: Column[Tensor], train: Indices) -> Scale:
+        """Return the scale of a column from some training samples."""
+        sums = self.sums[number]
+        if len(sums):
+            pixels = math.prod(column.rows.shape[1:]) // sums.shape[1]
+            total = sums.index_select(0, torch.from_numpy(train)).sum(0).numpy()
+            return scale_of(total, len(train) * pixels)
+        if self.outline.filled and column.values is None and column.rows.is_floating_point():
+            return mean_scale(column.rows.numpy(), train)
+        return Scale()
+
+
+def _write(memory: Tensor, rows: Rows) -> None:
+    x, step = memory.numpy(), samples_per_chunk(rows)
+    for start in range(0, len(rows), step):
+        x[start : start + step] = rows[start : start + step]
 
 
 def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | None = None) -> SamplePool:
@@ -186,7 +253,7 @@ def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | 
         UserError: as `open_data` does; on every rank the same.
     """
     node = comm.node
-    contents: Contents[Rows, Array] | None = None
+    contents: Contents[Stored[Rows], Array] | None = None
     found: PoolOutline | UserError | None = None
     if node.rank == 0:
         try:
@@ -267,11 +334,27 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
-def _fingerprint(inputs: Rows, targets: Array) -> str:
+def _fingerprint(inputs: Stored[Rows], targets: Array) -> str:
     """Return what tells samples from others: their shapes, all targets and some inputs."""
-    some = np.linspace(0, len(inputs) - 1, min(len(inputs), PROBED)).astype(np.int64)
-    found = hashlib.sha256(repr((inputs.shape, targets.shape)).encode())
-    for array in (targets, inputs[some]):
+    some = np.linspace(0, len(targets) - 1, min(len(targets), PROBED)).astype(np.int64)
+    columns = columns_of(inputs)
+    shapes = [shape for column in columns for shape in _shapes(column)]
+    found = hashlib.sha256(repr((*shapes, targets.shape)).encode())
+    if isinstance(inputs, Columns):
+        found.update(repr(inputs.names).encode())
+    for array in (targets, *(array for column in columns for array in _some_of(column, some))):
         kept = np.dtype(np.float32) if array.dtype.kind == "f" else stored_dtype(array)
         found.update(np.ascontiguousarray(array, kept).tobytes())
     return found.hexdigest()
+
+
+def _shapes(column: Column[Rows]) -> list[tuple[int, ...]]:
+    return [rows.shape for rows in (column.rows, column.values) if rows is not None]
+
+
+def _some_of(column: Column[Rows], some: Indices) -> Iterator[Array]:
+    rows = column.rows[some]
+    yield rows
+    if column.values is not None:
+        for start, length in rows:
+            yield column.values[start : start + length]

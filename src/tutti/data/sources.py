@@ -16,18 +16,20 @@ from pathlib import Path
 
 import numpy as np
 
-from tutti.data.arrays import MISSING, as_array, part_arrays, stored_dtype
+from tutti.data.arrays import MISSING, as_array, part_arrays, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
+from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, contents_of
 from tutti.data.formats import format_of, read_path
-from tutti.data.rows import Array, Rows, StoredRows
+from tutti.data.rows import Array, Rows, StoredRows, joined
+from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import with_checked_targets
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
 from tutti.records.untrusted import printable
 
 
-def read_source(data: object, options: Mapping[str, object]) -> Contents[Rows, Array]:
+def read_source(data: object, options: Mapping[str, object]) -> Contents[Stored[Rows], Array]:
     """Read and check a data set.
 
     Args:
@@ -43,17 +45,22 @@ def read_source(data: object, options: Mapping[str, object]) -> Contents[Rows, A
         UnknownName: no such built-in data set, file, factory or option.
     """
     contents, given, missing = _contents(data, dict(options))
-    parts = {
-        part: part_arrays(part, x, y, missing, contents.columns) for part, (x, y) in contents.parts.items()
+    given_inputs = taken_apart({part: x for part, (x, _) in contents.parts.items()})
+    read = {
+        part: part_columns(
+            part,
+            [(given_inputs.label(part, number), one) for number, one in enumerate(given_inputs.parts[part])],
+            y,
+            missing,
+            contents.columns,
+        )
+        for part, (_, y) in contents.parts.items()
     }
-    train, _ = parts["train"]
-    for part, (inputs, _) in parts.items():
-        if inputs.shape[1:] != train.shape[1:] or stored_dtype(inputs) != stored_dtype(train):
-            raise BadData(
-                f"the {part} inputs have the shape {inputs.shape} and type {inputs.dtype}, the "
-                f"train inputs {train.shape} and {train.dtype}; all parts need one input shape and one type"
-            )
-    filled = missing == "mean" and stored_dtype(train).kind == "f"
+    _refuse_other_kinds(given_inputs, {part: x for part, (x, _) in read.items()})
+    inputs = _in_one_form(given_inputs, {part: x for part, (x, _) in read.items()})
+    parts = {part: (inputs[part], y) for part, (_, y) in read.items()}
+    train, _ = read["train"]
+    filled = missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train)
     arrays = replace(
         Contents(printable(contents.name), parts, contents.classes, contents.labels),
         columns=tuple(map(printable, contents.columns)),
@@ -70,6 +77,37 @@ def read_source(data: object, options: Mapping[str, object]) -> Contents[Rows, A
     return replace(found, labels=tuple(map(printable, found.labels)))
 
 
+def _refuse_other_kinds(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]]) -> None:
+    """Refuse inputs of other shapes or types than those of the training part."""
+    for part, columns in read.items():
+        for number, (column, train) in enumerate(zip(columns, read["train"], strict=True)):
+            here, there = values_of(column), values_of(train)
+            if here.shape[1:] != there.shape[1:] or stored_dtype(here) != stored_dtype(there):
+                raise BadData(
+                    f"the {given.label(part, number)} have the shape {here.shape} and type {here.dtype}, the "
+                    f"{given.label('train', number)} {there.shape} and {there.dtype}; all parts need one "
+                    "input shape and one type"
+                )
+
+
+def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]]) -> dict[str, Stored[Rows]]:
+    """Return the inputs of each part; the values of sequences lie one after the other, over all parts."""
+    if given.single:
+        return {part: columns[0].rows for part, columns in read.items()}
+    found: dict[str, list[Column[Rows]]] = {part: [] for part in read}
+    for columns in zip(*read.values(), strict=True):
+        values = [column.values for column in columns if column.values is not None]
+        together = joined(values) if values else None
+        longest, start = max(column.longest for column in columns), 0
+        for part, column in zip(read, columns, strict=True):
+            rows = column.rows
+            if column.values is not None:
+                rows = rows[:] + np.array([start, 0])
+                start += len(column.values)
+            found[part].append(Column(rows, together, longest))
+    return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
+
+
 def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Rows, None]:
     """Read and check the inputs of a data set, whether or not it has targets.
 
@@ -83,6 +121,11 @@ def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Rows, N
     contents, _, missing = _contents(data, dict(options), labelled=False)
     if missing == "drop":
         raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
+    if not taken_apart({part: x for part, (x, _) in contents.parts.items()}).single:
+        raise BadData(
+            f"{contents.name} has several inputs, or sequences of unequal length; predict such samples by "
+            "tutti.load(run).predict(inputs), or those of the run's own data"
+        )
     parts: dict[str, tuple[Rows, None]] = {}
     for name, (inputs, _) in contents.parts.items():
         called = name if len(contents.parts) > 1 else "given"

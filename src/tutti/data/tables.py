@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti.data.arrays import float_dtype
-from tutti.data.contents import TARGET_WORDS
+from tutti.data.items import TARGET_WORDS
 from tutti.data.rows import Array
 from tutti.errors import BadData, BadOption
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tutti.data.arrays import float_dtype, refuse_not_finite
+from tutti.data.columns import Stored
 from tutti.data.contents import Contents
 from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
@@ -23,7 +24,9 @@ _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
 
 
-def with_checked_targets(contents: Contents[Rows, Array], given: int | None) -> Contents[Rows, Array]:
+def with_checked_targets(
+    contents: Contents[Stored[Rows], Array], given: int | None
+) -> Contents[Stored[Rows], Array]:
     """Decide whether the targets are classes or values, and check them.
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
@@ -82,8 +85,11 @@ def with_checked_targets(contents: Contents[Rows, Array], given: int | None) -> 
 
 
 def _kept(
-    contents: Contents[Rows, Array], targets: dict[str, Array], classes: int | None, labels: tuple[str, ...]
-) -> Contents[Rows, Array]:
+    contents: Contents[Stored[Rows], Array],
+    targets: dict[str, Array],
+    classes: int | None,
+    labels: tuple[str, ...],
+) -> Contents[Stored[Rows], Array]:
     parts = {part: (inputs, targets[part]) for part, (inputs, _) in contents.parts.items()}
     return replace(contents, parts=parts, classes=classes, labels=labels)
 
@@ -123,8 +129,8 @@ def _several_flags(values: Array) -> bool:
 
 
 def _named(
-    contents: Contents[Rows, Array], flat: dict[str, Array], classes: int | None
-) -> Contents[Rows, Array]:
+    contents: Contents[Stored[Rows], Array], flat: dict[str, Array], classes: int | None
+) -> Contents[Stored[Rows], Array]:
     for part, values in flat.items():
         if values.ndim != 1:
             raise BadData(f"the {part} targets are texts of shape {values.shape}; give one for each sample")

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.errors import BadOption
 from tutti.model_parallel.places import APART, PORTION, PartPlaces
@@ -70,7 +71,7 @@ class Workload:
     loss: Loss
     arithmetic: Arithmetic
 
-    def batch(self, count: int) -> tuple[Tensor, Tensor]:
+    def batch(self, count: int) -> tuple[Inputs, Tensor]:
         """The inputs and targets of at most `count` samples, as the model wants them."""
         inputs, targets = self.samples.take(torch.arange(min(count, len(self.samples))))
         return self.arithmetic.inputs(inputs), self.arithmetic.targets(targets)

@@ -34,6 +34,7 @@ from tutti.model_parallel.base import LayoutRanks, Workload
 from tutti.model_parallel.dtensor import DTensorPortion
 from tutti.model_parallel.group import TeamMesh
 from tutti.torch_backend.errors import Mismatch
+from tutti.training.evaluation import Objective
 from tutti.training.run_parts import Computed
 
 
@@ -42,7 +43,8 @@ class ShardedPortion(DTensorPortion):
 
     def __init__(self, module: nn.Module, ranks: LayoutRanks, group: TeamMesh, workload: Workload) -> None:
         super().__init__(module, ranks, lambda _: True, group)
-        self.peers, self._loss, self._arithmetic = ranks.every, workload.loss, workload.arithmetic
+        self.peers, self._workload = ranks.every, workload
+        self._objective = Objective(workload.loss, arithmetic=workload.arithmetic)
         *layers, whole = units(module)
         for unit in (*layers, whole):
             # Of the whole, too, what is gathered is dropped at once: states are made between two passes.
@@ -52,13 +54,13 @@ class ShardedPortion(DTensorPortion):
 
     def _compute(self, batch: Batch) -> Computed:
         """Forward and backward; a rank without samples computes one that counts for nothing, as all must."""
-        inputs, targets = self._arithmetic.inputs(batch.inputs), self._arithmetic.targets(batch.targets)
+        arithmetic = self._objective.arithmetic
+        inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         count = len(targets)
         if not count:
-            inputs, targets = (x.new_zeros(1, *x.shape[1:]) for x in (inputs, targets))
+            inputs, targets = self._workload.batch(1)
         began = perf_counter()
-        outputs = self._arithmetic.forward(self.module, inputs)
-        loss, weight = self._loss.measure(outputs, targets)
+        outputs, loss, weight = self._objective.compute(self.module, inputs, targets)
         seconds = {"forward": perf_counter() - began}
         with self._check.together("backward"):
             # FSDP makes the mean of a team's gradients; what is wanted is their sum.

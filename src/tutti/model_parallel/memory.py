@@ -12,6 +12,7 @@ import copy
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from tutti.data.columns import each_of, mapped
 from tutti.model_parallel.base import Workload
+from tutti.training.losses import LossBatch
 
 PROBE: Final = 64
 """Rows and columns of the parameter that shows how much state an optimizer keeps."""
@@ -130,7 +133,12 @@ def held(model: nn.Module) -> tuple[int, int]:
 
 def peak_of_step(model: nn.Module, workload: Workload, count: int) -> int:
     """The peak of forward and backward of `count` samples, and the samples."""
-    inputs, targets = (x.to("meta") for x in workload.batch(count))
+    (inputs, targets), arithmetic = workload.batch(count), workload.arithmetic
+    inputs, targets = mapped(inputs, methodcaller("to", "meta")), targets.to("meta")
     with PeakMemory() as ledger:
-        torch.autograd.backward(workload.loss(workload.arithmetic.forward(model, inputs), targets))
-    return int(ledger.peak + inputs.nbytes + targets.nbytes)
+        if workload.loss.whole:
+            loss = workload.loss(arithmetic.call(model, inputs), LossBatch(inputs, targets))
+        else:
+            loss = workload.loss(arithmetic.forward(model, inputs), targets)
+        torch.autograd.backward(loss)
+    return int(ledger.peak + sum(one.nbytes for one in each_of(inputs)) + targets.nbytes)

@@ -32,6 +32,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
+from tutti.data.columns import Columns
 from tutti.errors import BadModel, BadOption
 from tutti.model_parallel.base import (
     LayoutRanks,
@@ -102,9 +103,15 @@ def divide(
             f"--layout {workload.arithmetic.layout} does not go through a pipeline, whose stages send "
             "contiguous tensors; leave it out, or use another --parallel"
         )
+    if isinstance(workload.samples.stored_inputs, Columns) or workload.loss.whole:
+        what = "a loss that gets all outputs" if workload.loss.whole else "several inputs, or sequences,"
+        raise BadOption(
+            f"{what} cannot go through a pipeline, in which one tensor passes from stage to stage; use "
+            "--parallel sharded or tensor"
+        )
     batch, arithmetic = workload.batch_size // layout.data, workload.arithmetic
     microbatches = check_microbatches(schedule, microbatches, layout.team, batch)
-    inputs = workload.batch(-(-batch // microbatches))[0]
+    inputs = cast("Tensor", workload.batch(-(-batch // microbatches))[0])
     blocks, ranks = blocks_of(module, inputs, arithmetic), owners(schedule, layout.team)
     if len(blocks) < len(ranks):
         raise BadModel(
@@ -266,7 +273,8 @@ class PipelinePortion(TeamPortion):
     def _compute(self, batch: Batch) -> Computed:
         """Pass a team's batch through the pipeline: equal microbatches, then what is left."""
         arithmetic, count = self._arithmetic, len(batch.targets)
-        inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
+        inputs = cast("Tensor", arithmetic.inputs(batch.inputs))
+        targets = arithmetic.targets(batch.targets)
         outputs = _sized(self._division.shapes[-1], count)
         if not count:
             return Computed(0.0, outputs, targets, 0.0)

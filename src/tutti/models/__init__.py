@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from tutti.errors import BadModel, BadOption
 from tutti.load_object import call_with_options, find_file, names_object, takes_option
+from tutti.records.shapes import Shape, described, several
 from tutti.registry import Registry
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ __all__ = ["FILES", "MODELS", "build", "names_file"]
 
 def build(
     spec: str | nn.Module | Callable[..., nn.Module],
-    shape: tuple[int, ...],
+    shape: Shape,
     outputs: int,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
@@ -80,7 +81,8 @@ def build(
         spec: a name in `MODELS`, `package.module:factory`, `file.py:factory`, a factory itself, or a module,
             which is taken as it is. A factory is called with the options, and with `shape=` and `outputs=`
             where it has parameters of these names.
-        shape: of one input, without the batch, such as (1, 28, 28).
+        shape: of one input, without the batch, such as (1, 28, 28); of several that of each, by name or by
+            position.
         outputs: the numbers that the model gives for one input: the number of classes, or of targets.
         options: of the model, by name.
 
@@ -90,12 +92,17 @@ def build(
         BadModel: the model does not fit `shape`, or the factory returned something else than an `nn.Module`.
     """
     options = dict(options or {})
-    given = {"shape": tuple(shape), "outputs": outputs}
+    given = {"shape": shape if isinstance(shape, dict) else tuple(shape), "outputs": outputs}
     factory: object
     if isinstance(spec, str):
         factory = MODELS.load(spec)
     else:
         factory, spec = spec, getattr(spec, "__qualname__", type(spec).__name__)
+    if several(shape) and factory in MODELS.values():
+        raise BadModel(
+            f"the model '{spec}' takes one input, and the data give each sample several: {described(shape)}; "
+            "give a model of your own, such as file.py:Net, whose forward takes them"
+        )
     from torch import nn
 
     if isinstance(factory, nn.Module):

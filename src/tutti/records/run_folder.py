@@ -66,6 +66,7 @@ from tutti.records.json_lines import (
 )
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary
+from tutti.records.shapes import Shape
 from tutti.records.trace import Lane, chrome_trace
 from tutti.records.untrusted import read_file
 from tutti.records.usage import UsageRecord
@@ -97,6 +98,27 @@ RUNS: Final = Path("runs")
 
 
 @dataclass(frozen=True)
+class SeenInput(Record):
+    """One of the inputs of a data set, as a model saw it.
+
+    Attributes:
+        name: of it; empty: the model takes it by position.
+        shape: of one input; the first size of a sequence is the length of the longest.
+        sequence: whether these are sequences.
+        mean: of its scale, see `tutti.data.Scale`.
+        std: likewise.
+        fill: likewise.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sequence: bool = False
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    fill: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class TrainedOn(Record):
     """The data that a model was trained on, as it saw them: enough to show it other data.
 
@@ -111,6 +133,7 @@ class TrainedOn(Record):
         fill: what stands for inputs that are missing; empty: none are.
         dtype: of the inputs as they are stored, such as "uint8"; empty: unknown.
         columns: the names of the inputs, where each is a column of a table.
+        inputs: each of them, where there are several, or sequences; shape and scale are empty then.
     """
 
     name: str
@@ -123,6 +146,17 @@ class TrainedOn(Record):
     fill: tuple[float, ...] = ()
     dtype: str = ""
     columns: tuple[str, ...] = ()
+    inputs: tuple[SeenInput, ...] = ()
+
+    @property
+    def of_inputs(self) -> Shape:
+        """The shape of one input, or of each."""
+        if not self.inputs:
+            return self.shape
+        if self.inputs[0].name:
+            return {one.name: one.shape for one in self.inputs}
+        shapes = tuple(one.shape for one in self.inputs)
+        return shapes if len(shapes) > 1 else shapes[0]
 
 
 @dataclass(frozen=True)

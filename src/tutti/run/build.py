@@ -24,12 +24,15 @@ from torch.utils.data import Dataset
 from tutti import models, optim, strategies
 from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided, open_data, open_pool
+from tutti.data.columns import Columns
+from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.optim.sharded import announce
 from tutti.records.run import Evaluation
+from tutti.records.run_folder import SeenInput, TrainedOn
 from tutti.run import summary_lines
 from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
@@ -140,6 +143,29 @@ def given_data(job: Job) -> tuple[object, Options]:
 def outputs_for(dataset: DataSet) -> int:
     """Count the outputs that a model needs: one for each class, or for each number of a target."""
     return dataset.classes or max(1, math.prod(dataset.train.targets.shape[1:]))
+
+
+def trained_on(dataset: DataSet) -> TrainedOn:
+    """Return what must be known to show a model other data as it saw these."""
+    stored, scale, inputs = dataset.train.stored_inputs, dataset.train.scale, []
+    if isinstance(stored, Columns):
+        names = stored.names or [""] * len(stored.columns)
+        for name, column, own in zip(names, stored.columns, scale.each, strict=True):
+            shape = column_shape(column)
+            inputs.append(SeenInput(name, shape, column.values is not None, own.mean, own.std, own.fill))
+    return TrainedOn(
+        dataset.name,
+        dataset.classes,
+        dataset.labels,
+        () if isinstance(stored, Columns) else tuple(stored.shape[1:]),
+        scale.mean,
+        scale.std,
+        outputs_for(dataset),
+        scale.fill,
+        "" if isinstance(stored, Columns) else str(stored.dtype).removeprefix("torch."),
+        dataset.columns,
+        tuple(inputs),
+    )
 
 
 def build_model(job: Job, dataset: DataSet) -> nn.Module:
@@ -342,7 +368,8 @@ class Task:
         """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-        return self.objective.loss.measure(arithmetic.forward(module, inputs), targets)
+        _, loss, weight = self.objective.compute(module, inputs, targets)
+        return loss, weight
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """Evaluate the model on `part` (collective)."""

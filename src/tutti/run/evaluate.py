@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.data import DataSet, Part, Scale
+from tutti.data import DataSet, Part
 from tutti.data.sources import with_columns
 from tutti.errors import BadData
 from tutti.exports.sources import load_from
@@ -19,7 +20,7 @@ from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
 from tutti.run.train_job import PARTS, EvaluateJob
-from tutti.run.trained import refuse_other_inputs
+from tutti.run.trained import dtype_of, in_columns, refuse_other_inputs, scale_seen
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
@@ -69,7 +70,9 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
     Raises:
         BadData: it has another shape, or classes that the model does not know.
     """
-    refuse_other_inputs(dataset.name, dataset.shape, dataset.train.stored_inputs.dtype, trained)
+    if trained.inputs:
+        dataset = dataset.with_parts(partial(in_columns, trained.inputs))
+    refuse_other_inputs(dataset.name, dataset.shape, dtype_of(dataset.train), trained)
     here, there = dataset.classes, trained.classes
     if (here is None) != (there is None) or (here or 0) > (there or 0):
         raise BadData(
@@ -77,7 +80,7 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
             f"({trained.name}); give data of the same classes"
         )
     dataset = _numbered_as(dataset, trained)
-    scale = Scale(trained.mean, trained.std, trained.fill)
+    scale = scale_seen(trained)
     scaled = {
         name: replace(part, scale=scale) for name in PARTS if (part := getattr(dataset, name)) is not None
     }

@@ -43,7 +43,7 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         summary=summary,
         strategy=folder.read(StrategyFacts),
         folder=str(folder.path),
-        shape=data.shape,
+        shape=data.of_inputs,
         outputs=data.classes or data.outputs,
         weights=None,
     )

@@ -14,6 +14,7 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.data import Part, Scale
+from tutti.data.columns import Inputs
 from tutti.data.sources import with_columns
 from tutti.data.unlabelled import open_inputs
 from tutti.errors import BadData
@@ -21,7 +22,7 @@ from tutti.run.build import open_config_data, seeded
 from tutti.run.jobs import load_job
 from tutti.run.prediction_files import SUFFIXES, Meaning
 from tutti.run.train_job import PARTS, PredictJob
-from tutti.run.trained import Predictor, load_trained, refuse_other_inputs
+from tutti.run.trained import Predictor, dtype_of, load_trained, refuse_other_inputs
 from tutti.run.trained_run import UNUSED, find_run
 from tutti.training.precision import Arithmetic
 from tutti.training.prediction import PASS, Block, outputs_of
@@ -104,7 +105,7 @@ def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str
     if part is None:
         have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
         raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
-    refuse_other_inputs(dataset.name, dataset.shape, part.stored_inputs.dtype, predictor.data)
+    refuse_other_inputs(dataset.name, dataset.shape, dtype_of(part), predictor.data)
     stored = replace(part, scale=Scale())
 
     def blocks() -> Blocks:
@@ -122,5 +123,5 @@ def _copy(stored: torch.Tensor, first: int, last: int) -> torch.Tensor:
     return stored[first:last].clone()
 
 
-def _take(part: Part, start: int, first: int, last: int) -> torch.Tensor:
+def _take(part: Part, start: int, first: int, last: int) -> Inputs:
     return part.take(torch.arange(start + first, start + last))[0]

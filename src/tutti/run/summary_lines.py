@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, by_rank
+from tutti.records.shapes import Shape, described
 from tutti.records.texts import figures, metric_text
 from tutti.run.config import TrainConfig
 
@@ -16,11 +17,10 @@ WIDEST_MATRIX = 20
 WIDEST_LABEL = 12
 
 
-def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape: Sequence[int]) -> str:
+def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape: Shape) -> str:
     """Model and data with their sizes, in a line each."""
     samples = ", ".join(f"{count:,} {part}" for part, count in parts.items())
-    size = "x".join(map(str, shape)) or "1"
-    return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {size}"
+    return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {described(shape)}"
 
 
 def task(kind: str, loss: str, metrics: Sequence[str]) -> str:

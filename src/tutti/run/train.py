@@ -16,6 +16,7 @@ import torch._dynamo  # The first optimizer imports it, for a second: better bef
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.data import Batches, DataSet, Queue
+from tutti.data.columns import Columns
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.launcher import started_by
@@ -27,7 +28,7 @@ from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import RunStart, Summary, World, now
-from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
+from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.records.texts import resumed_text
 from tutti.replica import Replica
 from tutti.run import summary_lines
@@ -41,6 +42,7 @@ from tutti.run.build import (
     prepare_task,
     reseed,
     seeded,
+    trained_on,
 )
 from tutti.run.checks import check_strategy
 from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
@@ -88,6 +90,13 @@ def captured_by(
             raise BadOption(
                 f"loss '{objective.loss.name}' has a denominator of its own, which the CPU must know in each "
                 "step; use --cuda-graph off"
+            )
+        return None
+    if isinstance(batches.part.stored_inputs, Columns) or objective.loss.whole:
+        if wanted == "on":
+            raise BadOption(
+                "a graph computes one output of one input; use --cuda-graph off for several inputs, for "
+                "sequences, and for losses that get all outputs"
             )
         return None
     if wanted == "auto" and not can_be_recorded(replica.module, objective.loss):
@@ -362,7 +371,7 @@ def _run_folder(
     if comm.rank or not job.write:
         yield None
         return
-    data, scale = task.dataset, task.dataset.train.scale
+    data = task.dataset
     if job.resume is None:
         folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
     else:
@@ -384,20 +393,7 @@ def _run_folder(
         try:
             folder.reserve_weights(task.nbytes)
             folder.write_config(config.as_json(), seal(config.as_json()))
-            folder.write(
-                TrainedOn(
-                    data.name,
-                    data.classes,
-                    data.labels,
-                    data.shape,
-                    scale.mean,
-                    scale.std,
-                    outputs_for(data),
-                    scale.fill,
-                    str(data.train.stored_inputs.dtype).removeprefix("torch."),
-                    data.columns,
-                )
-            )
+            folder.write(trained_on(data))
             folder.write(facts)
             folder.note_start(start)
             yield folder

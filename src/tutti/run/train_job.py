@@ -19,6 +19,7 @@ from tutti.records.files import unfinished_file
 from tutti.records.folder_lock import FolderLock, refuse_locked
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
+from tutti.records.shapes import Shape
 from tutti.run.config import TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume
@@ -149,7 +150,7 @@ class RunOutcome:
     summary: Summary | None
     strategy: StrategyFacts
     folder: str | None
-    shape: tuple[int, ...]
+    shape: Shape
     outputs: int
     weights: dict[str, Any] | None
     stopped: str | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,19 +19,23 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from tutti import models
-from tutti.data.arrays import part_arrays, stored_dtype
-from tutti.data.parts import PIXEL_MAX, Scale
+from tutti.data.arrays import part_columns, stored_dtype
+from tutti.data.columns import Column, Columns, Inputs, columns_of, each_of, mapped, sequences_in
+from tutti.data.parts import PIXEL_MAX, Part, Scale
+from tutti.data.rows import Rows
+from tutti.data.structure import taken_apart
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of
-from tutti.records.run_folder import TrainedOn
+from tutti.records.run_folder import SeenInput, TrainedOn
+from tutti.records.shapes import Shape
 from tutti.run.build import seeded
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import named_or_given
 from tutti.run.trained_run import UNUSED, TrainedRun, find_run
 from tutti.training.evaluation import evaluating
-from tutti.training.precision import Arithmetic
+from tutti.training.precision import FP32, Arithmetic
 from tutti.training.prediction import PASS
 from tutti.training.weights import set_weights
 
@@ -66,17 +72,17 @@ class Predictor(nn.Module, ABC):
 
         Args:
             inputs: an array, a tensor or nested lists, of shape (samples, ...), as they were stored in
-                training: pixels from 0 to 255, other numbers as they are.
+                training: pixels from 0 to 255, other numbers as they are. Several are a dict or a tuple.
 
         Raises:
             BadData: they are of another shape or type than those of the training.
         """
-        rows, _ = part_arrays("given", inputs, np.zeros(len(cast("Any", inputs))), _missing(self.data))
-        stored = torch.from_numpy(np.ascontiguousarray(rows[:], dtype=stored_dtype(rows)))
-        refuse_other_inputs("the inputs", tuple(stored.shape[1:]), stored.dtype, self.data)
-        device = next(chain(self.parameters(), self.buffers()), stored).device
+        part = _as_part(inputs, self.data)
+        refuse_other_inputs("the inputs", part.shape, dtype_of(part), self.data)
+        device = next(chain(self.parameters(), self.buffers()), part.stored_targets).device
         with evaluating(self), torch.no_grad():
-            found = [self(some.to(device)).cpu() for some in torch.split(stored, PASS)]
+            passes = (part.take(some)[0] for some in torch.split(torch.arange(len(part)), PASS))
+            found = [FP32.forward(self, mapped(some, methodcaller("to", device))).cpu() for some in passes]
         return np.asarray(torch.cat(found))
 
     def probabilities(self, inputs: object) -> Array:
@@ -192,14 +198,19 @@ class TrainedModel(Predictor):
         model: nn.Module | Callable[..., nn.Module] | None = None,
     ) -> None:
         super().__init__(data, kind_of(config.loss, data.classes))
-        self._scale = Scale(data.mean, data.std, data.fill)
+        self._scale = scale_seen(data)
         self._arithmetic = Arithmetic(config.precision, config.layout, device)
         with seeded(config.seed):
             found = named_or_given(Job(config), "model") if model is None else model
             options = {} if isinstance(model, nn.Module) else config.model_options
-            built = models.build(found, data.shape, data.outputs, options)
+            built = models.build(found, data.of_inputs, data.outputs, options)
         self.model = self._arithmetic.prepare(built)
         if any(map(is_lazy, chain(built.parameters(), built.buffers()))):
+            if data.inputs:
+                raise BadOption(
+                    "a model with lazy modules that takes several inputs cannot be loaded, as its shapes are "
+                    "not known before it computes; give the modules their sizes"
+                )
             # Lazy modules have their shapes, which weights must have, after a first input.
             with torch.no_grad():
                 self.eval()(torch.zeros(1, *data.shape, device=device))
@@ -210,13 +221,19 @@ class TrainedModel(Predictor):
         return self._arithmetic.precision
 
     @override
-    def forward(self, stored: Tensor) -> Tensor:
-        """Return the outputs of the network."""
-        inputs = self._scale.on(str(stored.device)).apply(stored)
+    def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:
+        """Return the outputs of the network; several inputs are given as it takes them."""
+        given: Inputs = named or (stored if len(stored) > 1 else stored[0])
+        inputs = self._scale.on(str(each_of(given)[0].device)).apply_to_all(given)
         return self._arithmetic.forward(self.model, self._arithmetic.inputs(inputs))
 
     @override
     def plain(self) -> PlainNetwork:
+        if self.data.inputs:
+            raise BadOption(
+                "a model that takes several inputs, or sequences, cannot be exported as a program, which takes "
+                "one input; export its weights: --to safetensors, --to dcp"
+            )
         double = self.precision == "fp64"
         return PlainNetwork(self.model, self.data, double).eval()
 
@@ -283,13 +300,45 @@ def load_trained(
     return trained.eval()
 
 
-def refuse_other_inputs(name: str, shape: tuple[int, ...], dtype: torch.dtype, trained: TrainedOn) -> None:
+def scale_seen(trained: TrainedOn) -> Scale:
+    """Return the scale of the inputs that a model was trained on."""
+    each = tuple(Scale(one.mean, one.std, one.fill) for one in trained.inputs)
+    return Scale(trained.mean, trained.std, trained.fill, each)
+
+
+def in_columns(seen: Sequence[SeenInput], part: Part) -> Part:
+    """Put the inputs of a part in the order of the model's, with sequences as such and as long as those.
+
+    Other data may by chance have sequences of equal length, or shorter ones than a model was made for.
+    """
+    stored, names = part.stored_inputs, tuple(one.name for one in seen if one.name)
+    columns = columns_of(stored)
+    there = stored.names if isinstance(stored, Columns) else ()
+    if sorted(there) != sorted(names) or len(columns) != len(seen):
+        return part
+    ordered = [columns[there.index(name)] for name in names] if names else columns
+    found = (
+        replace(column if column.values is not None else sequences_in(column), longest=one.shape[0])
+        if one.sequence
+        else column
+        for one, column in zip(seen, ordered, strict=True)
+    )
+    return replace(part, stored_inputs=Columns(tuple(found), names))
+
+
+def dtype_of(part: Part) -> torch.dtype | None:
+    """Return the type of the inputs as they are stored; None: there are several."""
+    stored = part.stored_inputs
+    return None if isinstance(stored, Columns) else stored.dtype
+
+
+def refuse_other_inputs(name: str, shape: Shape, dtype: torch.dtype | None, trained: TrainedOn) -> None:
     """Refuse inputs that are not like those that a model was trained on.
 
     Args:
         name: of the data, for the message.
         shape: of one input.
-        dtype: of the inputs as they are stored.
+        dtype: of the inputs as they are stored; None: of several.
         trained: what the model was trained on.
 
     Raises:
@@ -297,21 +346,38 @@ def refuse_other_inputs(name: str, shape: tuple[int, ...], dtype: torch.dtype, t
     """
     there = trained.dtype or ("uint8" if trained.mean else "")
     here = str(dtype).removeprefix("torch.")
-    if there and _numbers(here) != _numbers(there):
+    if dtype is not None and there and _numbers(here) != _numbers(there):
         hint = ", from 0 to 255" if there == "uint8" else ""
         raise BadData(
             f"the inputs of {name} are {here}, but the model was trained on {there}{hint} ({trained.name}); "
             f"convert them, as by array.astype('{there}')"
         )
-    if shape != trained.shape:
+    if shape != trained.of_inputs:
         raise BadData(
-            f"the inputs of {name} have shape {shape}, but the model was trained on {trained.shape} "
+            f"the inputs of {name} have shape {shape}, but the model was trained on {trained.of_inputs} "
             f"({trained.name}); give data of that shape"
         )
 
 
 def _numbers(dtype: str) -> str:
     return "float" if dtype.startswith(("float", "bfloat")) else dtype
+
+
+def _as_part(inputs: object, data: TrainedOn) -> Part:
+    """Return inputs as a part without a scale, whose targets mean nothing."""
+    given = taken_apart({"given": inputs})
+    several = [(given.label("given", at), one) for at, one in enumerate(given.parts["given"])]
+    first = several[0][1]
+    count = len(first.rows if isinstance(first, Column) else first)
+    columns, _ = part_columns("given", several, np.zeros(count), _missing(data))
+
+    def kept(rows: Rows) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(rows[:], dtype=stored_dtype(rows)))
+
+    found = [column.changed(kept) for column in columns]
+    stored = found[0].rows if given.single else Columns(tuple(found), given.names)
+    part = Part(stored, torch.zeros(count))
+    return in_columns(data.inputs, part) if data.inputs else part
 
 
 def _missing(data: TrainedOn) -> str:

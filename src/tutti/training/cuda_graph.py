@@ -108,7 +108,7 @@ class GraphedPass:
         Raises:
             BadModel: the model cannot be recorded.
         """
-        positions, share = batch.inputs, self._share_of(batch)
+        positions, share = batch.targets, self._share_of(batch)
         if self._positions is None:
             self._positions, self._share = positions.clone(), batch.share
         if len(positions) != len(self._positions) or batch.share != self._share:
@@ -129,7 +129,7 @@ class GraphedPass:
         """The batch's share, on the GPU."""
         if batch.share not in self._shares:
             dtype = torch.float64 if self._arithmetic.precision == "fp64" else torch.float32
-            self._shares[batch.share] = torch.full((), batch.share, dtype=dtype, device=batch.inputs.device)
+            self._shares[batch.share] = torch.full((), batch.share, dtype=dtype, device=batch.targets.device)
         return self._shares[batch.share]
 
     def _record(self, work: Work) -> tuple[Pass, Callable[[], None]]:

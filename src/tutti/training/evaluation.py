@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator, cut
+from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.errors import BadOption
 from tutti.records.run import Evaluation
@@ -20,7 +21,7 @@ from tutti.replica import Replica, copy_all
 from tutti.state import Values
 from tutti.strategies.placement import broadcast_all
 from tutti.training.gathering import gather_rows
-from tutti.training.losses import Loss
+from tutti.training.losses import Loss, LossBatch
 from tutti.training.metrics.base import GatheredMetric, Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
 from tutti.training.reading import labelled, predicted
@@ -44,6 +45,26 @@ class Objective:
     metrics: Sequence[Metric] = ()
     classes: int | None = None
     arithmetic: Arithmetic = FP32
+
+    def compute(
+        self, module: Callable[..., object], inputs: Inputs, targets: Tensor
+    ) -> tuple[Tensor, Tensor, float]:
+        """Compute the output of a model for some samples, and the loss.
+
+        Args:
+            module: prepared by the arithmetic.
+            inputs: as the arithmetic gives them.
+            targets: likewise.
+
+        Returns:
+            The output; the sum of the losses / the samples, a scalar; and the weight of these samples.
+        """
+        if self.loss.whole:
+            outputs = self.arithmetic.call(module, inputs)
+            loss, weight = self.loss.measure(outputs, LossBatch(inputs, targets))
+            return self.arithmetic.output(outputs), loss, weight
+        output = self.arithmetic.forward(module, inputs)
+        return output, *self.loss.measure(output, targets)
 
 
 @dataclass(frozen=True)
@@ -280,8 +301,7 @@ def evaluate(
         objective: what is computed.
         batch_size: samples of one forward pass of one rank.
     """
-    loss, arithmetic = objective.loss, objective.arithmetic
-    tally = Tally(objective)
+    arithmetic, tally = objective.arithmetic, Tally(objective)
     shares = cut(len(part), comm.size)
     mine, longest = shares[comm.rank], shares[0]
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
@@ -291,12 +311,9 @@ def evaluate(
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)
             inputs, targets = part.take(torch.arange(*positions, device=part.device))
-            outputs, targets = (
-                arithmetic.forward(module, arithmetic.inputs(inputs)),
-                arithmetic.targets(targets),
-            )
+            targets = arithmetic.targets(targets)
+            outputs, value, weight = objective.compute(module, arithmetic.inputs(inputs), targets)
             if counts:
-                value, weight = loss.measure(outputs, targets)
                 tally.add(arithmetic.number(value), outputs, targets, weight)
     return tally
 

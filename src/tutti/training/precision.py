@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from tutti.errors import BadModel, BadOption
+from tutti.data.columns import Inputs, mapped
+from tutti.errors import BadOption
+from tutti.training.outputs import the_output
 
 _SHORT = (torch.bfloat16, torch.float16)
 
@@ -66,8 +68,10 @@ class Arithmetic:
         """The number in a scalar; if that would mean to wait for it, the scalar itself, without gradient."""
         return scalar.detach() if self.is_asynchronous else float(scalar.item())
 
-    def inputs(self, inputs: Tensor) -> Tensor:
-        """`inputs` of shape (n, *shape) as the model wants them."""
+    def inputs(self, inputs: Inputs) -> Inputs:
+        """`inputs` of shape (n, *shape) as the model wants them; of several inputs each."""
+        if not isinstance(inputs, Tensor):
+            return mapped(inputs, lambda one: cast(Tensor, self.inputs(one)))
         inputs = self._placed(inputs)
         if self.layout == "channels_last" and inputs.dim() == 4:
             return inputs.contiguous(memory_format=torch.channels_last)
@@ -77,24 +81,36 @@ class Arithmetic:
         """`targets` where the model's outputs are, floating-point ones in their precision."""
         return self._placed(targets)
 
-    def forward(self, module: Callable[..., object], inputs: Tensor) -> Tensor:
-        """The outputs of `module`, in fp32 or fp64 so that loss and metrics are computed in full precision.
+    def forward(self, module: Callable[..., object], inputs: Inputs) -> Tensor:
+        """The output of `module`, in fp32 or fp64 so that loss and metrics are computed in full precision.
 
         Raises:
-            BadModel: the module returns something that is no tensor.
+            BadModel: it is not known which of the tensors that the module returns is the output.
         """
-        told = {"training": module.training} if is_of_keras(module) and isinstance(module, nn.Module) else {}
+        found = self.call(module, inputs)
+        return found if isinstance(found, Tensor) and found.dtype not in _SHORT else self.output(found)
+
+    def output(self, outputs: object) -> Tensor:
+        """The output among all that a model returned, in fp32 or fp64.
+
+        Raises:
+            BadModel: it is not known which it is.
+        """
+        found = outputs if isinstance(outputs, Tensor) else the_output(outputs)
+        return found.float() if found.dtype in _SHORT else found
+
+    def call(self, module: Callable[..., object], inputs: Inputs) -> object:
+        """All that `module` returns; it gets inputs by keyword, if they have names, or by position."""
+        told: dict[str, bool] = {}
+        kind: Any = type(module)
+        if _is_of_keras(kind) and isinstance(module, nn.Module):
+            told["training"] = module.training
         if self.precision == "bf16":
             with torch.autocast(self.device, dtype=torch.bfloat16):
-                outputs = module(inputs, **told)
-        else:
-            outputs = module(inputs, **told)
-        if not isinstance(outputs, Tensor):
-            raise BadModel(
-                f"the model returns a {type(outputs).__name__}, not a tensor; "
-                f"wrap it in a module that returns one"
-            )
-        return outputs.float() if outputs.dtype in _SHORT else outputs
+                return _called(module, inputs, told)
+        if isinstance(inputs, Tensor):
+            return module(inputs, **told)
+        return _called(module, inputs, told)
 
     def _placed(self, tensor: Tensor) -> Tensor:
         if self.device != "cpu" and tensor.is_cpu:
@@ -103,6 +119,14 @@ class Arithmetic:
         if self.precision == "fp64" and tensor.is_floating_point():
             tensor = tensor.double()
         return tensor
+
+
+def _called(module: Callable[..., object], inputs: Inputs, told: Mapping[str, bool]) -> object:
+    if isinstance(inputs, Tensor):
+        return module(inputs, **told)
+    if isinstance(inputs, dict):
+        return module(**inputs, **told)
+    return module(*inputs, **told)
 
 
 def _doubled(tensor: Tensor) -> Tensor:
@@ -117,11 +141,12 @@ def is_of_keras(model: object) -> bool:
 
     Its statistics (BatchNorm's) are parameters that are not trained, where torch's are buffers.
     """
-    return _is_of_keras(cast("Hashable", type(model)))
+    kind: Any = type(model)
+    return _is_of_keras(kind)
 
 
 @cache
-def _is_of_keras(kind: type) -> bool:
+def _is_of_keras(kind: Any) -> bool:
     return any(base.__module__.partition(".")[0] == "keras" for base in kind.__mro__)
 
 

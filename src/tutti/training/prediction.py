@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator, cut
+from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.records.predictions import Predictions
 from tutti.training.evaluation import evaluating
@@ -52,7 +53,7 @@ class Block:
     """
 
     samples: int
-    take: Callable[[int, int], Tensor]
+    take: Callable[[int, int], Inputs]
 
 
 def outputs_of(module: nn.Module, block: Block, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:

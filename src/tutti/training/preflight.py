@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from tutti.data.batches import Batches
+from tutti.data.columns import Columns, Inputs, length_names
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
+from tutti.records.shapes import described
 from tutti.training.evaluation import Objective, evaluating, undone
-from tutti.training.losses import check_labels, fit_check
+from tutti.training.losses import LossBatch, check_labels, fit_check, tried
 from tutti.training.metrics import fitted
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.reading import labelled
@@ -43,14 +46,28 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
         BadData: a label lies outside 0..outputs-1.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
-    inputs, targets = part.take(torch.arange(min(PROBE_SAMPLES, len(part))))
-    inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
+    some = torch.arange(min(PROBE_SAMPLES, len(part)))
+
+    def taken(indices: Tensor) -> tuple[Inputs, Tensor]:
+        inputs, targets = part.take(indices)
+        return arithmetic.inputs(inputs), arithmetic.targets(targets)
+
+    inputs, targets = taken(some)
+    refuse_unknown_inputs(module, part, inputs)
     with evaluating(module), torch.no_grad():
         with _naming("the model", inputs):
-            outputs = arithmetic.forward(module, inputs)
+            whole = arithmetic.call(module, inputs)
+        outputs = arithmetic.output(whole)
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
             check_labels(part.targets, outputs.shape[1], loss.ignored)
         loss = fit_check(outputs, targets, loss, objective.classes)
+        if loss.whole:
+            with _naming(f"loss '{loss.name}'", inputs):
+                loss = tried(
+                    loss,
+                    lambda: loss.function(whole, LossBatch(inputs, targets)),
+                    lambda: objective.compute(module, *taken(torch.cat([some, some])))[1],
+                )
         seen, its = labelled(outputs, targets, loss.ignored)
         every = _some_targets(part, MOST // max(1, seen[:1].numel()), loss.ignored)
         metrics = []
@@ -94,18 +111,62 @@ def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Ari
 
 
 @contextmanager
-def _naming(what: str, inputs: Tensor) -> Iterator[None]:
+def _naming(what: str, inputs: Inputs) -> Iterator[None]:
     """Turn an error about shapes or types into one that names the receiver, its input and the line."""
     try:
         yield
     except TuttiError:
         raise  # of the ranks, or of a model that is not as it must be: it names what is wrong itself
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        shape, kind = tuple(inputs.shape), str(inputs.dtype).removeprefix("torch.")
         raise BadModel(
-            f"{what} cannot take a batch of shape {shape} ({kind}): "
-            f"{type(error).__name__}: {error}{_place(error)}"
+            f"{what} cannot take a batch of {_said(inputs)}: {type(error).__name__}: {error}{_place(error)}"
         ) from error
+
+
+def refuse_unknown_inputs(module: nn.Module, part: Part, inputs: Inputs) -> None:
+    """Refuse several inputs, or sequences, for a model whose `forward` does not take them.
+
+    Args:
+        module: the model.
+        part: has the samples.
+        inputs: of some of them, as the model gets them.
+
+    Raises:
+        BadModel: it does not; with what it takes.
+    """
+    if isinstance(inputs, Tensor):
+        return
+    forward = module.forward if type(module).__call__ is nn.Module.__call__ else module
+    signature = inspect.signature(forward)
+    try:
+        signature.bind(**inputs) if isinstance(inputs, dict) else signature.bind(*inputs)
+    except TypeError as error:
+        raise BadModel(
+            f"the data give each sample the inputs {described(part.shape)}{_of_sequences(part)}, and the "
+            f"model's forward is {type(module).__name__}.forward{signature}: {error}; "
+            + (
+                "it gets them as keywords, so give it parameters of their names"
+                if isinstance(inputs, dict)
+                else "it gets them in this order, so give it as many parameters"
+            )
+        ) from error
+
+
+def _of_sequences(part: Part) -> str:
+    """Say which further inputs a model gets, where some are sequences of unequal length."""
+    stored = part.stored_inputs
+    if not isinstance(stored, Columns) or not (names := length_names(stored)):
+        return ""
+    said = " and ".join(f"'{name}'" for name in names if name)
+    return f", sequences of unequal length, with {said or 'their lengths after them'}"
+
+
+def _said(inputs: Inputs) -> str:
+    if isinstance(inputs, Tensor):
+        return f"shape {tuple(inputs.shape)} ({str(inputs.dtype).removeprefix('torch.')})"
+    if isinstance(inputs, dict):
+        return ", ".join(f"'{name}' of {_said(one)}" for name, one in inputs.items())
+    return ", ".join(map(_said, inputs))
 
 
 def _place(error: Exception) -> str:

@@ -576,8 +576,7 @@ class Trainer:
         """Add this batch's gradient, weighted by its share of the update."""
         inputs, targets = self._arithmetic.inputs(batch.inputs), self._arithmetic.targets(batch.targets)
         self._stages.lap("copy")
-        outputs = self._arithmetic.forward(self.replica.module, inputs)
-        loss, weight = self._loss.measure(outputs, targets)
+        outputs, loss, weight = self._objective.compute(self.replica.module, inputs, targets)
         self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
         share = self._shares.get(batch.share)

@@ -12,8 +12,9 @@ import numpy as np
 from typing_extensions import override
 
 from tutti.data.arrays import chunks_of, float_dtype
-from tutti.data.contents import TARGET_WORDS, Contents
+from tutti.data.contents import Contents
 from tutti.data.formats import Format
+from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded_some, stamp
 from tutti.data.rows import Array, Rows, chosen, joined
 from tutti.data.tables import Column, choose, targets_of

@@ -6,6 +6,7 @@ import math
 
 from tutti import models
 from tutti.comm.base import Communicator
+from tutti.data.columns import Stored
 from tutti.data.contents import Contents
 from tutti.data.pool import PoolOutline
 from tutti.data.rows import Array, Rows
@@ -30,7 +31,7 @@ def work(comm: Communicator, payload: bytes) -> Samples:
     return samples_of(load_job(payload, SamplesJob))
 
 
-def samples_of(job: SamplesJob, contents: Contents[Rows, Array] | None = None) -> Samples:
+def samples_of(job: SamplesJob, contents: Contents[Stored[Rows], Array] | None = None) -> Samples:
     """Check the candidates, and look at the targets.
 
     Args:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import methodcaller
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from tutti.data import Batch
+from tutti.data.columns import mapped
 from tutti.studies.verify.tolerance import AMPLE, DTYPES, MOST, TOLERANCES
 from tutti.training.dropout import drawn_by_sample
 from tutti.training.evaluation import Objective, evaluating
@@ -67,21 +69,25 @@ def is_random(objective: Objective, module: nn.Module, batch: Batch) -> bool:
 def cut_batch(batch: Batch, parts: int) -> Iterator[Batch]:
     """Cut a batch into parts, each with its share of the update."""
     assert batch.samples is not None, "the batches of a part have numbers of samples"
-    pieces = zip(*(of.chunk(parts) for of in (batch.inputs, batch.targets, batch.samples)), strict=True)
-    for inputs, targets, samples in pieces:
-        yield Batch(inputs, targets, batch.share * len(targets) / len(batch.targets), samples)
+    for here in torch.arange(len(batch.targets)).chunk(parts):
+        inputs = mapped(batch.inputs, methodcaller("__getitem__", here))
+        share = batch.share * len(here) / len(batch.targets)
+        yield Batch(inputs, batch.targets[here], share, batch.samples[here])
 
 
 def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: int) -> str | None:
     """Why the loss of a batch cannot be put together from its parts; None if it can."""
-    inputs, targets = (
-        objective.arithmetic.inputs(batch.inputs),
-        objective.arithmetic.targets(batch.targets),
-    )
-    with evaluating(module), torch.no_grad():
-        outputs = objective.arithmetic.forward(module, inputs)
-    whole = _mean(objective, [outputs], [targets])
-    together = _mean(objective, outputs.chunk(parts), targets.chunk(parts))
+    arithmetic = objective.arithmetic
+    inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
+    if objective.loss.whole:
+        # What it needs of the outputs is not known, so these are computed for each part.
+        whole = _mean_computed(objective, module, [batch])
+        together = _mean_computed(objective, module, cut_batch(batch, parts))
+    else:
+        with evaluating(module), torch.no_grad():
+            outputs = arithmetic.forward(module, inputs)
+        whole = _mean(objective, [outputs], [targets])
+        together = _mean(objective, outputs.chunk(parts), targets.chunk(parts))
     # The same numbers in another order: nothing amplifies the rounding of their sums.
     if abs(together - whole) <= AMPLE * TOLERANCES[_dtype(objective)]["loss"] * abs(whole):
         return None
@@ -109,6 +115,17 @@ def _mean(objective: Objective, outputs: Sequence[Tensor], targets: Sequence[Ten
         for one, its in zip(outputs, targets, strict=True):
             loss, weight = objective.loss.measure(one, its)
             total, whole = total + loss.item() * len(its), whole + weight
+    return total / whole if whole else 0.0
+
+
+def _mean_computed(objective: Objective, module: nn.Module, batches: Iterable[Batch]) -> float:
+    """The loss of batches that are computed one by one."""
+    arithmetic, total, whole = objective.arithmetic, 0.0, 0.0
+    with evaluating(module), torch.no_grad():
+        for batch in batches:
+            inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
+            _, loss, weight = objective.compute(module, inputs, targets)
+            total, whole = total + loss.item() * len(targets), whole + weight
     return total / whole if whole else 0.0
 
 

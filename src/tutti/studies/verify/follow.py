@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from itertools import chain, count, islice
+from operator import methodcaller
 from typing import cast
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, Round
+from tutti.data.columns import mapped
 from tutti.errors import BadOption
 from tutti.model_parallel.base import Of, gradient_of, taken, values_of
 from tutti.model_parallel.layout import Layout, portion_of
@@ -322,7 +324,7 @@ def _note(distances: dict[str, Distance], step: int, one: StepResult, other: Ste
 def _turned(batch: Batch) -> Batch:
     """A batch in reverse order."""
     samples = None if batch.samples is None else batch.samples.flip(0)
-    return Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share, samples)
+    return Batch(mapped(batch.inputs, methodcaller("flip", 0)), batch.targets.flip(0), batch.share, samples)
 
 
 def _rounds(batches: Batches) -> Iterator[Round]:

@@ -11,6 +11,7 @@ weights of the labels that are there, a mean over tokens by their number. They g
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tutti.data.columns import Inputs
 from tutti.data.parts import DataSet
 from tutti.data.targets import NO_LABEL
 from tutti.errors import BadData, BadModel, BadOption, UnknownName
@@ -35,6 +37,22 @@ Fit = Callable[[Tensor, Tensor, int | None], str | None]
 """(outputs, targets, classes) -> the shape that the outputs should have, or None if they fit."""
 
 
+@dataclass(frozen=True)
+class LossBatch:
+    """The samples of which a loss is computed, for one that asks for more than the output and the targets.
+
+    Attributes:
+        inputs: as the model got them: of shape (samples, ...), or several by name or by position.
+        targets: of shape (samples, ...).
+    """
+
+    inputs: Inputs
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
 LOSSES: Registry[Loss] = Registry(
     "tutti.training.losses", "loss", "Or give package.module:function or file.py:function."
 )
@@ -44,6 +62,8 @@ LOSSES: Registry[Loss] = Registry(
 @dataclass(frozen=True)
 class Loss:
     """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples.
+
+    If it is `whole`, it takes all that the model returns, and a `LossBatch` in place of the targets.
 
     That is the mean over the samples, but for losses with a denominator of their own.
 
@@ -60,6 +80,7 @@ class Loss:
         each: (outputs, targets) -> the loss of each label of 0 or 1, of the targets' shape; None: it takes no
             such labels.
         make: makes it with options by name; None: it takes none.
+        whole: whether the function gets all that the model returns, and a `LossBatch`.
     """
 
     name: str
@@ -72,12 +93,13 @@ class Loss:
     floats: Callable[[Tensor], str | None] | None = None
     each: Callable[[Tensor, Tensor], Tensor] | None = None
     make: Callable[..., Loss] | None = field(default=None, compare=False)
+    whole: bool = False
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, outputs: object, targets: Tensor | LossBatch) -> Tensor:
         """Return the sum of the losses / the samples, a scalar."""
         return self._measured(outputs, targets)[0]
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+    def measure(self, outputs: object, targets: Tensor | LossBatch) -> tuple[Tensor, float]:
         """Return the sum of the losses / the samples, a scalar, and the weight of these samples.
 
         The mean over several parts is the sum of value * samples over all of them / the sum of their weights.
@@ -85,12 +107,12 @@ class Loss:
         value, weight = self._measured(outputs, targets)
         return value, float(weight)
 
-    def _measured(self, outputs: Tensor, targets: Tensor) -> Weighed:
-        found = self.function(outputs, targets)
+    def _measured(self, outputs: object, given: Tensor | LossBatch) -> Weighed:
+        found, count = self.function(outputs, given), len(given)
         if isinstance(found, tuple):
             total, weight = found
-            return total / len(targets), weight
-        return found if found.dim() == 0 else found.mean(), len(targets)
+            return total / count, weight
+        return found if found.dim() == 0 else found.mean(), count
 
 
 def named_loss(
@@ -131,7 +153,7 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
     """Refuse outputs that do not fit the loss.
 
     Args:
-        outputs: the model's outputs for some samples.
+        outputs: the model's output for some samples.
         targets: the targets of these samples.
         loss: the loss that will be computed.
         classes: how many classes the data set has, or None.
@@ -150,17 +172,37 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
             f"{tuple(targets.shape)}; loss '{loss.name}' needs outputs of shape {wanted}: "
             f"change the model's last layer, or the loss"
         )
+    if loss.whole:
+        return loss
+    return tried(
+        loss,
+        lambda: loss.function(outputs, targets),
+        lambda: loss(torch.cat([outputs, outputs]), torch.cat([targets, targets])),
+    )
+
+
+def tried(loss: Loss, once: Callable[[], object], twice: Callable[[], Tensor]) -> Loss:
+    """Return the loss, which knows now whether it has a denominator of its own.
+
+    Args:
+        loss: the loss that will be computed.
+        once: calls its function for some samples.
+        twice: computes the loss where each of these samples is there twice.
+
+    Raises:
+        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
+    """
     with torch.no_grad():
-        found = loss.function(outputs, targets)
-    if not isinstance(found, Tensor | tuple):
-        raise BadOption(
-            f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the samples, "
-            "or one value for each"
-        )
-    if isinstance(found, tuple):
-        _refuse_other_pairs(found, loss)
-        return replace(loss, weighed=True)
-    _refuse_sum(outputs, targets, loss)
+        found = once()
+        if isinstance(found, tuple):
+            _refuse_other_pairs(found, loss)
+            return replace(loss, weighed=True)
+        if not isinstance(found, Tensor):
+            raise BadOption(
+                f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "
+                "samples, or one value for each"
+            )
+        _refuse_sum(found.mean(), twice(), loss)
     return loss
 
 
@@ -329,7 +371,16 @@ def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
         if unknown is not None:
             raise UnknownName("option", unknown, [], of=f"the loss '{name}'")
         function = partial(function, **options)
-    return Loss(name, cast("LossFunction", function), _anything)
+    return Loss(name, cast("LossFunction", function), _anything, whole=_asks_for_all(function))
+
+
+def _asks_for_all(function: Callable[..., object]) -> bool:
+    """Tell whether the second parameter of a function is called `batch`."""
+    try:
+        parameters = [*inspect.signature(function).parameters]
+    except ValueError:
+        return False  # of torch, in C
+    return parameters[1:2] == ["batch"]
 
 
 def weighted(loss: Loss, given: str, dataset: DataSet) -> Loss:
@@ -383,11 +434,8 @@ def _kinds(found: tuple[object, ...]) -> str:
     return f"({', '.join(kinds)})"
 
 
-def _refuse_sum(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
+def _refuse_sum(once: Tensor, twice: Tensor, loss: Loss) -> None:
     """A sum doubles when every sample is there twice; a mean stays."""
-    with torch.no_grad():
-        once = loss(outputs, targets)
-        twice = loss(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
     if once != 0 and torch.isclose(twice, 2 * once, rtol=1e-4, atol=0.0):
         raise BadOption(
             f"loss '{loss.name}' is a sum over the samples; make it their mean (reduction='mean'), or give "

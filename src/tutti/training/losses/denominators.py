@@ -16,8 +16,11 @@ from tutti.data.targets import NO_LABEL
 Weighed = tuple[Tensor, Tensor | float]
 """The sum of the losses, a scalar, and the weight by which all sums together are to be divided."""
 
-LossFunction = Callable[[Tensor, Tensor], Tensor | Weighed]
-"""(outputs, targets) -> the mean over the samples, one value for each sample, or a sum with its weight."""
+LossFunction = Callable[..., Tensor | Weighed]
+"""(outputs, targets) -> the mean over the samples, one value for each sample, or a sum with its weight.
+
+If its second parameter is called `batch`, it gets all that the model returns, and a `LossBatch`.
+"""
 
 
 @dataclass(frozen=True)

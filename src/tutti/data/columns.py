@@ -1,0 +1,161 @@
+"""Several inputs of a sample, and inputs that are sequences of unequal length.
+
+Each input is a column. What is dealt, split and shuffled are its rows, one for each sample; the values of
+sequences lie one after the other, and their rows say where each begins and how long it is:
+
+    rows of a sequence   (0, 3) │ (3, 1) │ (4, 2)
+    values                a b c    d        e f
+    a batch of all        a b c    d 0 0    e f 0      lengths 3 1 2
+
+A data set with one input of one shape, as most have, is stored as that alone: `columns_of` and `in_place_of`
+let both be treated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeAlias, cast, overload
+
+import torch
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from tutti.data.rows import Rows
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Inputs: TypeAlias = "Tensor | dict[str, Tensor] | tuple[Tensor, ...]"
+"""The inputs of some samples as a model gets them: one, several by name, or several by position."""
+
+LENGTHS: Final = "lengths"
+"""The name by which a model gets the lengths of sequences."""
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """One input of all samples.
+
+    Attributes:
+        rows: of shape (samples, ...); of sequences (samples, 2): where each begins among the values, and its
+            length.
+        values: of the sequences, of shape (values, ...); None: the rows are the input.
+        longest: the length of the longest sequence of the data set.
+    """
+
+    rows: T
+    values: T | None = None
+    longest: int = 0
+
+    def changed(self, change: Callable[[T], U]) -> Column[U]:
+        """Return the column with other rows and values."""
+        values = None if self.values is None else change(self.values)
+        return Column(change(self.rows), values, self.longest)
+
+
+@dataclass(frozen=True)
+class Columns(Generic[T]):
+    """The inputs of all samples, where these are several, or sequences.
+
+    Attributes:
+        columns: one for each input.
+        names: of the inputs, which the model takes by keyword; empty: it takes them by position.
+    """
+
+    columns: tuple[Column[T], ...]
+    names: tuple[str, ...] = ()
+
+
+Stored: TypeAlias = T | Columns[T]
+"""The inputs of all samples: one input of one shape, or columns."""
+
+
+@overload
+def columns_of(stored: Stored[Tensor]) -> tuple[Column[Tensor], ...]: ...
+
+
+@overload
+def columns_of(stored: Stored[Rows]) -> tuple[Column[Rows], ...]: ...
+
+
+def columns_of(stored: Any) -> tuple[Column[Any], ...]:
+    """Return the inputs as columns: a single one, if they are no columns."""
+    return stored.columns if isinstance(stored, Columns) else (Column(stored),)
+
+
+def in_place_of(stored: object, columns: Iterable[Column[U]]) -> U | Columns[U]:
+    """Return columns in the form of others: a single one as its rows, where those were."""
+    found = tuple(columns)
+    return Columns(found, stored.names) if isinstance(stored, Columns) else found[0].rows
+
+
+def named(columns: Sequence[T], names: Sequence[str]) -> dict[str, T] | tuple[T, ...]:
+    """Return something of each column by its name, or in their order if they have none."""
+    return dict(zip(names, columns, strict=True)) if names else tuple(columns)
+
+
+def length_names(stored: Columns[Any]) -> tuple[str, ...]:
+    """Return the names by which a model gets the lengths of sequences; empty texts, if inputs have none."""
+    ragged = [at for at, column in enumerate(stored.columns) if column.values is not None]
+    if not stored.names:
+        return ("",) * len(ragged)
+    if len(ragged) == 1:
+        return (LENGTHS,)
+    return tuple(f"{stored.names[at]}_{LENGTHS}" for at in ragged)
+
+
+def padded(column: Column[Tensor], spans: Tensor) -> tuple[Tensor, Tensor]:
+    """Copy some sequences, with zeros behind those that are shorter than the longest of them.
+
+    Args:
+        column: has them.
+        spans: the rows of the samples, of shape (count, 2).
+
+    Returns:
+        Values of shape (count, longest, ...), at least one long; and the lengths, int64, of shape (count,).
+    """
+    values = cast("Tensor", column.values)
+    starts, lengths = spans.unbind(1)
+    width = max(1, int(lengths.max())) if len(lengths) else 1
+    steps = torch.arange(width, device=values.device)
+    there = steps < lengths[:, None]
+    found = values.new_zeros(len(spans), width, *values.shape[1:])
+    found[there] = values.index_select(0, (starts[:, None] + steps)[there])
+    return found, lengths.contiguous()
+
+
+def alone(column: Column[Tensor]) -> Column[Tensor]:
+    """Return a column that has no values but those of its own sequences."""
+    if column.values is None:
+        return column
+    starts, lengths = column.rows.unbind(1)
+    begins = lengths.cumsum(0) - lengths
+    total = torch.arange(int(lengths.sum()), device=column.rows.device)
+    wanted = total + torch.repeat_interleave(starts - begins, lengths)
+    rows = torch.stack([begins, lengths], dim=1)
+    return Column(rows, column.values.index_select(0, wanted), column.longest)
+
+
+def sequences_in(column: Column[Tensor]) -> Column[Tensor]:
+    """Return inputs of shape (samples, length, ...) as sequences of that length."""
+    samples, length = column.rows.shape[:2]
+    begins = torch.arange(samples, device=column.rows.device) * length
+    rows = torch.stack([begins, torch.full_like(begins, length)], dim=1)
+    return Column(rows, column.rows.flatten(0, 1), length)
+
+
+def mapped(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """Change each of the inputs of some samples."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    if isinstance(inputs, tuple):
+        return tuple(map(change, inputs))
+    return {name: change(one) for name, one in inputs.items()}
+
+
+def each_of(inputs: Inputs) -> list[Tensor]:
+    """Return the inputs of some samples one by one."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    return list(inputs.values() if isinstance(inputs, Mapping) else inputs)
