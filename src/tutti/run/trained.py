@@ -231,8 +231,8 @@ class TrainedModel(Predictor):
     def plain(self) -> PlainNetwork:
         if self.data.inputs:
             raise BadOption(
-                "a model that takes several inputs, or sequences, cannot be exported as a program, which takes "
-                "one input; export its weights: --to safetensors, --to dcp"
+                "a model that takes several inputs, or sequences, cannot be exported as a program, which has "
+                "one; export its weights by --to safetensors or --to dcp"
             )
         double = self.precision == "fp64"
         return PlainNetwork(self.model, self.data, double).eval()
