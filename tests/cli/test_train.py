@@ -129,7 +129,7 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
     long = ("--epochs", "20", "--lr", "0.01", "--batch-size", "20")
     code, out, _ = tutti("train", *SMALL[:3], "--data", "line.npz", *long)
     assert code == 0
-    assert "task: regression of 1 number; loss mse, metrics mae\n" in out
+    assert "task: regression of 1 number; loss mse, metrics mae, rmse, r2\n" in out
     assert "test: 200 samples, mae 0.0" in out
 
 

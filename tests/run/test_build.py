@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
-from tutti.run.build import build_model, seeded
+from tutti.run.build import build_model, deal, seeded
+from tutti.run.checks import refused_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import TrainJob
+from tutti.strategies import EASGD, Local, Solo, Strategy, Sync
 
 DRAWING = """
 import torch
@@ -30,3 +35,25 @@ def test_the_first_weights_do_not_depend_on_when_a_file_is_imported(tmp_path: Pa
     with seeded(0):
         first, again = (build_model(job, data).state_dict() for _ in range(2))
     assert torch.equal(first["weight"], again["weight"])
+
+
+@pytest.mark.parametrize("strategy", [Solo(), Sync(), Local(), EASGD()], ids=lambda one: one.name)
+def test_an_update_of_any_strategy_is_computed_in_as_many_passes_as_wanted(strategy: Strategy) -> None:
+    config, part = TrainConfig(batch_size=8, accumulate=4), Part(torch.zeros(19, 3), torch.zeros(19))
+
+    def program(comm: Communicator) -> list[list[int]]:
+        batches, _ = deal(config, strategy, part, comm, None)
+        return [[len(one.targets) for one in passes] for _, passes in batches.epoch(0)]
+
+    together = strategy.name in ("solo", "sync")
+    ranks = 1 if strategy.name == "solo" else 2
+    found = VirtualWorld(ranks).run(program)
+    assert all(len(update) == 4 for mine in found for update in mine)
+    assert sum(found[0][0]) == (8 // ranks if together else 8)
+    assert sum(sum(update) for mine in found for update in mine) == 19
+
+
+def test_passes_are_given_once() -> None:
+    assert not list(refused_strategy(Sync(every=2), TrainConfig()))
+    (message,) = refused_strategy(Sync(every=2), TrainConfig(accumulate=3))
+    assert message.startswith("--accumulate 3 and --strategy.every 2 both say")

@@ -75,6 +75,7 @@ class TrainOptions(TypedDict, total=False):
     restore_best: bool
     time_limit: str | None
     batch_size: int
+    accumulate: int
     optimizer_options: Options
     lr: float | None
     schedule_options: Options

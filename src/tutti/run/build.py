@@ -296,13 +296,20 @@ def build_ending(config: TrainConfig, task: Task) -> Ending:
     return Ending(rule, better, validated, config.restore_best)
 
 
+def passes_of(config: TrainConfig, strategy: Strategy) -> int:
+    """Return how many forward and backward passes each worker makes for one update."""
+    return config.accumulate * strategy.passes
+
+
 def deal(
     config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator, chances: Tensor | None
 ) -> tuple[Batches, SpeedBalance | None]:
     """Deal this rank its batches, with what keeps them balanced, as the configuration says (collective)."""
     own = strategy.pace is not Pace.TOGETHER
     size = config.batch_size
-    batches = Batches(part, size, comm.rank, comm.size, strategy.passes, config.seed, own, chances)
+    batches = Batches(
+        part, size, comm.rank, comm.size, passes_of(config, strategy), config.seed, own, chances
+    )
     if config.balance == "queue":
         return Queue(batches, comm.counter().add), None
     return batches, SpeedBalance(batches, comm) if config.balance == "speed" else None

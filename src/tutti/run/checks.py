@@ -102,6 +102,11 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
         compared: the run is compared with that of one process.
     """
     name, together = f"'{strategy.name}'", strategy.pace is Pace.TOGETHER
+    if c.accumulate > 1 and strategy.passes > 1:
+        yield (
+            f"--accumulate {c.accumulate} and --strategy.every {strategy.passes} both say in how many passes "
+            f"{name} computes an update; give one of them"
+        )
     if compared and not together:
         yield (
             f"strategy {name} gives every worker batches of its own, so it does not follow sequential "

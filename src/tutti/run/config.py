@@ -221,6 +221,12 @@ class TrainConfig:
         "samples behind one weight update: over all workers where they make updates together, else of one",
         least=1,
     )
+    accumulate: int = option(
+        1,
+        "compute each worker's part of an update in so many passes, one after the other, and add up their "
+        "gradients: memory for a part of the batch, and the same training",
+        least=1,
+    )
     optimizer: str = option("adam", "any optimizer of torch.optim by name, such as sgd, adam, adamw")
     optimizer_options: Options = option(
         {}, "arguments of the optimizer, such as momentum, weight-decay or betas"

@@ -20,7 +20,7 @@ MAY_DIFFER: Final = frozenset(
     {
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
         *("strategy", "strategy_options", "parallel", "parallel_options", "balance"),
-        *("validate", "precision", "layout"),
+        *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
         "predictions",
     }

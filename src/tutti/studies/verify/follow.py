@@ -34,6 +34,7 @@ from tutti.run.build import (
     build_optimizer,
     build_schedule,
     open_config_data,
+    passes_of,
     prepare_task,
     reseed,
     seeded,
@@ -249,8 +250,8 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
     config, layout = job.config, layout_of(job.config, comm.size)
     if config.steps is None:
         raise BadOption("a comparison needs a number of steps; give --steps 20")
-    part = _part(layout, comm.size, strategy.passes)
-    parts = max(2, comm.size * strategy.passes)
+    part = _part(layout, comm.size, passes_of(config, strategy))
+    parts = max(2, comm.size * passes_of(config, strategy))
     # One set of initial weights: rank 0's, which all get when the model is laid out.
     sequential = _Runs(job, task, config.steps, part, parts) if comm.rank == 0 else None
     names = trained_names(task.module)
