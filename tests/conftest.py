@@ -98,6 +98,15 @@ def _environment_as_it_was() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked_fork_servers() -> Iterator[None]:
+    """Fork servers come with torch imported: each import takes seconds, and tests end many of them."""
+    from tests.preloaded.fork_servers import forked_fork_servers
+
+    with forked_fork_servers():
+        yield
+
+
 @pytest.fixture(scope="module")
 def nothing_beside() -> Iterator[None]:
     """Runs of this process start neither a sampler of their usage nor a guard of their folder.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -50,6 +51,25 @@ def watches_for_garbage(comm: Communicator, payload: bytes) -> object:
     own: list[object] = []
     watched = {id(one) for one in gc.get_objects()}
     return gc.isenabled(), id(torch.nn.Module) in watched, id(own) in watched
+
+
+def leave_files_open(comm: Communicator, payload: bytes) -> object:
+    """One that a module refers to, one in a circle, and one that is written when that circle is freed."""
+
+    class Circle:
+        def __init__(self, name: str) -> None:
+            self.path, self.own = Path(payload.decode(), f"{name}-{comm.rank}"), self
+            self.file = self.path.open("wb")
+            self.file.write(b"something")
+
+        def __del__(self) -> None:
+            self.path.with_name(f"freed-{comm.rank}").write_text("now")
+
+    Circle("bytes")
+    text = sys.left_open = Path(payload.decode(), f"text-{comm.rank}").open("w")  # type: ignore[attr-defined]
+    text.write("a text")
+    atexit.register(Path(payload.decode(), f"atexit-{comm.rank}").write_text, "called")
+    return None
 
 
 def sum_of_ranks(comm: Communicator, payload: bytes) -> object:

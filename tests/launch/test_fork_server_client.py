@@ -31,7 +31,12 @@ def circumstances() -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", start("tests.launch.entries:circumstances", b"", TWO))
 
 
-def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_other() -> None:
+def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # One that a user has; those of all other tests are forked.
+    fork_server_client.end_ranks()
+    monkeypatch.setattr(fork_server_client, "subprocess", subprocess)
     first, second = circumstances(), circumstances()
     (server,) = {one["server"] for one in first + second}
     assert [one["remembered"] for one in first + second] == [[0], [1], [0], [1]]

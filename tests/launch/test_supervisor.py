@@ -151,6 +151,13 @@ def _supervise(folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, SUPERVISED, folder], stderr=stderr)
 
 
+def test_what_ranks_have_left_open_is_written_to_its_end(tmp_path: Path) -> None:
+    start("tests.launch.entries:leave_files_open", str(tmp_path).encode(), place_ranks(2))
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    written = {"text": "a text", "bytes": "something", "freed": "now", "atexit": "called"}
+    assert found == {f"{name}-{rank}": text for name, text in written.items() for rank in range(2)}
+
+
 def test_one_worker_runs_in_this_process_and_leaves_it_as_it_was() -> None:
     import torch
 

@@ -30,6 +30,7 @@ from importlib import import_module
 from typing import Final
 
 from tutti.launch.guard import signal_all
+from tutti.launch.leaving import leave
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 from tutti.launch.rank_main import Descriptors, RankPlace, run
 from tutti.launch.signals import SignalWatch
@@ -149,7 +150,10 @@ def main(supervisor: int, control: int, idle_s: float) -> None:
         parent = server
     if found is not None and isinstance(found.message, RankPlace):
         gc.enable()
+        rank = os.getpid()
         run(found.message, Descriptors(*found.descriptors))
+        if os.getpid() == rank:
+            leave()
     else:
         # There is nothing to clean up, and taking torch down takes time.
         os._exit(0)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import runpy
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from tutti.comm.shm.memfd import make_for_all
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import LaunchContext, started_by
+from tutti.launch.leaving import finish_program
 from tutti.launch.placement import place_ranks
 from tutti.launch.rendezvous import LOOPBACK, reserved_port, set_rendezvous_file, variables
 from tutti.launch.start import start
@@ -97,19 +96,10 @@ def work(comm: Communicator, payload: bytes) -> int:
                 raise
             code = leaving.code or 0
         if comm.size > 1:
-            # A single rank is the process that was asked, which goes on, and ends as Python ends.
-            _end_program()
+            # That is part of the program: until it is over the rank is not done. A single rank is the process
+            # that was asked, which goes on, and ends as Python ends.
+            finish_program()
         return code
-
-
-def _end_program() -> None:
-    """Do what Python does after a program's last line: wait for its threads, call what it gave to `atexit`.
-
-    That is part of the program: until it is over the rank is not done.
-    """
-    # As `multiprocessing` does in the processes that it forks. The threads of executors must be told to end.
-    cast("Any", threading)._shutdown()
-    atexit._run_exitfuncs()
 
 
 @contextmanager
