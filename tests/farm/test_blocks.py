@@ -21,6 +21,7 @@ from tutti.farm.block_main import PRUNED
 from tutti.farm.blocks import HostPool, place_blocks, work_on
 from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
 from tutti.farm.jobs import FarmJob, JobList, JobOutcome
+from tutti.launch import fork_server_client
 from tutti.launch.cores import Cores
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.json_lines import read_lines
@@ -169,12 +170,13 @@ def test_a_full_disk_ends_the_work_and_fails_no_job(tmp_path: Path) -> None:
 def test_who_kills_the_process_of_all_ranks_fails_no_job(tmp_path: Path) -> None:
     folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
     source = JobList([_bad("hanging", note=str(hangs)), _job("next")])
+    fork_server_client.end_ranks()
+    fork_server_client.prepare_ranks(1, crowded=False)
+    (server,) = fork_server_client._kept
 
     def kill(what: Happening) -> None:
         if isinstance(what, JobBegan):
-            for child in psutil.Process().children():
-                if any("from tutti.launch.fork_server " in word for word in child.cmdline()):
-                    child.kill()
+            server._process.kill()
 
     with pytest.raises(TuttiError, match="that ranks are forked from was killed"):
         work_on(folder, source, blocks=1, threads=1, listener=kill)

@@ -66,8 +66,9 @@ def leave_files_open(comm: Communicator, payload: bytes) -> object:
             self.path.with_name(f"freed-{comm.rank}").write_text("now")
 
     Circle("bytes")
-    text = sys.left_open = Path(payload.decode(), f"text-{comm.rank}").open("w")  # type: ignore[attr-defined]
+    text = Path(payload.decode(), f"text-{comm.rank}").open("w")
     text.write("a text")
+    sys.left_open = text  # type: ignore[attr-defined]
     atexit.register(Path(payload.decode(), f"atexit-{comm.rank}").write_text, "called")
     return None
 
