@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import tutti
 from tutti.errors import BadOption, BadRunFolder, DiskFull, TuttiError
 from tutti.farm.block_main import PRUNED
-from tutti.farm.blocks import HostPool, place_blocks, work_on
+from tutti.farm.blocks import ENTRY, HostPool, place_blocks, work_on
 from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
 from tutti.farm.jobs import FarmJob, JobList, JobOutcome
 from tutti.launch import fork_server_client
@@ -171,7 +171,7 @@ def test_who_kills_the_process_of_all_ranks_fails_no_job(tmp_path: Path) -> None
     folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
     source = JobList([_bad("hanging", note=str(hangs)), _job("next")])
     fork_server_client.end_ranks()
-    fork_server_client.prepare_ranks(1, crowded=False)
+    fork_server_client.prepare_ranks(ENTRY, 1, crowded=False)
     (server,) = fork_server_client._kept
 
     def kill(what: Happening) -> None:
