@@ -47,6 +47,9 @@ Round: TypeAlias = tuple[int, tuple[Batch, ...]]
 """An update, or a round of them where each rank makes its own: its number since the run began, from 0; and
 what one rank computes for it, one pass after the other."""
 
+Augment: TypeAlias = Callable[[int, Tensor, Inputs, Tensor], tuple[Inputs, Tensor]]
+"""(epoch, positions, inputs, targets) -> inputs and targets as they are trained with."""
+
 _Span = tuple[int, int, float]
 """The beginning and end of a rank's pass in a round, and its share."""
 
@@ -97,6 +100,7 @@ class Batches:
     Attributes:
         updates: the number of updates in one epoch; with `own`, of rounds.
         take: returns the inputs and targets at some positions of the part, of shape (samples,).
+        augment: changes them, with the number of the epoch and the positions before them; None: they stay.
 
     Raises:
         BadOption: the batch has fewer samples than there are ranks that share it, or is empty.
@@ -115,6 +119,7 @@ class Batches:
     ) -> None:
         check_split(batch_size, 1 if own else size)
         self.part, self.batch_size, self.seed = part, batch_size, seed
+        self.augment: Augment | None = None
         self.take: Callable[[Tensor], tuple[Inputs, Tensor]] = part.take
         self.chances = chances
         self._cumulated = None if chances is None else chances.cumsum(0)
@@ -241,7 +246,7 @@ class Batches:
             stop: the round before which to end; None: at the end of the epoch.
         """
         self.prepare(epoch)
-        order, take = self._orders.pop(epoch), self.take
+        order, take = self._orders.pop(epoch), self.taking(epoch)
         skipped = self.updates - self.rounds(len(order))
         for update in range(first, self.updates if stop is None else min(self.updates, stop)):
             start = (update - skipped) * self.round_size
@@ -251,6 +256,11 @@ class Batches:
             mine = ((order[start + a : start + b], share) for a, b, share in spans)
             batches = tuple(Batch(*take(samples), share, samples) for samples, share in mine)
             yield epoch * self.updates + update, batches
+
+    def taking(self, epoch: int) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
+        """Return `take` as it is in an epoch."""
+        take, augment = self.take, self.augment
+        return take if augment is None else lambda samples: augment(epoch, samples, *take(samples))
 
     def _spans(self, samples: int) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
@@ -349,18 +359,19 @@ class Queue(Batches):
         """
         start, order, skipped = epoch * self._count, self.order(epoch), self._skipped(epoch)
         self._end = start + (self._count if stop is None else min(self._count, stop * self.size))
+        take = self.taking(epoch)
         ticket, self._ticket = self._draw(1) if self._ticket is None else self._ticket, None
         while ticket < self._end:
             number = ticket - start
             at = (number - skipped) * self.batch_size
-            passes = self._passes(order[at : at + self.batch_size])
+            passes = self._passes(order[at : at + self.batch_size], take)
             yield epoch * self.updates + number // self.size, passes
             ticket = self._draw(1)
         self._ticket = ticket  # It is for a later epoch.
 
-    def _passes(self, indices: Tensor) -> tuple[Batch, ...]:
+    def _passes(self, indices: Tensor, take: Callable[[Tensor], tuple[Inputs, Tensor]]) -> tuple[Batch, ...]:
         """One batch, cut into the passes of one rank."""
-        take, count = self.part.take, len(indices)
+        count = len(indices)
         parts = [indices[part] for part in cut(count, self.passes)]
         return tuple(Batch(*take(part), len(part) / count, part) for part in parts)
 

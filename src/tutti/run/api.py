@@ -79,6 +79,7 @@ class TrainOptions(TypedDict, total=False):
     optimizer_options: Options
     lr: float | None
     schedule_options: Options
+    augment_options: Options
     loss_options: Options
     class_weights: str | None
     clip_norm: float | None
@@ -112,6 +113,7 @@ def train(
     loss: str | Callable[..., torch.Tensor] = "auto",
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
     sampling: object = None,
+    augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     quiet: bool = False,
     trace: bool = False,
     resume: str | Path | None = None,
@@ -145,6 +147,8 @@ def train(
             sample, or a number for all of them; or as scikit-learn's, (y_true, y_pred) -> a number.
         sampling: draws the samples of an epoch with replacement: "balanced", each class equally often, or a
             weight for each training sample, as an array or the path of an NPY file.
+        augment: names with commas, a function, or a list of both: random changes of the training samples, by
+            functions (inputs, targets, random) -> (inputs, targets) of whole batches.
         quiet: print nothing.
         trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
         resume: the folder of an earlier run to go on with, or of one of its checkpoints. What is not given
@@ -189,6 +193,7 @@ def train(
     given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     given |= {"sampling": sampling}
+    given["augment"] = augment
     values, objects = by_name(given)
     values |= {"workers": str(workers)}
     config = TrainConfig.from_json({**values, **options})
@@ -227,7 +232,8 @@ def train(
 
 def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:
     """Leave out the arguments that were left at what they are by default."""
-    left = {"loss": "auto", "metrics": "auto", "workers": "auto", "schedule": None, "sampling": None}
+    left = {"loss": "auto", "metrics": "auto", "workers": "auto"}
+    left |= dict.fromkeys(("schedule", "sampling", "augment"))
     left |= {"strategy": "auto"} if strategy is None else {}
     left |= {"optimizer": "adam"} if optimizer is None else {}
     return {name: value for name, value in values.items() if name not in left or value != left[name]}

@@ -42,6 +42,7 @@ from tutti.state import Saved, Values
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.training.agenda import Agenda
+from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, named_loss
@@ -301,6 +302,18 @@ def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     return config.accumulate * strategy.passes
 
 
+def augmentation(job: Job, part: Part) -> Augmentation | None:
+    """Return what changes the training batches of a part, if the configuration names something.
+
+    Raises:
+        UserError: there is no such transform, or it is not for these samples.
+    """
+    config = job.config
+    if config.augment is None:
+        return None
+    return Augmentation(named_or_given(job, "augment"), config.augment_options, part, config.seed)
+
+
 def deal(
     config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator, chances: Tensor | None
 ) -> tuple[Batches, SpeedBalance | None]:
@@ -460,6 +473,7 @@ def assemble(
     config = resolved(job.config, comm, task, strategy, optimizer)
     chances = build_chances(job, task.dataset)
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
+    batches.augment = augmentation(job, task.dataset.train)
     updates = Schedule(batches, config.epochs, config.steps, balance=balance)
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))

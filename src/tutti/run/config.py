@@ -89,6 +89,7 @@ DATA_SETS: Final[Registry[object]] = Registry("tutti.data.builtin", "data set")
 _FORMATS: Final[Registry[object]] = Registry("tutti.data.formats", "data file format")
 _LOSSES: Final[Registry[object]] = Registry("tutti.training.losses", "loss")
 _METRICS: Final[Registry[object]] = Registry("tutti.training.metrics", "metric")
+_AUGMENTATIONS: Final[Registry[object]] = Registry("tutti.training.augmentations", "augmentation")
 _STRATEGIES: Final[Registry[object]] = Registry("tutti.strategies", "strategy")
 _VALIDATIONS: Final[Registry[object]] = Registry("tutti.training.validation", "way to validate")
 
@@ -104,6 +105,10 @@ def _options_of_ways() -> str:
     options = {way: " and ".join(options_of(way)) for way in WAYS}
     of_ways = "; ".join(f"of {way}: {names}" for way, names in options.items() if names)
     return f"{of_ways}. Schedules are {', '.join(SCHEDULES)}"
+
+
+def _numbers_of_augment() -> str:
+    return ", ".join(f"{name}: {', '.join(_AUGMENTATIONS.options(name))}" for name in _AUGMENTATIONS)
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,14 @@ class TrainConfig:
         ),
     )
     data_options: Options = option({}, "arguments of the data's factory")
+    augment: str | None = option(
+        None,
+        lambda: (
+            f"random changes of the training samples, comma-separated: {', '.join(_AUGMENTATIONS)}, "
+            "file.py:function or package.module:function"
+        ),
+    )
+    augment_options: Options = option({}, lambda: f"the number that belongs to one: {_numbers_of_augment()}")
     validation: float = option(0.1, "share of the training samples kept for validation, 0 to below 1")
     split: str | None = option(
         None,
@@ -454,6 +467,11 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"
     if c.levels == 1 and c.server_period is not None:
         yield "--server-period is for two levels of centres; give --levels 2, or leave it out"
+    if c.augment is None and c.augment_options:
+        given = f"--augment.{next(iter(c.augment_options))}"
+        yield f"{given} is given, but no --augment; name it there, such as --augment crop"
+    if c.augment is not None and c.cuda_graph == "on":
+        yield "--augment changes each batch, which no graph records; leave --cuda-graph on out"
     if c.parallel is None and c.parallel_options:
         given = f"--parallel.{next(iter(c.parallel_options))}"
         yield f"{given} is given, but no --parallel; name a way, such as --parallel pipeline"

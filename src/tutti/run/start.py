@@ -25,6 +25,7 @@ CODE: Final = {
     "schedule": "schedule",
     "loss": "loss",
     "metrics": "metric",
+    "augment": "augmentation",
 }
 """The fields that may name Python files, and what those hold."""
 

@@ -83,7 +83,7 @@ def captured_by(
     wanted, on_gpu = config.cuda_graph, batches.part.device.type == "cuda"
     if wanted == "on" and (not on_gpu or isinstance(batches, Queue)):
         raise BadOption(NEEDS_GPU_SAMPLES)
-    if not on_gpu or isinstance(batches, Queue) or wanted == "off":
+    if not on_gpu or isinstance(batches, Queue) or wanted == "off" or batches.augment is not None:
         return None
     if objective.loss.weighed:
         if wanted == "on":

@@ -6,8 +6,6 @@
 So any number of ranks draws what one process draws, whatever the passes and the batches of each. This holds
 for torch's dropout layers on a CPU, where the first dimension of their inputs is the samples of the pass.
 Elsewhere they draw from the rank's generator, and so does what is no such layer.
-
-Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014), for `_mix`.
 """
 
 from __future__ import annotations
@@ -16,21 +14,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Words: TypeAlias = NDArray[np.uint64]
+from tutti.training.sample_words import Words, keys_of, mix, steps, word
 
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_ROW: Final = np.uint64(0x9E3779B97F4A7C15 << 32 & 0xFFFFFFFFFFFFFFFF)
-"""How far the words of a sample are from those of the next one: 2**32 steps."""
-
-_FACTORS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _BLOCK: Final = 1 << 14
 """Words that are mixed at once, so that they stay in the cache."""
 
@@ -86,13 +77,13 @@ class SampleMasks:
         if samples is None or shape[0] != len(samples) or not samples.is_cpu:
             return None
         if self._keys is None:
-            self._keys = samples.numpy().astype(np.uint64) * _ROW + _word(self._seed, self._epoch, 1)
+            self._keys = keys_of(samples, self._seed, self._epoch, 1)
         each = math.prod(shape[1:])
-        pairs, keys = _steps(-(-each // 2)), (self._keys + _word(*layer.encode(), self._call(layer)))[:, None]
+        pairs, keys = steps(-(-each // 2)), (self._keys + word(*layer.encode(), self._call(layer)))[:, None]
         kept, rows = np.empty((len(samples), each), dtype=np.bool_), max(1, _BLOCK // max(1, len(pairs)))
         for start in range(0, len(samples), rows):
             # Two numbers of 32 bits each.
-            words = _mix(keys[start : start + rows] + pairs).view(np.uint32)
+            words = mix(keys[start : start + rows] + pairs).view(np.uint32)
             np.greater_equal(words[:, :each], round(p * 2**32), out=kept[start : start + rows])
         return torch.from_numpy(kept).view(*shape)
 
@@ -174,23 +165,3 @@ def drawn_by_sample(module: nn.Module, seed: int) -> Iterator[SampleMasks | None
     finally:
         for layer in layers.values():
             del layer.forward
-
-
-def _mix(words: Words) -> Words:
-    """Mix the bits of each number, in place: numbers that differ in any bit become unrelated ones."""
-    moved = np.empty_like(words)
-    for bits, factor in ((30, _FACTORS[0]), (27, _FACTORS[1])):
-        np.bitwise_xor(words, np.right_shift(words, np.uint64(bits), out=moved), out=words)
-        np.multiply(words, factor, out=words)
-    return np.bitwise_xor(words, np.right_shift(words, np.uint64(31), out=moved), out=words)
-
-
-@lru_cache(maxsize=32)
-def _steps(count: int) -> Words:
-    return np.arange(count, dtype=np.uint64) * _GOLDEN
-
-
-@cache
-def _word(*numbers: int) -> np.uint64:
-    """Return 64 random bits that depend on some numbers."""
-    return np.uint64(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

@@ -1,0 +1,154 @@
+"""Transforms of training batches, a file for each: random changes that samples are trained with.
+
+A transform is a function of a whole batch, `(inputs, targets, random) -> (inputs, targets)`. What `random`
+gives a sample depends on the seed, the epoch and the sample alone: any number of ranks, any strategy and a
+run that is resumed train with the same tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.data.parts import Part
+from tutti.errors import BadData, BadOption, UnknownName
+from tutti.registry import Registry
+from tutti.training.sample_words import Words, keys_of, mix, steps, word
+
+Transform: TypeAlias = Callable[[Tensor, Tensor, "SampleRandom"], tuple[Tensor, Tensor]]
+
+AUGMENTATIONS: Final[Registry[Callable[..., tuple[Tensor, Tensor]]]] = Registry(
+    "tutti.training.augmentations", "augmentation", "A transform of your own is 'file.py:function'."
+)
+"""The built-in transforms; each may have one option, its last parameter."""
+
+_USE: Final = 2
+"""Tells these random numbers from those of dropout."""
+
+
+class SampleRandom:
+    """Random numbers for the samples of a batch, each by itself.
+
+    Args:
+        keys: where the words of each sample begin.
+        device: of the tensors.
+    """
+
+    def __init__(self, keys: Words, device: torch.device) -> None:
+        self._keys, self._device, self._draws = keys, device, 0
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Draw numbers of 24 bits from 0 to below 1, of shape (samples, *shape), float32."""
+        found = (self._words(shape) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+        return torch.from_numpy(found).to(self._device)
+
+    def integers(self, below: int, *shape: int) -> Tensor:
+        """Draw whole numbers from 0 to below `below`, at most 2**32, of shape (samples, *shape), int64."""
+        found = (self._words(shape) >> np.uint64(32)) * np.uint64(below) >> np.uint64(32)
+        return torch.from_numpy(found.astype(np.int64)).to(self._device)
+
+    def _words(self, shape: Sequence[int]) -> Words:
+        self._draws += 1
+        begin = self._keys + word(self._draws)
+        return mix(begin[:, None] + steps(math.prod(shape))).reshape(len(begin), *shape)
+
+
+class Augmentation:
+    """The transforms of a run's training batches, one after the other.
+
+    Args:
+        spec: names with commas, each in `AUGMENTATIONS`, package.module:function or file.py:function; or
+            functions.
+        options: of the built-in transforms, by their names.
+        part: the samples that are trained on.
+        seed: of the run.
+
+    Raises:
+        UnknownName, BadOption: there is no such transform, or no such option.
+        BadData: a transform is for other inputs.
+    """
+
+    def __init__(
+        self,
+        spec: str | Transform | Sequence[str | Transform],
+        options: Mapping[str, Any],
+        part: Part,
+        seed: int,
+    ) -> None:
+        self._seed, self._transforms = seed, _transforms(spec, options)
+        few = torch.arange(min(2, len(part)))
+        inputs, targets = part.take(few)
+        if not isinstance(inputs, Tensor):
+            raise BadData("--augment is for data of one input; leave it out where there are several")
+        before = inputs.clone(), targets.clone()
+        after = self(0, few, inputs, targets)
+        for what, one, other in zip(("inputs", "targets"), before, after, strict=True):
+            if not isinstance(other, Tensor) or (one.shape, one.dtype) != (other.shape, other.dtype):
+                said = f"{tuple(other.shape)} {other.dtype}" if isinstance(other, Tensor) else type(other)
+                raise BadOption(
+                    f"--augment makes {what} of shape {tuple(one.shape)} and type {one.dtype} into {said}; a "
+                    "transform must leave both as they are"
+                )
+
+    def __call__(self, epoch: int, samples: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform a batch, which may be changed in place.
+
+        Args:
+            epoch: its number, from 0.
+            samples: their numbers in the part, of shape (samples,), int64.
+            inputs: as the model sees them, of shape (samples, ...).
+            targets: of shape (samples, ...).
+        """
+        numbers = samples.cpu()
+        for at, transform in enumerate(self._transforms):
+            keys = keys_of(numbers, self._seed, epoch, _USE + at)
+            found = transform(inputs, targets, SampleRandom(keys, inputs.device))
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise BadOption(
+                    f"a transform of --augment returns a {type(found).__name__}; it must return a pair, "
+                    "(inputs, targets)"
+                )
+            inputs, targets = found
+        return inputs, targets
+
+
+def refuse_no_images(inputs: Tensor, name: str) -> None:
+    """Refuse inputs that are no images, of shape (samples, channels, height, width).
+
+    Raises:
+        BadData: the message names the transform.
+    """
+    if inputs.dim() != 4:
+        raise BadData(
+            f"--augment {name} is for images, and the inputs have the shape {tuple(inputs.shape[1:])}; leave "
+            "it out, or give images of shape (channels, height, width)"
+        )
+
+
+def _transforms(
+    spec: str | Transform | Sequence[str | Transform], options: Mapping[str, Any]
+) -> list[Transform]:
+    given: Sequence[str | Transform] = [spec] if callable(spec) else spec
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",") if name.strip()]
+    names = [one for one in given if isinstance(one, str)]
+    for key in options:
+        if key not in names:
+            raise UnknownName("option", key, names, of="--augment")
+    found: list[Transform] = []
+    for one in given:
+        function: object = AUGMENTATIONS.load(one) if isinstance(one, str) else one
+        if not callable(function):
+            raise BadOption(f"--augment names '{one}', which is a {type(function).__name__}, not a function")
+        if isinstance(one, str) and one in options:
+            parameter = list(inspect.signature(function).parameters)[-1]
+            function = partial(function, **{parameter: options[one]})
+        found.append(cast("Transform", function))
+    return found
