@@ -232,7 +232,7 @@ def train(
 
 def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:
     """Leave out the arguments that were left at what they are by default."""
-    left = {"loss": "auto", "metrics": "auto", "workers": "auto"}
+    left: dict[str, str | None] = {"loss": "auto", "metrics": "auto", "workers": "auto"}
     left |= dict.fromkeys(("schedule", "sampling", "augment"))
     left |= {"strategy": "auto"} if strategy is None else {}
     left |= {"optimizer": "adam"} if optimizer is None else {}
