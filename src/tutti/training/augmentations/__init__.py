@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.registry import Registry
 from tutti.training.sample_words import Words, keys_of, mix, steps, word
 
-Transform: TypeAlias = Callable[[Tensor, Tensor, "SampleRandom"], tuple[Tensor, Tensor]]
+Transform: TypeAlias = Callable[[Any, Tensor, "SampleRandom"], tuple[Any, Tensor]]
 
 AUGMENTATIONS: Final[Registry[Callable[..., tuple[Tensor, Tensor]]]] = Registry(
     "tutti.training.augmentations", "augmentation", "A transform of your own is 'file.py:function'."
@@ -84,20 +85,15 @@ class Augmentation:
     ) -> None:
         self._seed, self._transforms = seed, _transforms(spec, options)
         few = torch.arange(min(2, len(part)))
-        inputs, targets = part.take(few)
-        if not isinstance(inputs, Tensor):
-            raise BadData("--augment is for data of one input; leave it out where there are several")
-        before = inputs.clone(), targets.clone()
-        after = self(0, few, inputs, targets)
+        before, after = part.take(few), self(0, few, *part.take(few))
         for what, one, other in zip(("inputs", "targets"), before, after, strict=True):
-            if not isinstance(other, Tensor) or (one.shape, one.dtype) != (other.shape, other.dtype):
-                said = f"{tuple(other.shape)} {other.dtype}" if isinstance(other, Tensor) else type(other)
+            if _kinds(one) != _kinds(other):
                 raise BadOption(
-                    f"--augment makes {what} of shape {tuple(one.shape)} and type {one.dtype} into {said}; a "
-                    "transform must leave both as they are"
+                    f"--augment makes {what} of {_kinds(one)} into {_kinds(other)}; a transform must leave "
+                    "shapes and types as they are"
                 )
 
-    def __call__(self, epoch: int, samples: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, epoch: int, samples: Tensor, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
         """Transform a batch, which may be changed in place.
 
         Args:
@@ -109,7 +105,7 @@ class Augmentation:
         numbers = samples.cpu()
         for at, transform in enumerate(self._transforms):
             keys = keys_of(numbers, self._seed, epoch, _USE + at)
-            found = transform(inputs, targets, SampleRandom(keys, inputs.device))
+            found = transform(inputs, targets, SampleRandom(keys, targets.device))
             if not isinstance(found, tuple) or len(found) != 2:
                 raise BadOption(
                     f"a transform of --augment returns a {type(found).__name__}; it must return a pair, "
@@ -119,17 +115,28 @@ class Augmentation:
         return inputs, targets
 
 
-def refuse_no_images(inputs: Tensor, name: str) -> None:
+def refuse_no_images(inputs: Inputs, name: str) -> None:
     """Refuse inputs that are no images, of shape (samples, channels, height, width).
 
     Raises:
         BadData: the message names the transform.
     """
-    if inputs.dim() != 4:
+    if not isinstance(inputs, Tensor) or inputs.dim() != 4:
         raise BadData(
-            f"--augment {name} is for images, and the inputs have the shape {tuple(inputs.shape[1:])}; leave "
+            f"--augment {name} is for images, and the inputs of some samples are {_kinds(inputs)}; leave "
             "it out, or give images of shape (channels, height, width)"
         )
+
+
+def _kinds(values: object) -> str:
+    """Describe tensors by their shapes and types."""
+    if isinstance(values, Mapping):
+        return ", ".join(f"{name}: {_kinds(one)}" for name, one in values.items())
+    if isinstance(values, tuple):
+        return ", ".join(map(_kinds, values))
+    if not isinstance(values, Tensor):
+        return type(values).__name__
+    return f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"
 
 
 def _transforms(
