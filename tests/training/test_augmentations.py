@@ -118,7 +118,7 @@ def test_numbers_are_uniform_and_unrelated() -> None:
         ("crop", {"crop": 0.5}, BadOption, "whole number of pixels"),
         ("flip", {"flip": 2}, BadOption, "a share from 0 to 1"),
         (lambda inputs, targets, random: inputs, {}, BadOption, "must return a pair"),
-        (lambda inputs, targets, random: (inputs[:, :1], targets), {}, BadOption, "must leave both"),
+        (lambda inputs, targets, random: (inputs[:, :1], targets), {}, BadOption, "must leave shapes"),
     ],
 )
 def test_what_is_no_transform_is_refused(spec: Any, options: Any, error: type[Exception], said: str) -> None:
