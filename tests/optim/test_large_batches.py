@@ -17,6 +17,7 @@ from tutti.optim.optimizers.lamb import LAMB, trust_ratio
 from tutti.optim.optimizers.lars import LARS, local_rate
 from tutti.optim.optimizers.rmsprop_warmup import RMSpropWarmup, sgd_share
 from tutti.optim.schedulers.linear_scaling import LinearScalingLR
+from tutti.optim.schedulers.warmup_cosine import WarmupCosineLR
 from tutti.optim.schedules import schedule
 from tutti.strategies import Sync
 
@@ -103,6 +104,17 @@ def test_after_its_warmup_it_is_sgd_with_momentum() -> None:
     for number in range(4):
         found, expected = step(ours, weights, number, 1.0), step(plain, other, number, 1.0)
         assert found == pytest.approx(expected)
+
+
+def test_a_cosine_follows_a_warm_up() -> None:
+    made = schedule("warmup_cosine", optim.SGD([parameter(1.0)], lr=1.0), 12, {"warmup": 3, "final": 0.1})
+    assert isinstance(made, WarmupCosineLR)
+    expected = [0.25, 0.5, 0.75, *(0.1 + 0.9 * (1 + math.cos(math.pi * t / 9)) / 2 for t in range(10))]
+    assert rates(made, 13) == pytest.approx(expected, rel=1e-12)
+    assert rates(WarmupCosineLR(optim.SGD([parameter(1.0)], lr=1.0), 100), 6)[-1] == 1.0
+    for options in ({"warmup": 12}, {"warmup": -1}, {"final": 2}):
+        with pytest.raises(BadOption, match="expected warmup from 0 to below 12 updates"):
+            schedule("warmup_cosine", optim.SGD([parameter(1.0)], lr=1.0), 12, options)
 
 
 def rates(scheduler: LinearScalingLR, updates: int) -> list[float]:

@@ -60,6 +60,7 @@ def schedule(
     Args:
         name: of a class of `torch.optim.lr_scheduler` in any spelling ("OneCycleLR", "one_cycle"); "cosine";
             "linear" (falls to 0, unlike torch's "LinearLR"); "linear_scaling" (warm-up to a larger rate);
+            "warmup_cosine";
             "warm" (three cosine cycles, each twice as long as the one before); "plateau"; "constant" (no
             schedule); or `package.module:Class` or `file.py:Class`.
         optimizer: whose rate it sets. OneCycleLR takes the optimizer's rate for its peak.

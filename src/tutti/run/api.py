@@ -22,6 +22,7 @@ from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
 from tutti.run.finished import outcome_again
+from tutti.run.given_optimizer import OptimizerAgain
 from tutti.run.pickled_arguments import by_name, named_or_given
 from tutti.run.resume import Resume, check_same, placed
 from tutti.run.start import run
@@ -108,7 +109,7 @@ def train(
     *,
     strategy: str | Strategy | None = None,
     workers: int | str = "auto",
-    optimizer: str | Callable[..., Optimizer] | None = None,
+    optimizer: str | Optimizer | Callable[..., Optimizer] | None = None,
     schedule: str | Callable[..., Any] | None = None,
     loss: str | Callable[..., torch.Tensor] = "auto",
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
@@ -136,8 +137,8 @@ def train(
             float32, also for `precision="fp64"`; as float64 after `torch.set_default_dtype(torch.float64)`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
-        optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters;
-            default adam.
+        optimizer: a name of `torch.optim`, an optimizer class, a function of the list of parameters, or an
+            optimizer over the parameters of the module `model`, to be built again on the ranks; default adam.
         schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
             update.
         loss: a name, a loss module of torch, or a function (outputs, targets) -> mean over the samples, or
@@ -184,10 +185,7 @@ def train(
     for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
         _refuse_uncallable("metrics", one)
     if isinstance(optimizer, Optimizer):
-        raise BadOption(
-            "the optimizer is built already, over parameters of this process; give its class, its name, "
-            "or a function that makes it from the parameters"
-        )
+        optimizer = OptimizerAgain(optimizer, model)
     if isinstance(model, nn.Module):
         refuse_overlaps(model)  # the copies that the ranks get would not show it
     given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}

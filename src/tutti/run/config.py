@@ -248,7 +248,8 @@ class TrainConfig:
     schedule: str | None = option(
         None,
         "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update, or plateau, "
-        "which follows the validation loss each epoch; warm, cosine and linear last as long as the run",
+        "which follows the validation loss each epoch; warmup_cosine, cosine, warm and linear last as "
+        "long as the run",
     )
     schedule_options: Options = option({}, "arguments of the scheduler")
     sampling: str | None = option(
