@@ -31,7 +31,8 @@ def interpreter(*, starts_ranks: bool = False) -> list[str]:
         starts_ranks: whether the program does, and these shall come with torch imported, too.
     """
     server = _server()
-    return [*_stub(server), *((str(HERE / "supervisor.py"), server) if starts_ranks else ())]
+    beside = ["supervisor.py", server] if starts_ranks else ["program.py"]
+    return [*_stub(server), str(HERE / beside[0]), *beside[1:]]
 
 
 def command() -> list[str]:
@@ -43,7 +44,7 @@ def forked_mpi_ranks(server: str | None = None) -> Callable[..., list[str]]:
     """`tutti.launch.mpirun.command_line`, for ranks that a server forks; by default that of this process."""
     from tutti.launch.mpirun import command_line
 
-    rank = [*_stub(server or _server()), str(HERE / "mpi_rank.py")]
+    rank = [*_stub(server or _server()), str(HERE / "program.py"), str(HERE / "mpi_rank.py")]
 
     def with_such_ranks(*given: Any, **named: Any) -> list[str]:
         command = command_line(*given, **named)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from tests.preloaded import forked_mpi_ranks
+from tests.preloaded.program import run
 from tutti.launch import fork_server, fork_server_client, mpirun
 
 
@@ -83,6 +83,4 @@ if __name__ == "__main__":
         Popen=ForkedServer, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
     mpirun.command_line = forked_mpi_ranks(sys.argv[1])
-    sys.argv[:] = sys.argv[2:]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run(sys.argv[2:])
