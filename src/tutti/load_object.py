@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,8 @@ def load_object(spec: str, kind: str) -> object:
     """Import the object that `package.module:object` or `file.py:object` names.
 
     Modules are looked up in the working directory too. A file is imported once per process, under a module
-    name that depends only on its path, in `sys.modules`; it can import the files of its folder.
+    name that depends only on its path, in `sys.modules`; it can import the files of its folder. If it imports
+    Keras, that computes by torch, unless the environment says otherwise.
 
     Args:
         spec: the module and the object; the object's name may have dots (`module:Class.method`).
@@ -44,6 +46,8 @@ def load_object(spec: str, kind: str) -> object:
         raise BadOption(
             f"the {kind} '{spec}' names no object; write it as '{example}:NAME' (a function or a class)"
         )
+    # Keras, if that module imports it: its own default is TensorFlow.
+    os.environ.setdefault("KERAS_BACKEND", "torch")
     module = _from_file(where, spec, kind) if where.endswith(".py") else _from_name(where, spec, kind)
     found: object = module
     for name in path.split("."):

@@ -57,6 +57,21 @@ def test_a_copy_s_weights_find_their_places_whatever_its_names() -> None:
         assert torch.equal(new, old + 1)
 
 
+def test_names_decide_before_their_order_does() -> None:
+    """Keras sorts parameters by their names, of which some have the name of the model and others have not."""
+    held = {
+        name: torch.randn(2) for name in ("seed/kernel", "sequential/conv/kernel", "sequential/dense/kernel")
+    }
+    model = nn.Module()
+    model.held = nn.ParameterDict(held)
+    trained = {
+        f"held.{name}": torch.full((2,), float(i))
+        for i, name in enumerate(("conv/kernel", "dense/kernel", "seed/kernel"))
+    }
+    bring_back(trained, model)
+    assert [value[0].item() for value in model.held.values()] == [2, 0, 1]
+
+
 def test_a_model_whose_copies_have_other_names_comes_back_trained() -> None:
     inputs = torch.rand(60, 6, generator=torch.Generator().manual_seed(0))
     model = Slashed()

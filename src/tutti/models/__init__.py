@@ -5,6 +5,7 @@ Nothing here imports torch before a model is built, so that the names can be lis
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -105,6 +106,7 @@ def build(
         )
     from torch import nn
 
+    _refuse_other_keras(factory)
     if isinstance(factory, nn.Module):
         if options:
             raise BadOption(
@@ -115,8 +117,21 @@ def build(
     for name in given.keys() & options.keys():
         raise BadOption(f"option '{name}' of model '{spec}' follows from the data; leave it out")
     taken = {name: value for name, value in given.items() if takes_option(factory, name)}
+    if "keras.src.utils.naming" in sys.modules:
+        # Keras numbers the layers of a process in their names, which are to be the same in every one.
+        # (Its public `clear_session` would forget what the user has set, too.)
+        sys.modules["keras.src.utils.naming"].reset_uids()
     module = call_with_options(factory, options, "model", spec, taken)
+    _refuse_other_keras(module)
     if not isinstance(module, nn.Module):
         found = "nothing" if module is None else f"a {type(module).__name__}"
         raise BadModel(f"model '{spec}' returned {found}; it must return an nn.Module")
     return module
+
+
+def _refuse_other_keras(given: object) -> None:
+    """Refuse a model of Keras that does not compute by torch."""
+    if any(base.__module__ == "keras.src.models.model" for base in type(given).__mro__):
+        from tutti.models.files.keras import refuse_other_backend
+
+        refuse_other_backend(sys.modules["keras"].config.backend())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tutti.data.columns import Inputs, mapped
 from tutti.errors import BadOption
+from tutti.training import of_keras
 from tutti.training.outputs import the_output
 
 _SHORT = (torch.bfloat16, torch.float16)
@@ -51,6 +52,8 @@ class Arithmetic:
         if self.precision == "fp64":
             # Not `module.double()`, which makes complex numbers real.
             module._apply(_doubled)  # type: ignore[no-untyped-call]
+        if is_of_keras(module):
+            of_keras.prepare(module, double=self.precision == "fp64")
         if self.layout == "channels_last":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module
@@ -104,7 +107,7 @@ class Arithmetic:
         told: dict[str, bool] = {}
         kind: Any = type(module)
         if _is_of_keras(kind) and isinstance(module, nn.Module):
-            told["training"] = module.training
+            inputs, told = of_keras.arguments(module, inputs), {"training": module.training}
         if self.precision == "bf16":
             with torch.autocast(self.device, dtype=torch.bfloat16):
                 return _called(module, inputs, told)

@@ -95,26 +95,33 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     """Set the parameters and buffers of `module` to those of a trained copy of it.
 
     The copy may have other names: Keras drops the name of a model where it is pickled, and gives
-    `dense/kernel` for `sequential/dense/kernel`. Then they are found by their order, which a copy keeps.
+    `dense/kernel` for `sequential/dense/kernel`. Otherwise they are found by their order.
 
     Raises:
         BadModel: the copy has other parameters or buffers.
     """
     own = module.state_dict()
     if own.keys() != weights.keys():
-        pairs = list(zip(own.items(), weights.items(), strict=False))
+        names = {name if name in weights else _without_model(name): name for name in own}
+        if names.keys() != weights.keys():
+            names = dict(zip(weights, own, strict=False))
         alike = len(own) == len(weights) and all(
-            _last(name) == _last(other) and value.shape == trained.shape
-            for (name, value), (other, trained) in pairs
+            _last(names[other]) == _last(other) and own[names[other]].shape == trained.shape
+            for other, trained in weights.items()
         )
         if not alike:
-            names = sorted(own.keys() ^ weights.keys())
+            first = sorted(own.keys() ^ weights.keys())[0]
             raise BadModel(
-                f"the model's copy on the ranks had other parameters than the model itself ('{names[0]}'), "
+                f"the model's copy on the ranks had other parameters than the model itself ('{first}'), "
                 "which cannot be given the trained ones; give a function that makes the model instead"
             )
-        weights = {name: trained for (name, _), (_, trained) in pairs}
+        weights = {names[other]: trained for other, trained in weights.items()}
     module.load_state_dict(weights)
+
+
+def _without_model(name: str) -> str:
+    """Leave out the first part of a parameter's name that a slash ends."""
+    return re.sub(r"[^./]+/", "", name, count=1)
 
 
 def _last(name: str) -> str:
