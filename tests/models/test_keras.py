@@ -103,6 +103,17 @@ def test_images_have_their_channels_where_the_model_asks_for_them(keras: Any) ->
         FP32.forward(keras.Sequential([keras.Input((30,)), layers.Dense(1)]), torch.randn(2, 31))
 
 
+def test_several_inputs_are_one_argument(keras: Any) -> None:
+    layers = keras.layers
+    photo, angle = keras.Input((5, 6, 2), name="photo"), keras.Input((1,), name="angle")
+    joined = layers.Concatenate()([layers.Flatten()(photo), angle])
+    model = keras.Model([photo, angle], layers.Dense(2)(joined))
+    images, angles = torch.randn(4, 2, 5, 6), torch.randn(4, 1)
+    wanted = model([images.movedim(1, 3), angles])
+    assert torch.equal(FP32.forward(model, (images, angles)), wanted)
+    assert torch.equal(FP32.forward(model, {"angle": angles, "photo": images}), wanted)
+
+
 def test_models_that_cannot_be_trained_are_refused(keras: Any) -> None:
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
     with pytest.raises(BadModel, match=r"begin it with keras.Input"):
