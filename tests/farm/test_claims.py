@@ -127,7 +127,7 @@ def test_what_was_taken_over_while_its_launch_was_silent_is_not_written_twice(tm
                 # As after a while without a sign of life: this launch was suspended, and goes on now.
                 os.symlink(other.name, claims / ".1")
             elif isinstance(what, JobEnded):
-                ended.append((what.outcome.state, (run / "history.jsonl").exists()))
+                ended.append((what.outcome.state, (run / "config.json").exists()))
                 other.end()
 
         source = JobList([job])
