@@ -1,20 +1,25 @@
-"""`--on` and `--hosts`: where the launches that work on a farm are."""
+"""The options of all farms: `--on` and `--hosts`, where its launches are, and the ranks of its blocks."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tutti.cli.options import Parser
-from tutti.errors import BadOption
+from tutti.errors import BadOption, UserError
 from tutti.farm.slurm import SCRIPT, ArrayJob
 from tutti.launch.launcher import started_by
 from tutti.launch.placement import Host, read_hosts
 
 HERE: Final = "here"
 SLURM: Final = "slurm"
+
+_RANKS: Final = re.compile(r"(?<![\w-])-n (?=\d)")
 
 
 def define_engine(parser: Parser) -> None:
@@ -74,6 +79,16 @@ def _words_of_host(own: argparse.Namespace, host: Host) -> list[str]:
             "(--block); give a multiple of that"
         )
     return [*words, "--blocks", str(host.ranks // own.block)]
+
+
+@contextmanager
+def ranks_by_block() -> Iterator[None]:
+    """Spell the ranks of a run in a `UserError` as those of a block, which has no -n."""
+    try:
+        yield
+    except UserError as error:
+        error.args = tuple(_RANKS.sub("--block ", one) if isinstance(one, str) else one for one in error.args)
+        raise
 
 
 def array_job(own: argparse.Namespace, servers: int) -> ArrayJob | None:

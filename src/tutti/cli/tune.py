@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.engines import array_job, define_engine, print_script, submit, work_on_hosts
+from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_block, submit, work_on_hosts
 from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.farm.host_team import HostTeam, team_of_host
@@ -99,7 +99,7 @@ class TuneCommand(Command):
         """Search, and print what is best. The exit code is 1 when no trial has come to its end."""
         if (code := work_on_hosts(own)) is not None:
             return code
-        with team_of_host() as team:
+        with team_of_host() as team, ranks_by_block():
             return self._run(own, given, dotted, team) if team.leads else 0
 
     def _run(

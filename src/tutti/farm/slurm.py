@@ -25,7 +25,7 @@ SCRIPT: Final = "slurm.sh"
 _TEXT: Final = """\
 #!/bin/bash
 #SBATCH --job-name={name} --array=0-{last} --output={folder}/slurm-%A-%a.txt
-#SBATCH --nodes=1 --ntasks=1 --cpus-per-task={cores}
+#SBATCH --nodes=1 --ntasks=1 --cpus-per-task={cores} --open-mode=append
 #SBATCH --signal=B:USR1@60
 # Each task takes what no other one works on. A minute before its time is over Slurm asks it to save and stop.
 # To go on: sbatch {script}
