@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.data import Batches, Part, Queue, Scale
+from tutti.data import Batches, DataSet, Part, Queue, Scale
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.training.augmentations import AUGMENTATIONS, Augmentation, SampleRandom
+from tutti.training.evaluation import Objective, Tally
+from tutti.training.losses import named_loss
+from tutti.training.losses.shares import refuse_without_shares
+from tutti.training.metrics import named_metrics
 from tutti.training.sample_words import keys_of
 
 STORED = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (41, 3, 6, 7), dtype=np.uint8))
@@ -30,15 +34,15 @@ def tensors(batches: list[Batches], epoch: int, first: int = 0) -> Counter[bytes
         for _, passes in one.epoch(epoch, first):
             for batch in passes:
                 for inputs, target in zip(batch.inputs, batch.targets, strict=True):
-                    found[inputs.numpy().tobytes() + bytes([int(target)])] += 1
+                    found[inputs.numpy().tobytes() + target.numpy().tobytes()] += 1
     return found
 
 
-def dealt(ranks: int, seed: int = 0, spec: Any = None, **kinds: Any) -> list[Batches]:
-    spec = ["crop", "flip", "cutout", jitter] if spec is None else spec
+def dealt(ranks: int, seed: int = 0, **kinds: Any) -> list[Batches]:
+    spec = ["crop", "flip", "cutout", "mixup", jitter]
     found = [Batches(PART, 8, rank, ranks, seed=seed, **kinds) for rank in range(ranks)]
     for one in found:
-        one.augment = Augmentation(spec, {"crop": 2, "cutout": 3} if len(spec) > 1 else {}, PART, seed)
+        one.augment = Augmentation(spec, {"crop": 2, "cutout": 3}, PART, seed, classes=41)
     return found
 
 
@@ -96,6 +100,43 @@ def test_flips_and_squares() -> None:
     assert torch.equal(gone[:, 0], gone[:, 1])
     assert torch.equal(cut[cut != 0], inputs[cut != 0])
     assert set(gone[:, 0].sum(1).tolist()) == {4, 6, 9}  # corners, edges and the middle
+
+
+def test_mixtures_are_of_two_samples_that_were_changed_before() -> None:
+    mixed = Augmentation(["flip", "mixup"], {"flip": 1, "mixup": 1.0}, PART, 0, classes=41)
+    samples = torch.arange(41)
+    seen = PART.take(samples)[0].flip(3)
+    inputs, shares = mixed(2, samples, *PART.take(samples))
+    assert torch.equal(shares.sum(1), torch.ones(41))
+    assert ((shares > 0).sum(1) <= 2).all()
+    assert (shares[samples, samples] > 0).all()
+    wanted = torch.einsum("sc,cdhw->sdhw", shares, seen)
+    torch.testing.assert_close(inputs, wanted, rtol=0, atol=4 * torch.finfo().eps * float(seen.abs().max()))
+    assert 0.3 < float(shares[samples, samples].mean()) < 0.7
+    halves = Part(PART.stored_inputs, torch.rand(41, 2), PART.scale)
+    _, values = Augmentation("mixup", {}, halves, 0)(0, samples, *halves.take(samples))
+    assert values.shape == (41, 2)
+
+
+def test_losses_take_mixed_samples_or_are_refused() -> None:
+    shares = torch.full((2, 3), 1 / 3)
+    dataset = DataSet("d", Part(STORED, torch.arange(41) % 3), None, None, 3, ())
+    for name in ("cross_entropy", "mse", "bce"):
+        refuse_without_shares(named_loss(name, dataset), shares)
+    for name in ("nll", "focal"):
+        with pytest.raises(BadOption, match=f"mixed samples have shares of classes, and loss '{name}'"):
+            refuse_without_shares(named_loss(name, dataset), shares)
+
+
+def test_mixed_samples_are_counted_by_their_largest_share() -> None:
+    dataset = DataSet("d", Part(STORED, torch.arange(41) % 3), None, None, 3, ())
+    loss = named_loss("cross_entropy", dataset)
+    tally = Tally(Objective(loss, named_metrics("accuracy", loss, dataset), 3))
+    shares = torch.tensor([[0.8, 0.2, 0], [0.3, 0, 0.7], [0.1, 0.9, 0]])
+    tally.add(0.5, torch.eye(3)[[0, 2, 0]], shares)
+    found = tally.here()
+    assert found.metrics["accuracy"] == pytest.approx(2 / 3)
+    assert found.confusion == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
 
 
 def test_numbers_are_uniform_and_unrelated() -> None:

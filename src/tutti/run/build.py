@@ -46,6 +46,7 @@ from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, named_loss
+from tutti.training.losses.shares import refuse_without_shares
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit
@@ -302,16 +303,20 @@ def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     return config.accumulate * strategy.passes
 
 
-def augmentation(job: Job, part: Part) -> Augmentation | None:
-    """Return what changes the training batches of a part, if the configuration names something.
+def augmentation(job: Job, task: Task) -> Augmentation | None:
+    """Return what changes the training batches, if the configuration names something.
 
     Raises:
-        UserError: there is no such transform, or it is not for these samples.
+        UserError: there is no such transform, or it is not for these samples or this loss.
     """
-    config = job.config
+    config, data = job.config, task.dataset
     if config.augment is None:
         return None
-    return Augmentation(named_or_given(job, "augment"), config.augment_options, part, config.seed)
+    given, options = named_or_given(job, "augment"), config.augment_options
+    found = Augmentation(given, options, data.train, config.seed, data.classes)
+    if data.classes is not None and found.example.is_floating_point():
+        refuse_without_shares(task.objective.loss, found.example)
+    return found
 
 
 def deal(
@@ -473,7 +478,7 @@ def assemble(
     config = resolved(job.config, comm, task, strategy, optimizer)
     chances = build_chances(job, task.dataset)
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
-    batches.augment = augmentation(job, task.dataset.train)
+    batches.augment = augmentation(job, task)
     updates = Schedule(batches, config.epochs, config.steps, balance=balance)
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))

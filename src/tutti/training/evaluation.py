@@ -227,7 +227,10 @@ class Tally:
         """Count the outputs that were kept."""
         if not self._outputs:
             return
-        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self._ignored)
+        targets = torch.cat(self._targets)
+        if self._classes is not None and targets.is_floating_point():
+            targets = targets.argmax(1)  # Of mixed samples, the class with the largest share.
+        outputs, targets = labelled(torch.cat(self._outputs), targets, self._ignored)
         self._outputs, self._targets, self._pending = [], [], 0
         self._labelled += len(targets)
         if not len(targets):

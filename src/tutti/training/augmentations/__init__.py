@@ -15,7 +15,9 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import torch
+from scipy import special
 from torch import Tensor
+from torch.nn import functional
 
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
@@ -40,10 +42,22 @@ class SampleRandom:
     Args:
         keys: where the words of each sample begin.
         device: of the tensors.
+        classes: how many there are; None: the targets are floats.
+        pick: returns samples of the data by their numbers, changed as those of the batch were before; None:
+            there are no others.
+        count: how many samples the data have.
     """
 
-    def __init__(self, keys: Words, device: torch.device) -> None:
+    def __init__(
+        self,
+        keys: Words,
+        device: torch.device,
+        classes: int | None = None,
+        pick: Callable[[Tensor], tuple[Inputs, Tensor]] | None = None,
+        count: int = 0,
+    ) -> None:
         self._keys, self._device, self._draws = keys, device, 0
+        self._classes, self._pick, self._count = classes, pick, count
 
     def uniform(self, *shape: int) -> Tensor:
         """Draw numbers of 24 bits from 0 to below 1, of shape (samples, *shape), float32."""
@@ -54,6 +68,23 @@ class SampleRandom:
         """Draw whole numbers from 0 to below `below`, at most 2**32, of shape (samples, *shape), int64."""
         found = (self._words(shape) >> np.uint64(32)) * np.uint64(below) >> np.uint64(32)
         return torch.from_numpy(found.astype(np.int64)).to(self._device)
+
+    def beta(self, alpha: float) -> Tensor:
+        """Draw numbers from Beta(alpha, alpha), of shape (samples,), float32."""
+        found = special.betaincinv(alpha, alpha, self.uniform().cpu().double().numpy())
+        return torch.from_numpy(found.astype(np.float32)).to(self._device)
+
+    def others(self) -> tuple[Inputs, Tensor]:
+        """Draw another sample of the data for each, with its targets."""
+        assert self._pick is not None, "a batch of data has others"
+        return self._pick(self.integers(self._count))
+
+    def shares(self, targets: Tensor) -> Tensor:
+        """Return class numbers as shares of the classes, of shape (samples, classes, ...); floats stay."""
+        if self._classes is None or targets.is_floating_point():
+            return targets
+        found = functional.one_hot(targets, self._classes).movedim(-1, 1)
+        return found.to(torch.get_default_dtype())
 
     def _words(self, shape: Sequence[int]) -> Words:
         self._draws += 1
@@ -70,6 +101,10 @@ class Augmentation:
         options: of the built-in transforms, by their names.
         part: the samples that are trained on.
         seed: of the run.
+        classes: how many there are; None: the targets are floats.
+
+    Attributes:
+        example: the targets of a few samples, as they become.
 
     Raises:
         UnknownName, BadOption: there is no such transform, or no such option.
@@ -82,12 +117,16 @@ class Augmentation:
         options: Mapping[str, Any],
         part: Part,
         seed: int,
+        classes: int | None = None,
     ) -> None:
         self._seed, self._transforms = seed, _transforms(spec, options)
+        self._part, self._classes = part, classes
         few = torch.arange(min(2, len(part)))
         before, after = part.take(few), self(0, few, *part.take(few))
+        self.example = after[1]
         for what, one, other in zip(("inputs", "targets"), before, after, strict=True):
-            if _kinds(one) != _kinds(other):
+            mixed = what == "targets" and classes is not None and _are_shares(other, len(few), classes)
+            if _kinds(one) != _kinds(other) and not mixed:
                 raise BadOption(
                     f"--augment makes {what} of {_kinds(one)} into {_kinds(other)}; a transform must leave "
                     "shapes and types as they are"
@@ -102,10 +141,18 @@ class Augmentation:
             inputs: as the model sees them, of shape (samples, ...).
             targets: of shape (samples, ...).
         """
-        numbers = samples.cpu()
-        for at, transform in enumerate(self._transforms):
-            keys = keys_of(numbers, self._seed, epoch, _USE + at)
-            found = transform(inputs, targets, SampleRandom(keys, targets.device))
+        return self._changed(epoch, samples.cpu(), inputs, targets, len(self._transforms), _USE)
+
+    def _changed(
+        self, epoch: int, samples: Tensor, inputs: Inputs, targets: Tensor, stop: int, use: int
+    ) -> tuple[Inputs, Tensor]:
+        """Apply the first so many transforms, with random numbers of some use."""
+        for at, transform in enumerate(self._transforms[:stop]):
+            # Others that a sample is mixed with are changed by that sample's numbers, too.
+            pick = partial(self._picked, epoch, samples, at, use + len(self._transforms) * (at + 1))
+            keys = keys_of(samples, self._seed, epoch, use + at)
+            random = SampleRandom(keys, targets.device, self._classes, pick, len(self._part))
+            found = transform(inputs, targets, random)
             if not isinstance(found, tuple) or len(found) != 2:
                 raise BadOption(
                     f"a transform of --augment returns a {type(found).__name__}; it must return a pair, "
@@ -113,6 +160,19 @@ class Augmentation:
                 )
             inputs, targets = found
         return inputs, targets
+
+    def _picked(
+        self, epoch: int, samples: Tensor, stop: int, use: int, numbers: Tensor
+    ) -> tuple[Inputs, Tensor]:
+        return self._changed(epoch, samples, *self._part.take(numbers), stop, use)
+
+
+def _are_shares(targets: object, samples: int, classes: int) -> bool:
+    return (
+        isinstance(targets, Tensor)
+        and targets.is_floating_point()
+        and targets.shape[:2] == (samples, classes)
+    )
 
 
 def refuse_no_images(inputs: Inputs, name: str) -> None:
