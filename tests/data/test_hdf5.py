@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, open_data
+from tutti.data.formats import _together
 from tutti.data.sources import read_source
 from tutti.errors import BadData, UserError
 
@@ -115,6 +116,28 @@ def test_several_features_are_the_columns_of_a_table(tmp_path):
     options = {"features": ["eta", "pt"], "labels": "mass"}
     inputs, targets = read_source(str(tmp_path / "a.h5"), options).parts["train"]
     assert (inputs[:].tolist(), targets.tolist()) == ([[3, 1], [4, 2]], [0.5, 0.25])
+
+
+def test_features_of_several_shapes_are_inputs_by_name_and_lists_of_numbers_are_sequences(tmp_path, opened):
+    tokens, start = [[7], [1, 2, 3], [], [5, 5], [9]], 0
+    for number, size in enumerate((3, 2)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            rows = np.arange(start, start + size, dtype=np.float32)
+            file["events/image"], file["events/mass"] = np.tile(rows[:, None, None], (1, 2, 4)), rows
+            file.create_dataset("events/tokens", (size,), h5py.vlen_dtype(np.int32))
+            for row in range(size):
+                file["events/tokens"][row] = tokens[start + row]
+            file["y"] = rows
+        start += size
+    (tmp_path / "files.txt").write_text("0.h5\n1.h5\n")
+    options = {"features": ["events/image", "events/mass", "events/tokens"], "labels": "y"}
+    part = opened(str(tmp_path / "files.txt"), validation=0, options=options).train
+    assert part.shape == {"image": (2, 4), "mass": (1,), "tokens": (3,)}
+    seen, targets = part.take(torch.tensor([4, 1, 2]))
+    assert targets.tolist() == seen["mass"][:, 0].tolist() == seen["image"][:, 1, 3].tolist() == [4, 1, 2]
+    assert (seen["tokens"].tolist(), seen["lengths"].tolist()) == ([[9, 0, 0], [1, 2, 3], [0] * 3], [1, 3, 0])
+    with pytest.raises(BadData, match=r"1\.h5 has the inputs image, but .*0\.h5 has image, mass"):
+        _together([tmp_path / "0.h5", tmp_path / "1.h5"], [{"image": 1, "mass": 1}, {"image": 1}])
 
 
 def test_rows_that_are_kept_aside_are_read_from_their_files(listed, opened):

@@ -7,8 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
+from tutti.data.items import Unloaded
 from tutti.errors import BadData
 
 
@@ -125,6 +133,31 @@ def test_data_sets_without_length_and_loaders_are_refused(opened):
         opened(Stream())
     with pytest.raises(BadData, match=r"is a DataLoader; give the data set in it, loader\.dataset"):
         opened(DataLoader(Items(pairs(4))))
+
+
+def stacked(items: list) -> tuple:
+    return {"x": torch.stack([x for x, _ in items])}, torch.tensor([float(y) for _, y in items])
+
+
+def test_of_a_loader_its_data_set_batch_size_and_collate_function_are_taken(opened):
+    items = Items(pairs(8))
+    plain = Unloaded.of(DataLoader(items, batch_size=4, shuffle=True, num_workers=2))
+    assert (plain.dataset, plain.batch_size) == (items, 4)
+    assert plain.said.startswith("of the DataLoader are taken: its data set, its batch size 4; samples")
+    found = Unloaded.of(DataLoader(items, batch_size=3, collate_fn=stacked))
+    part = opened(found.dataset, validation=0).train
+    assert part.shape == {"x": (2, 3)}
+    assert part.targets.tolist() == [0, 1] * 4
+    assert part.targets.is_floating_point()
+    for chosen, by in (
+        (DataLoader(items, sampler=WeightedRandomSampler([1.0] * 8, 8)), "a WeightedRandomSampler"),
+        (DataLoader(items, batch_sampler=[[0, 1], [2]]), "a list"),
+        (DataLoader(items, batch_size=None), "a NoneType"),
+    ):
+        with pytest.raises(BadData, match=f"the DataLoader chooses its samples by {by}, which is not used"):
+            Unloaded.of(chosen)
+    with pytest.raises(BadData, match="the collate_fn makes a int of a list of one sample"):
+        opened(Unloaded.of(DataLoader(items, collate_fn=len)).dataset)
 
 
 def test_an_empty_data_set_is_refused(opened):

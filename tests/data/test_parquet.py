@@ -7,11 +7,12 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from tutti.data.sources import read_source
-from tutti.errors import BadData, BadOption, UserError
+from tutti.errors import BadData, BadOption, UnknownName, UserError
 
 arrow = pytest.importorskip("pyarrow", reason="needs the extra 'data'")
 Image = pytest.importorskip("PIL.Image", reason="needs the extra 'data'")
@@ -59,11 +60,50 @@ def test_columns_of_numbers_lists_and_texts(read, form):
     assert inputs.tolist() == [[[1], [2]], [[3], [4]]]
 
 
+def test_lists_of_several_lengths_are_sequences(tmp_path, opened):
+    tokens = [[1, 2], [3], [], [4, 5, 6], [7]]
+    table = arrow.table({"tokens": tokens, "target": [0.5, None, 1.5, 2.5, 3.5]})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    part = opened(str(tmp_path / "a.parquet"), validation=0, options={"missing": "drop"}).train
+    (found, lengths), targets = part.take(torch.arange(4))
+    assert targets.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert (found.tolist(), lengths.tolist()) == ([[1, 2, 0], [0] * 3, [4, 5, 6], [7, 0, 0]], [2, 0, 3, 1])
+    pairs = arrow.table({"x": [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]], "y": [0.5, 1.25]})
+    parquet.write_table(pairs, tmp_path / "b.parquet")
+    part = opened(str(tmp_path / "b.parquet"), validation=0).train
+    assert part.take(torch.arange(2))[0][0].tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]
+
+
+def test_a_frame_is_a_table():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2, 3], "b": [0.5, None, 2.0], "kind": ["cow", "ant", "cow"]})
+    frame.index = [7, 8, 9]
+    for table in (frame, arrow.Table.from_pandas(frame, preserve_index=False)):
+        found = read_source(table, {"target": "kind", "missing": "mean"})
+        inputs, targets = found.parts["train"]
+        assert (found.name, found.columns, found.labels) == (type(table).__name__, ("a", "b"), ("ant", "cow"))
+        assert inputs[:, 0].tolist() == [1, 2, 3]
+        assert np.isnan(inputs[1, 1])
+        assert targets.tolist() == [1, 0, 1]
+    inputs, _ = read_source(frame, {"target": "a", "columns": "b", "missing": "drop"}).parts["train"]
+    assert inputs[:].tolist() == [[0.5], [2.0]]
+    with pytest.raises(BadData, match=r"the DataFrame has no column 'c' \(--data.target\)"):
+        read_source(frame, {"target": "c"})
+    with pytest.raises(BadData, match=r"the DataFrame has values of type .*string in the column 'kind'"):
+        read_source(frame, {"target": "a"})
+    with pytest.raises(BadData, match="the DataFrame has a column that is not of one kind"):
+        read_source(pandas.DataFrame({"a": [1, "x"], "y": [0, 1]}), {})
+    with pytest.raises(UnknownName, match="unknown option 'size'"):
+        read_source(frame, {"size": 3})
+
+
 def test_what_does_not_fit_is_named(read):
     with pytest.raises(BadData, match=r"string in the column 'b', such as 'two'"):
         read({"a": [1, 2], "b": ["two", "x"], "y": [0, 1]})
     with pytest.raises(BadData, match=r"lists of several lengths in the column 'x': 1 and, in row 2"):
-        read({"x": [[1], [1, 2]], "y": [0, 1]})
+        read({"x": [[[1]], [[1, 2]]], "y": [0, 1]})
+    with pytest.raises(BadData, match="lists of several lengths in the lists of the column 'x'"):
+        read({"x": [[[1]], [[1], [1, 2]]], "y": [0, 1]})
     with pytest.raises(BadData, match="no value in row 2 of the target 'y'"):
         read({"a": [1, 2], "y": [0, None]})
     with pytest.raises(BadData, match=r"row 2, column 'b'"):

@@ -17,7 +17,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 from typing_extensions import override
 
 from tutti.data.arrays import as_array
@@ -50,6 +59,46 @@ class Collated(Dataset[object]):
     @override
     def __getitem__(self, index: int) -> object:
         return _only(self.collate([self.dataset[index]]))
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """The contents of a DataLoader, whose shuffling and workers are not needed.
+
+    Attributes:
+        dataset: its data set; one that goes through its `collate_fn`, if that is not torch's own.
+        batch_size: its batch size.
+        said: what is taken of it, in a line.
+    """
+
+    dataset: object
+    batch_size: int
+    said: str
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> Unloaded:
+        """Take a DataLoader apart.
+
+        Raises:
+            BadData: it decides by a sampler of its own which samples are in which batch.
+        """
+        own = type(loader.sampler) not in (SequentialSampler, RandomSampler)
+        if own or loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+            chosen = type(loader.sampler if own else loader.batch_sampler).__name__
+            raise BadData(
+                f"the DataLoader chooses its samples by a {chosen}, which is not used here; give its data "
+                "set, loader.dataset, and --sampling for samples that are to be drawn more often than others"
+            )
+        dataset: object = loader.dataset
+        parts = ["data set", f"batch size {loader.batch_size}"]
+        if loader.collate_fn is not default_collate:
+            dataset = Collated(dataset, loader.collate_fn)
+            parts.append("collate_fn, sample by sample")
+        said = (
+            f"of the DataLoader are taken: its {', its '.join(parts)}; samples are read once, and shuffled "
+            "anew in each epoch"
+        )
+        return cls(dataset, loader.batch_size, said)
 
 
 def read_items(dataset: object, part: str) -> tuple[object, Array | Tensor]:

@@ -6,6 +6,7 @@
 (x, y) or ((x, y), (x_test, y_test))          arrays, tensors, nested lists
 dataset or (dataset, test_dataset)            map-style torch data sets
 {"x_train": ..., "y_train": ..., ...}         the keys of an NPZ file
+a frame of pandas or polars                   with the options `target` and `columns`, as tables in files
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, contents_of
 from tutti.data.formats import format_of, read_path
+from tutti.data.formats.parquet import is_frame, read_frame
 from tutti.data.rows import Array, Rows, StoredRows, joined
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import with_checked_targets
@@ -175,6 +178,10 @@ def _contents(
     if isinstance(data, str | Path) and data not in BUILT_IN:
         path = Path(data).expanduser()
         return read_path(path, {**options, "missing": missing}, labelled), classes, missing
+    if is_frame(data):
+        own: dict[str, object] = {"frame": data, "missing": missing, "labelled": labelled}
+        made = call_with_options(read_frame, options, "data", type(data).__name__, own)
+        return cast("Contents[object]", made), classes, missing
     if options:
         raise UnknownName(
             "option",

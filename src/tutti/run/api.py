@@ -11,8 +11,10 @@ from typing import Any, TypedDict, Unpack, cast
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from tutti import models
+from tutti.data.items import Unloaded
 from tutti.errors import BadOption, RunStopped, UnknownName
 from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
@@ -133,7 +135,9 @@ def train(
             are where training begins, or a function or class that makes one (called with `model_options`,
             and with `shape` and `outputs` if it takes them).
         data: a name or path, arrays (inputs, targets), ((inputs, targets), (test inputs, test targets)), a
-            torch `Dataset` or a pair of them, or a function that makes any of these. Floats are kept as
+            torch `Dataset` or a pair of them, a DataLoader (its data set, batch size and `collate_fn` are
+            taken), a frame of pandas or polars (`data_options={"target": "column"}`), or a function that
+            makes a data set. Several inputs are a dict or a tuple in place of one. Floats are kept as
             float32, also for `precision="fp64"`; as float64 after `torch.set_default_dtype(torch.float64)`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
@@ -186,6 +190,7 @@ def train(
         _refuse_uncallable("metrics", one)
     if isinstance(optimizer, Optimizer):
         optimizer = OptimizerAgain(optimizer, model)
+    data = _without_loaders(data, options, quiet)
     if isinstance(model, nn.Module):
         refuse_overlaps(model)  # the copies that the ranks get would not show it
     given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
@@ -226,6 +231,27 @@ def train(
         raise RunStopped(f"the run was stopped: {outcome.stopped}; go on with it by resume={str(folder)!r}")
     trained = _trained_model(model, job, outcome)
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
+
+
+def _without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
+    """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given.
+
+    Raises:
+        BadData: a DataLoader chooses its samples itself.
+    """
+    pair = isinstance(data, tuple | list) and any(isinstance(one, DataLoader) for one in data)
+    if pair:
+        loaders = [Unloaded.of(one) if isinstance(one, DataLoader) else one for one in cast("Any", data)]
+    elif isinstance(data, DataLoader):
+        loaders = [Unloaded.of(data)]
+    else:
+        return data
+    first = next(one for one in loaders if isinstance(one, Unloaded))
+    options.setdefault("batch_size", first.batch_size)
+    if not quiet:
+        print(first.said, flush=True)
+    found = [one.dataset if isinstance(one, Unloaded) else one for one in loaders]
+    return tuple(found) if pair else found[0]
 
 
 def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 
@@ -139,21 +139,48 @@ def read_files(
     parts: dict[str, tuple[object, object | None]] = {}
     for part in first.parts:
         pairs = [one.parts[part] for one in all_read]
-        inputs = [_rows(path, "inputs", x) for path, (x, _) in zip(paths, pairs, strict=True)]
+        inputs = _together(paths, [x for x, _ in pairs])
         if not labelled:
-            for path, x in zip(paths, inputs, strict=True):
-                _refuse_other(path, "inputs", x, paths[0], inputs[0])
-            parts[part] = joined(inputs), None
+            parts[part] = inputs, None
             continue
         targets = [_rows(path, "targets", y)[:] for path, (_, y) in zip(paths, pairs, strict=True)]
-        for path, x, y in zip(paths, inputs, targets, strict=True):
-            if len(x) != len(y):
-                raise BadData(f"{path} has {len(x):,} inputs but {len(y):,} targets; give one for each")
-            _refuse_other(path, "inputs", x, paths[0], inputs[0])
+        for path, (x, _), y in zip(paths, pairs, targets, strict=True):
+            each: list[Any] = [*x.values()] if isinstance(x, Mapping) else [x]
+            wrong = next((one for one in each if isinstance(one, Sized) and len(one) != len(y)), None)
+            if wrong is not None:
+                raise BadData(f"{path} has {len(wrong):,} inputs but {len(y):,} targets; give one for each")
             if not (first.columns and {y.dtype.kind, targets[0].dtype.kind} <= {"i", "f"}):
                 _refuse_other(path, "targets", y, paths[0], targets[0])
-        parts[part] = joined(inputs), np.concatenate(targets)
+        parts[part] = inputs, np.concatenate(targets)
     return replace(first, parts=parts)
+
+
+def _input_names(inputs: object) -> list[str]:
+    return list(map(str, inputs)) if isinstance(inputs, Mapping) else ["one"]
+
+
+def _together(paths: Sequence[Path], inputs: Sequence[object]) -> object:
+    """Return the inputs of several files as one, or each of several.
+
+    Raises:
+        BadData: a file has others, or of another shape or type, than the first.
+    """
+    first = inputs[0]
+    for path, one in zip(paths, inputs, strict=True):
+        names, here = _input_names(first), _input_names(one)
+        if names != here:
+            raise BadData(
+                f"{path} has the inputs {listed(here)}, but {paths[0]} has {listed(names)}; all files of a "
+                "data set need the same"
+            )
+    if isinstance(first, Mapping):
+        return {name: _together(paths, [cast("Any", one)[name] for one in inputs]) for name in first}
+    if all(isinstance(one, np.ndarray) and one.dtype == object for one in inputs):
+        return np.concatenate([np.asarray(one) for one in inputs])  # sequences
+    rows = [_rows(path, "inputs", x) for path, x in zip(paths, inputs, strict=True)]
+    for path, x in zip(paths, rows, strict=True):
+        _refuse_other(path, "inputs", x, paths[0], rows[0])
+    return joined(rows)
 
 
 def _rows(path: Path, kind: str, value: object) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from typing_extensions import override
@@ -37,7 +37,8 @@ class Hdf5(Format):
 
         Args:
             path: of the file.
-            features: the name of the inputs; several of one number for each sample are columns of one table.
+            features: the name of the inputs; several of one number for each sample are columns of one table,
+                others are several inputs, called as the ends of their names.
             labels: that of the targets; without the two, names such as x_train and y_train say what is what.
             labelled: whether there must be targets.
         """
@@ -47,14 +48,14 @@ class Hdf5(Format):
             with optional_package("h5py", "HDF5 files").File(path, "r") as file:
                 names = _names(file)
                 if features is not None and not labelled:
-                    return Contents(path.stem, {"train": (_inputs(path, names, features), None)})
+                    return Contents(path.stem, {"train": (_features(path, names, features), None)})
                 if labelled and (features is None) != (labels is None):
                     given, other = ("features", "labels") if labels is None else ("labels", "features")
                     raise BadData(
                         f"--data.{given} is given, so --data.{other} is needed, too; {path} has {_all(names)}"
                     )
                 if features is not None:
-                    inputs = _inputs(path, names, features)
+                    inputs = _features(path, names, features)
                     return Contents(path.stem, {"train": (inputs, _targets(path, names, labels))})
                 words = {name: name.rpartition("/")[2] for name in names}
                 found: dict[str, object] = {
@@ -92,7 +93,11 @@ class Hdf5(Format):
                         stored[start : start + len(chunk)] = chunk
 
 
-def _names(file: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+_Names: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""The shapes and types of the data sets of a file, by name."""
+
+
+def _names(file: Any) -> _Names:
     """The data sets of a file with their shapes and types, those of nested groups, too."""
     import h5py
 
@@ -106,13 +111,37 @@ def _names(file: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     return found
 
 
-def _all(names: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+def _all(names: _Names) -> str:
     return listed([f"{name} {shape}" for name, (shape, _) in names.items()]) or "no data sets"
 
 
-def _inputs(
-    path: Path, names: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], wanted: str | list[str]
-) -> StoredRows:
+def _features(path: Path, names: _Names, wanted: str | list[str]) -> object:
+    """Return the inputs: one, or several by the ends of their names, unless they are columns of a table."""
+    listed = [_named(path, names, one) for one in ([wanted] if isinstance(wanted, str) else wanted)]
+    table = all(len(names[one][0]) == 1 and names[one][1].kind in "biuf" for one in listed)
+    if len(listed) == 1 or table:
+        return _one_input(path, names, listed)
+    words = [one.rpartition("/")[2] for one in listed]
+    if len(set(words)) < len(words):
+        raise BadData(
+            f"{path} has inputs that are called alike: {', '.join(listed)}; a model takes them by name"
+        )
+    return {word: _one_input(path, names, [one]) for word, one in zip(words, listed, strict=True)}
+
+
+def _one_input(path: Path, names: _Names, wanted: list[str]) -> object:
+    """Return an input; sequences as an array of arrays."""
+    import h5py
+
+    base = h5py.check_vlen_dtype(names[wanted[0]][1])
+    if len(wanted) > 1 or not isinstance(base, np.dtype) or base.kind not in "biuf":
+        return _inputs(path, names, wanted)
+    with h5py.File(path, "r") as file:
+        sequences: Array = file[wanted[0]][...]
+        return sequences
+
+
+def _inputs(path: Path, names: _Names, wanted: str | list[str]) -> StoredRows:
     several = [_named(path, names, one) for one in ([wanted] if isinstance(wanted, str) else wanted)]
     shapes = [names[one][0] for one in several]
     for one, shape in zip(several, shapes, strict=True):
@@ -151,9 +180,7 @@ def _reader(path: Path, several: list[str]) -> Callable[[int, int], Array]:
     return read
 
 
-def _targets(
-    path: Path, names: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], wanted: str | list[str] | None
-) -> Array:
+def _targets(path: Path, names: _Names, wanted: str | list[str] | None) -> Array:
     if isinstance(wanted, list):
         rows = _inputs(path, names, wanted)
         return rows[: len(rows)]
@@ -170,7 +197,7 @@ def _targets(
         return values
 
 
-def _named(path: Path, names: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], wanted: str) -> str:
+def _named(path: Path, names: _Names, wanted: str) -> str:
     name = str(wanted).strip("/")
     if name not in names:
         raise BadData(f"{path} has no data set '{wanted}'; it has {_all(names)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,6 +108,44 @@ class _Table:
         return [one.combine_chunks() if hasattr(one, "combine_chunks") else one for one in arrays]
 
 
+def is_frame(value: object) -> bool:
+    """Tell whether a value is a table in memory: a frame of pandas or polars, or a table of Arrow."""
+    return type(value).__name__ in ("DataFrame", "Table") and type(value).__module__.partition(".")[0] in (
+        "pandas",
+        "polars",
+        "pyarrow",
+    )
+
+
+def read_frame(
+    frame: Any, target: object = None, columns: object = None, missing: str = "error", labelled: bool = True
+) -> Contents[object]:
+    """Read a table in memory, as one in a file.
+
+    Args:
+        frame: of pandas or polars, or a table of Arrow.
+        target: as for `Parquet.read`.
+        columns: likewise.
+        missing: likewise.
+        labelled: likewise.
+
+    Raises:
+        BadData: as for a file; or pandas holds what is no column of one kind.
+    """
+    arrow, name = optional_package("pyarrow", "data frames"), type(frame).__name__
+    try:
+        if type(frame).__module__.startswith("pandas"):
+            table = arrow.Table.from_pandas(frame, preserve_index=False)
+        else:
+            table = frame if isinstance(frame, arrow.Table) else frame.to_arrow()
+    except arrow.ArrowException as error:
+        raise BadData(f"the {name} has a column that is not of one kind: {str(error)[:200]}") from error
+    found = _Table(
+        Path(f"the {name}"), table.schema, table.num_rows, 1, lambda _, names: table.select(list(names))
+    )
+    return replace(_read(found, target, columns, missing, None, False, labelled), name=name)
+
+
 def _open_parquet(path: Path) -> _Table:
     parquet = optional_package("pyarrow.parquet", "Parquet files")
     file = parquet.ParquetFile(path, memory_map=True)
@@ -159,6 +197,9 @@ def _read(
         pictures, among = decoded_some(_pictures(table, inputs[0]), numbers, size, skip_bad)
         goal = None if targets is None else targets[among]
         return Contents(path.stem, {"train": (pictures, goal)}, classes, labels)
+    if len(inputs) == 1 and _is_list(kinds[0]) and _unequal(table, inputs[0]):
+        sequences = np.concatenate([_sequences(table, inputs[0], block) for block in range(table.blocks)])
+        return Contents(path.stem, {"train": (sequences[numbers], targets)}, classes, labels)
     if len(inputs) == 1 and _is_list(kinds[0]):
         rows = joined([_lists(table, inputs[0], block) for block in range(table.blocks)])
         return Contents(path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels)
@@ -228,7 +269,50 @@ def _lists(table: _Table, name: str, block: int) -> Array:
             )
         shape.append(int(lengths[0]) if len(lengths) else 0)
         values = values.flatten()
-    kind = values.type
+    return _numbers_in(table, name, values, shape)
+
+
+def _unequal(table: _Table, name: str) -> bool:
+    """Tell whether a column has lists of several lengths."""
+    arrow = optional_package("pyarrow", "Parquet files")
+    found: set[int] = set()
+    for block in range(table.blocks):
+        (values,) = table.columns([name], block)
+        found |= set(arrow.compute.list_value_length(values).drop_null().unique().to_pylist())
+    return len(found) > 1
+
+
+def _sequences(table: _Table, name: str, block: int) -> Array:
+    """Return a column of lists of numbers as an array of arrays."""
+    (values,) = table.columns([name], block)
+    if values.null_count:
+        raise BadData(f"{table.path} has no list in some rows of the column '{name}'; leave these out")
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in values])])
+    flat = _flat(table, name, values.flatten())
+    found: Array = np.empty(len(values), object)
+    for at in range(len(values)):
+        found[at] = flat[offsets[at] : offsets[at + 1]]
+    return found
+
+
+def _flat(table: _Table, name: str, values: Any) -> Array:
+    """Return the numbers in lists, which may be lists of equal length."""
+    shape: list[int] = [len(values)]
+    while _is_list(values.type):
+        lengths = {len(one) for one in values}
+        if len(lengths) > 1:
+            raise BadData(
+                f"{table.path} has lists of several lengths in the lists of the column '{name}'; only the "
+                "outer lists may have several lengths"
+            )
+        shape.append(lengths.pop() if lengths else 0)
+        values = values.flatten()
+    return _numbers_in(table, name, values, shape)
+
+
+def _numbers_in(table: _Table, name: str, values: Any, shape: list[int]) -> Array:
+    """Return the numbers in lists, in a shape."""
+    arrow, kind = optional_package("pyarrow", "Parquet files"), values.type
     if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
         raise BadData(f"{table.path} has lists of {kind} in the column '{name}'; give lists of numbers")
     if values.null_count:
