@@ -199,14 +199,26 @@ def _read(
         return Contents(path.stem, {"train": (pictures, goal)}, classes, labels)
     if len(inputs) == 1 and _is_list(kinds[0]) and _unequal(table, inputs[0]):
         sequences = np.concatenate([_sequences(table, inputs[0], block) for block in range(table.blocks)])
+        _refuse_fewer(table, sequences)
         return Contents(path.stem, {"train": (sequences[numbers], targets)}, classes, labels)
     if len(inputs) == 1 and _is_list(kinds[0]):
         rows = joined([_lists(table, inputs[0], block) for block in range(table.blocks)])
+        _refuse_fewer(table, rows)
         return Contents(path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels)
     rows = joined([_numbers(table, inputs, block) for block in range(table.blocks)])
+    _refuse_fewer(table, rows)
     return Contents(
         path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels, columns=tuple(inputs)
     )
+
+
+def _refuse_fewer(table: _Table, rows: Rows) -> None:
+    """Refuse a column that has other rows than the table says."""
+    if len(rows) != table.rows:
+        raise BadData(
+            f"{table.path} is damaged: it says that it has {table.rows:,} rows, and has {len(rows):,} of its "
+            "inputs; copy it again"
+        )
 
 
 def _target(table: _Table, name: str) -> Column:
