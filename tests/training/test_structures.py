@@ -28,7 +28,7 @@ from tutti.training.metrics import METRICS
 from tutti.training.outputs import the_output
 from tutti.training.precision import Arithmetic
 from tutti.training.prediction import predict
-from tutti.training.preflight import check_fit
+from tutti.training.preflight import check_fit, told_of_sequences
 
 FP64 = Arithmetic("fp64")
 SAMPLES, BATCH = 45, 20
@@ -231,3 +231,39 @@ def test_one_input_of_one_shape_is_stored_as_it_always_was() -> None:
     part = VirtualWorld(1).run(lambda comm: opened(POINTS, comm))[0].train
     assert isinstance(part.stored_inputs, Tensor)
     assert part.fingerprint() == Part(part.stored_inputs, part.stored_targets).fingerprint()
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(1, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        assert attention_mask is not None
+        mean = (input_ids * attention_mask).sum(1, keepdim=True) / attention_mask.sum(1, keepdim=True)
+        return self.last(mean.to(self.last.weight.dtype))
+
+
+class Remembering(nn.Module):
+    def forward(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return tokens[:, :1].double().repeat(1, 3)
+
+
+def test_a_model_that_takes_a_mask_gets_that_in_place_of_lengths() -> None:
+    masks = [[1] * len(one) for one in TOKENS]
+    for inputs in (TOKENS, {"input_ids": TOKENS}, {"input_ids": TOKENS, "attention_mask": masks}):
+        part = VirtualWorld(1).run(lambda comm, inputs=inputs: opened(inputs, comm))[0].train
+        told = told_of_sequences(part, made(Masked))
+        seen, _ = told.take(torch.tensor([2, 0]))
+        mask = seen["attention_mask"] if isinstance(seen, dict) else seen[1]
+        assert len(seen) == 2
+        assert [int(row.sum()) for row in mask] == [len(TOKENS[2]), len(TOKENS[0])]
+        assert (mask.diff(dim=1) <= 0).all()
+        check_fit(made(Masked), told, Objective(named_loss("auto", DataSet("", part, None, None, 3, ()))))
+    part = VirtualWorld(1).run(lambda comm: opened(TOKENS, comm))[0].train
+    assert told_of_sequences(part, made(Recurrent)).stored_inputs == part.stored_inputs
+    objective = Objective(named_loss("auto", DataSet("", part, None, None, 3, ())))
+    with pytest.raises(
+        BadModel, match=r"its parameter 'hidden' would get lengths of sequences; .* gru, transformer"
+    ):
+        check_fit(Remembering(), part, objective)

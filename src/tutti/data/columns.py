@@ -32,6 +32,9 @@ Inputs: TypeAlias = "Tensor | dict[str, Tensor] | tuple[Tensor, ...]"
 LENGTHS: Final = "lengths"
 """The name by which a model gets the lengths of sequences."""
 
+MASK: Final = "attention_mask"
+"""The name by which models of Hugging Face take a mask: 1 for values, 0 for what pads them."""
+
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
@@ -61,10 +64,12 @@ class Columns(Generic[T]):
     Attributes:
         columns: one for each input.
         names: of the inputs, which the model takes by keyword; empty: it takes them by position.
+        beside: what the model gets beside sequences: `LENGTHS`, of each; `MASK`, of the first; "", nothing.
     """
 
     columns: tuple[Column[T], ...]
     names: tuple[str, ...] = ()
+    beside: str = LENGTHS
 
 
 Stored: TypeAlias = T | Columns[T]
@@ -87,7 +92,7 @@ def columns_of(stored: Any) -> tuple[Column[Any], ...]:
 def in_place_of(stored: object, columns: Iterable[Column[U]]) -> U | Columns[U]:
     """Return columns in the form of others: a single one as its rows, where those were."""
     found = tuple(columns)
-    return Columns(found, stored.names) if isinstance(stored, Columns) else found[0].rows
+    return Columns(found, stored.names, stored.beside) if isinstance(stored, Columns) else found[0].rows
 
 
 def named(columns: Sequence[T], names: Sequence[str]) -> dict[str, T] | tuple[T, ...]:
@@ -95,11 +100,15 @@ def named(columns: Sequence[T], names: Sequence[str]) -> dict[str, T] | tuple[T,
     return dict(zip(names, columns, strict=True)) if names else tuple(columns)
 
 
-def length_names(stored: Columns[Any]) -> tuple[str, ...]:
-    """Return the names by which a model gets the lengths of sequences; empty texts, if inputs have none."""
+def names_beside(stored: Columns[Any]) -> tuple[str, ...]:
+    """Return the names of what a model gets beside sequences; empty texts, if inputs have none."""
     ragged = [at for at, column in enumerate(stored.columns) if column.values is not None]
+    if stored.beside != LENGTHS:
+        ragged = ragged[:1] if stored.beside else []
     if not stored.names:
         return ("",) * len(ragged)
+    if stored.beside == MASK:
+        return (MASK,) * len(ragged)
     if len(ragged) == 1:
         return (LENGTHS,)
     return tuple(f"{stored.names[at]}_{LENGTHS}" for at in ragged)
@@ -123,6 +132,11 @@ def padded(column: Column[Tensor], spans: Tensor) -> tuple[Tensor, Tensor]:
     found = values.new_zeros(len(spans), width, *values.shape[1:])
     found[there] = values.index_select(0, (starts[:, None] + steps)[there])
     return found, lengths.contiguous()
+
+
+def mask_of(sequences: Tensor, lengths: Tensor) -> Tensor:
+    """Return 1 where padded sequences have values and 0 behind them, int64, of shape (count, longest)."""
+    return (torch.arange(sequences.shape[1], device=lengths.device) < lengths[:, None]).long()
 
 
 def alone(column: Column[Tensor]) -> Column[Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tutti.data.columns import (
+    LENGTHS,
     Column,
     Columns,
     Inputs,
@@ -21,8 +22,9 @@ from tutti.data.columns import (
     columns_of,
     each_of,
     in_place_of,
-    length_names,
+    mask_of,
     named,
+    names_beside,
     padded,
 )
 from tutti.records.shapes import Shape
@@ -137,16 +139,17 @@ class Part:
 
     def _seen(self, stored: Columns[Tensor], indices: Tensor) -> Inputs:
         """Copy the inputs of some stored samples, as the model sees them, and the lengths of sequences."""
-        found, lengths = [], []
+        found: list[Tensor] = []
+        beside: list[Tensor] = []
         scales = self.scale.each or [Scale()] * len(stored.columns)
         for column, scale in zip(stored.columns, scales, strict=True):
             rows = column.rows.index_select(0, indices)
             if column.values is not None:
                 rows, length = padded(column, rows)
-                lengths.append(length)
+                beside.append(length if stored.beside == LENGTHS else mask_of(rows, length))
             found.append(scale.apply(rows))
-        names = stored.names and (*stored.names, *length_names(stored))
-        return named([*found, *lengths], names)
+        last = names_beside(stored)
+        return named([*found, *beside[: len(last)]], stored.names and (*stored.names, *last))
 
     @property
     def inputs(self) -> Stored[Tensor]:

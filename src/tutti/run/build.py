@@ -49,7 +49,7 @@ from tutti.training.losses import LOSSES, named_loss
 from tutti.training.losses.shares import refuse_without_shares
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
-from tutti.training.preflight import check_fit
+from tutti.training.preflight import check_fit, told_of_sequences
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending, StopRule
 from tutti.training.target_kinds import are_flags
@@ -418,6 +418,7 @@ def prepare_task(job: Job, dataset: DataSet) -> Task:
     loss = named_loss(named_or_given(job, "loss"), dataset, config.loss_options, config.class_weights)
     metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))
+    dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
     objective = Objective(loss, metrics, dataset.classes, arithmetic)
     objective = check_fit(module, dataset.train, objective)
     return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)

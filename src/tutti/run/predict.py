@@ -106,7 +106,7 @@ def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str
         have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
         raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
     refuse_other_inputs(dataset.name, dataset.shape, dtype_of(part), predictor.data)
-    stored = replace(part, scale=Scale())
+    stored = predictor.given(replace(part, scale=Scale()))
 
     def blocks() -> Blocks:
         size = PASS * AT_ONCE

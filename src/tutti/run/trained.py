@@ -37,6 +37,7 @@ from tutti.run.trained_run import UNUSED, TrainedRun, find_run
 from tutti.training.evaluation import evaluating
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.prediction import PASS
+from tutti.training.preflight import told_of_sequences
 from tutti.training.weights import set_weights
 
 Array = NDArray[Any]
@@ -67,6 +68,10 @@ class Predictor(nn.Module, ABC):
     def plain(self) -> PlainModel:
         """Return it as plain operations, in the precision of its weights."""
 
+    def given(self, part: Part) -> Part:
+        """Return a part as its samples are given to the module."""
+        return part
+
     def outputs(self, inputs: object) -> Array:
         """Compute the outputs for some inputs, such as logits, some at a time.
 
@@ -77,7 +82,7 @@ class Predictor(nn.Module, ABC):
         Raises:
             BadData: they are of another shape or type than those of the training.
         """
-        part = _as_part(inputs, self.data)
+        part = self.given(_as_part(inputs, self.data))
         refuse_other_inputs("the inputs", part.shape, dtype_of(part), self.data)
         device = next(chain(self.parameters(), self.buffers()), part.stored_targets).device
         with evaluating(self), torch.no_grad():
@@ -219,6 +224,10 @@ class TrainedModel(Predictor):
     def precision(self) -> str:
         """The precision in which it computes."""
         return self._arithmetic.precision
+
+    @override
+    def given(self, part: Part) -> Part:
+        return told_of_sequences(part, self.model)
 
     @override
     def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.data.batches import Batches
-from tutti.data.columns import Columns, Inputs, length_names
+from tutti.data.columns import LENGTHS, MASK, Columns, Inputs, names_beside
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
 from tutti.records.shapes import described
@@ -24,6 +24,8 @@ from tutti.training.precision import FP32, Arithmetic
 from tutti.training.reading import labelled
 
 PROBE_SAMPLES = 2
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 MOST = 10_000_000
 """The most numbers of outputs on which a metric is tried."""
@@ -136,10 +138,10 @@ def refuse_unknown_inputs(module: nn.Module, part: Part, inputs: Inputs) -> None
     """
     if isinstance(inputs, Tensor):
         return
-    forward = module.forward if type(module).__call__ is nn.Module.__call__ else module
-    signature = inspect.signature(forward)
+    signature = _signature(module)
     try:
         signature.bind(**inputs) if isinstance(inputs, dict) else signature.bind(*inputs)
+        _refuse_misplaced_lengths(signature, part)
     except TypeError as error:
         raise BadModel(
             f"the data give each sample the inputs {described(part.shape)}{_of_sequences(part)}, and the "
@@ -148,14 +150,53 @@ def refuse_unknown_inputs(module: nn.Module, part: Part, inputs: Inputs) -> None
                 "it gets them as keywords, so give it parameters of their names"
                 if isinstance(inputs, dict)
                 else "it gets them in this order, so give it as many parameters"
+                + ("; the built-in gru, transformer and jets take sequences" if _of_sequences(part) else "")
             )
         ) from error
+
+
+def told_of_sequences(part: Part, module: nn.Module) -> Part:
+    """Return a part whose sequences come with what a model takes beside them: their lengths, or a mask.
+
+    A model with a parameter `attention_mask`, as those of Hugging Face, gets one, unless the data have it.
+    """
+    stored = part.stored_inputs
+    if not isinstance(stored, Columns) or not (names := names_beside(replace(stored, beside=LENGTHS))):
+        return part
+    known = [*_signature(module).parameters]
+    beside = LENGTHS
+    if stored.names:
+        if MASK in known and not set(names) & set(known):
+            beside = "" if MASK in stored.names else MASK
+    elif known[len(stored.columns) :][:1] == [MASK]:
+        beside = MASK
+    return replace(part, stored_inputs=replace(stored, beside=beside))
+
+
+def _signature(module: nn.Module) -> inspect.Signature:
+    return inspect.signature(module.forward if type(module).__call__ is nn.Module.__call__ else module)
+
+
+def _refuse_misplaced_lengths(signature: inspect.Signature, part: Part) -> None:
+    """Refuse lengths of sequences that an optional parameter for something else would get.
+
+    Raises:
+        TypeError: it would.
+    """
+    stored = part.stored_inputs
+    if not isinstance(stored, Columns) or stored.names or stored.beside != LENGTHS:
+        return
+    positional = [one for one in signature.parameters.values() if one.kind in _POSITIONAL]
+    first = len(stored.columns)
+    for one in positional[first : first + len(names_beside(stored))]:
+        if one.default is not inspect.Parameter.empty and "len" not in one.name.lower():
+            raise TypeError(f"its parameter '{one.name}' would get lengths of sequences")
 
 
 def _of_sequences(part: Part) -> str:
     """Say which further inputs a model gets, where some are sequences of unequal length."""
     stored = part.stored_inputs
-    if not isinstance(stored, Columns) or not (names := length_names(stored)):
+    if not isinstance(stored, Columns) or not (names := names_beside(stored)):
         return ""
     said = " and ".join(f"'{name}'" for name in names if name)
     return f", sequences of unequal length, with {said or 'their lengths after them'}"
