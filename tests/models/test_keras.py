@@ -14,9 +14,13 @@ from torch import nn
 from tests.contracts.training import Run, distance, train
 from tutti import models
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data.parts import Part
+from tutti.data.parts import Part, Scale
 from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.exports.programs import PROGRAMS
+from tutti.exports.programs.base import write_program
 from tutti.models.files.keras import write_keras
+from tutti.records.run_folder import TrainedOn
+from tutti.run.trained import PlainNetwork
 from tutti.strategies import Sync
 from tutti.training import of_keras
 from tutti.training.precision import FP32, Arithmetic
@@ -152,3 +156,18 @@ def test_keras_by_another_backend_is_refused(
     for refused in (model, lambda: model, str(tmp_path / "net.keras")):
         with pytest.raises(BadModel, match=r"Keras computes by jax.*set KERAS_BACKEND=torch before"):
             models.build(refused, (2, 5, 6), 3)
+
+
+def test_a_trained_model_is_exported_with_its_scale(keras: Any, tmp_path: Path) -> None:
+    pixels = torch.randint(0, 256, (4, 2, 5, 6), dtype=torch.uint8)
+    model, scale = convolutions(keras), Scale((0.4, 0.6), (0.2, 0.3))
+    data = TrainedOn("d", 3, (), (2, 5, 6), scale.mean, scale.std, 3, dtype="uint8")
+    off = write_program(tmp_path / "a.keras", PROGRAMS["keras"], PlainNetwork(model, data, False).eval(), {})
+    assert off <= 1e-5
+    found = keras.saving.load_model(tmp_path / "a.keras")(pixels.movedim(1, 3), training=False)
+    wanted = FP32.forward(model.eval(), scale.apply(pixels))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    plain = PlainNetwork(nn.Flatten(), data, False).eval()
+    with pytest.raises(BadModel, match="none of Keras"):
+        write_program(tmp_path / "b.keras", PROGRAMS["keras"], plain, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.keras"]

@@ -129,10 +129,14 @@ class PlainModel(nn.Module):
     Args:
         data: what it was trained on.
         double: it computes in float64.
+
+    Attributes:
+        data: likewise.
     """
 
     def __init__(self, data: TrainedOn, double: bool = False) -> None:
         super().__init__()
+        self.data = data
         self._shape, self._dtype = data.shape, data.dtype or ("uint8" if data.mean else "float32")
         self._floats = torch.float64 if double else torch.float32
 
@@ -154,11 +158,14 @@ class PlainNetwork(PlainModel):
         model: the network, which takes scaled inputs.
         data: what it was trained on.
         double: it computes in float64.
+
+    Attributes:
+        network: the model itself.
     """
 
     def __init__(self, model: nn.Module, data: TrainedOn, double: bool) -> None:
         super().__init__(data, double)
-        self._model, self._arithmetic = model, Arithmetic("fp64" if double else "fp32")
+        self.network, self._arithmetic = model, Arithmetic("fp64" if double else "fp32")
         if data.mean:
             mean, std = (torch.tensor(one, dtype=torch.float64) for one in (data.mean, data.std))
             per_channel = (1, -1) + (1,) * (len(data.shape) - 1)
@@ -179,7 +186,7 @@ class PlainNetwork(PlainModel):
             inputs = torch.where(inputs.isnan(), cast("Tensor", self._fill), inputs)
         if self._scaled:
             inputs = inputs * cast("Tensor", self._factor) + cast("Tensor", self._offset)
-        return self._arithmetic.forward(self._model, inputs)
+        return self._arithmetic.forward(self.network, inputs)
 
 
 class TrainedModel(Predictor):

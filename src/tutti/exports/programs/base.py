@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from tutti.errors import BadModel, TuttiError
-from tutti.records.files import unfinished_file
 
 CLOSE: Final = 1e-5
 """The most by which a program may differ from its model, in units of its largest output or of 1."""
@@ -80,7 +79,8 @@ def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Map
     """
     kind.check()
     examples = [module.example(samples) for samples in BATCHES]  # type: ignore[operator]
-    unfinished, largest = unfinished_file(path), 0.0
+    # Some are known by the ends of their names.
+    unfinished, largest = path.with_name(f".{path.name}.unfinished{kind.suffix}"), 0.0
     try:
         with torch.no_grad():
             wanted = [module(one.clone()) for one in examples]
