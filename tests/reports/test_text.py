@@ -11,7 +11,7 @@ import pytest
 from tutti.records.comparison import STRONG, Combination, Comparison
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
-from tutti.reports.text import heads, show
+from tutti.reports.text import cells, heads, other_metrics, show
 
 LONG = "batch_size 64, lr 0.003, strategy.compression topk, strategy.every 10"
 
@@ -38,6 +38,7 @@ def results(names: list[str], repeats: int = 3, target: float | None = 0.97) -> 
             speed_up_all=0.75 + number,
             efficiency=0.625,
             accuracy=0.9876,
+            metrics={},
             to_target=765.43,
             error=None,
         )
@@ -164,3 +165,16 @@ def test_a_terminal_too_narrow_for_all_numbers_still_shows_ways_seconds_and_spee
         assert row[0] == f"strategy{number},"
         assert row[-1] == f"{1.25 + number:.2f}"
     assert "accuracy" in " ".join(lines[-4:])
+
+
+def test_other_metrics_have_columns_of_their_own() -> None:
+    found = results(["solo, 1 thread", "sync, 2 workers"])
+    first, second = found.rows
+    rows = [replace(first, metrics={"f1": 0.51234, "top3": 0.98765}), replace(second, metrics={"f1": 0.25})]
+    names = other_metrics(rows)
+    heads_of = heads(found.comparison, names)
+    assert heads_of[-3:] == ["f1", "top3", "seconds to 97 %"]
+    assert [cells(found.comparison, row, names)[-3:-1] for row in rows] == [
+        ["0.5123", "98.77%"],
+        ["0.25", ""],
+    ]

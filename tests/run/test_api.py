@@ -114,6 +114,11 @@ def test_an_optimizer_class_takes_lr_and_options() -> None:
     )
     assert result.config.optimizer == "torch.optim.sgd:SGD"
     assert result.history[-1].lr == 0.3
+    rows = result.frame()
+    rows = rows if isinstance(rows, list) else rows.to_dict("records")
+    assert [row["train/loss"] for row in rows] == [record.train.loss for record in result.history]
+    panels = result.plot().to_dict()["concat"]
+    assert [panel["encoding"]["y"]["title"] for panel in panels] == ["loss", "accuracy"]
 
 
 def in_groups(parameters: list[nn.Parameter]) -> torch.optim.SGD:

@@ -16,7 +16,7 @@ from tutti.errors import BadRunFolder, UserError
 from tutti.records.files import cache_folder, replace_shared_file
 from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
-from tutti.reports.text import by_scaling, cells, fastest, heads, note, title, verdict
+from tutti.reports.text import by_scaling, cells, fastest, heads, note, other_metrics, title, verdict
 
 PAGE: Final = "report.html"
 PICTURES: Final = "figures"
@@ -152,17 +152,18 @@ def _words(results: Results) -> dict[str, Any]:
     """Return the text of the page beside its figures."""
     comparison = results.comparison
     best = fastest(results)
-    tables = []
+    tables, metrics = [], other_metrics(results.rows)
     for scaling, rows in by_scaling(results):
         kinds = ["failed" if row.error is not None else "best" if row is best else "" for row in rows]
         shown = [
-            {"kind": kind, "cells": cells(comparison, row)} for kind, row in zip(kinds, rows, strict=True)
+            {"kind": kind, "cells": cells(comparison, row, metrics)}
+            for kind, row in zip(kinds, rows, strict=True)
         ]
         tables.append({"title": title(comparison, scaling), "rows": shown})
     return {
         "title": f"{comparison.model} on {comparison.data}",
         "verdict": verdict(results),
-        "heads": heads(comparison),
+        "heads": heads(comparison, metrics),
         "tables": tables,
         "note": note(results),
         "lists": {"How the runs went": results.courses, "The records": results.notes},

@@ -127,13 +127,16 @@ class Run:
         return sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
 
     @property
-    def accuracy(self) -> float | None:
-        """The accuracy on the test part, or else on the validation part; None if neither has one."""
+    def metrics(self) -> dict[str, float]:
+        """The metrics on the test part, or else on the validation part; empty if there is neither."""
         test = self.summary.test if self.summary is not None else None
-        for found in (test, self.history[-1].validation):
-            if found is not None and "accuracy" in found.metrics:
-                return found.metrics["accuracy"]
-        return None
+        found = test or self.history[-1].validation
+        return {} if found is None else found.metrics
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy among them; None if it is not."""
+        return self.metrics.get("accuracy")
 
     @property
     def best(self) -> str | None:

@@ -35,6 +35,7 @@ class Row:
         speed_up_all: over one process with all threads.
         efficiency: see above; None for a device that has no cores to count.
         accuracy: mean over the repeats, in [0, 1].
+        metrics: the means of all others.
         to_target: seconds to the target, the median; None: some repeat did not reach it.
         error: of the first repeat that failed.
     """
@@ -48,6 +49,7 @@ class Row:
     speed_up_all: float | None
     efficiency: float | None
     accuracy: float | None
+    metrics: Mapping[str, float]
     to_target: float | None
     error: str | None
 
@@ -84,11 +86,18 @@ def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapp
             speed_up_all=_ratio(all_threads_s, whole[one.folder]),
             efficiency=speed_up / one.cores if speed_up is not None and one.device == CPU else None,
             accuracy=mean(accuracies) if accuracies else None,
+            metrics=_means([run.metrics for run in some]),
             to_target=round(median(times), DIGITS) if times and len(times) == comparison.repeats else None,
             error=errors.get(one.folder),
         )
         found.append(row)
     return found
+
+
+def _means(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the repeats that have it, but of the accuracy."""
+    names = dict.fromkeys(name for found in repeats for name in found if name != "accuracy")
+    return {name: mean(found[name] for found in repeats if name in found) for name in names}
 
 
 def is_baseline(other: Combination, one: Combination) -> bool:

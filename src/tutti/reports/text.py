@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tutti.errors import in_one_line
 from tutti.records.comparison import APART, STRONG, WEAK, Comparison
+from tutti.records.texts import metric_text
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
 from tutti.terminal import UNBOUNDED, console_on
@@ -120,16 +121,21 @@ def title(comparison: Comparison, scaling: str) -> str:
     return f"{comparison.model} on {comparison.data}{many}; {_SCALINGS[scaling]}"
 
 
-def heads(comparison: Comparison) -> list[str]:
-    """Return the heads of the columns."""
+def other_metrics(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the metrics of some row, but of the accuracy."""
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+
+
+def heads(comparison: Comparison, metrics: Sequence[str] = ()) -> list[str]:
+    """Return the heads of the columns, with one for each of the metrics."""
     found = ["way to train", "cores", "seconds"]
     found += ["shortest, longest"] if comparison.repeats > 1 else []
-    found += ["samples/s", "speed-up", "of all threads", "efficiency", "accuracy %"]
+    found += ["samples/s", "speed-up", "of all threads", "efficiency", "accuracy %", *metrics]
     return found + ([] if comparison.target is None else [f"seconds to {100 * comparison.target:g} %"])
 
 
-def cells(comparison: Comparison, row: Row) -> list[str]:
-    """Return the cells of a row; empty where there is no number."""
+def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list[str]:
+    """Return the cells of a row, with one for each of the metrics; empty where there is no number."""
     name = row.combination.name
     if row.combination.scaling == APART:
         name += "" if row.finished else " (unfinished)"
@@ -144,6 +150,7 @@ def cells(comparison: Comparison, row: Row) -> list[str]:
         _number(row.speed_up_all, ".2f"),
         _number(row.efficiency, ".0%"),
         _number(None if row.accuracy is None else 100 * row.accuracy, ".2f"),
+        *(metric_text(name, row.metrics[name]) if name in row.metrics else "" for name in metrics),
     ]
     return found + ([] if comparison.target is None else [_number(row.to_target, ".2f")])
 
@@ -158,9 +165,9 @@ class _Column:
 
 
 def _columns(comparison: Comparison, rows: Sequence[Row], console: Console) -> list[_Column]:
-    (way, names), *numbers = zip(
-        heads(comparison), zip(*(cells(comparison, row) for row in rows), strict=True), strict=True
-    )
+    metrics = other_metrics(rows)
+    table = zip(*(cells(comparison, row, metrics) for row in rows), strict=True)
+    (way, names), *numbers = zip(heads(comparison, metrics), table, strict=True)
     found = [_Column(way, names, min(max(map(len, (way, *names))), NAME_COLUMNS, console.width // 3))]
     for head, given in numbers:
         words, values = head.split() if console.is_terminal else [head], [value or _NONE for value in given]

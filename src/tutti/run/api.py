@@ -23,6 +23,7 @@ from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
+from tutti.run.curves import curves, frame
 from tutti.run.finished import outcome_again
 from tutti.run.given_optimizer import OptimizerAgain
 from tutti.run.pickled_arguments import by_name, named_or_given
@@ -51,6 +52,22 @@ class Result:
     summary: Summary
     config: TrainConfig = field(repr=False)
     folder: Path | None
+
+    def frame(self) -> Any:
+        """Return the figures of every epoch, one row each: "train/loss", "validation/accuracy", "lr", ...
+
+        Returns:
+            A data frame if pandas is installed, else a list of dicts.
+        """
+        return frame(self.history)
+
+    def plot(self) -> Any:
+        """Draw loss and metrics against the epochs: a chart of altair, which a notebook shows.
+
+        Raises:
+            BadOption: altair is not installed.
+        """
+        return curves(self.history)
 
 
 class TrainOptions(TypedDict, total=False):

@@ -320,7 +320,7 @@ def augmentation(job: Job, task: Task) -> Augmentation | None:
 
 
 def deal(
-    config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator, chances: Tensor | None
+    config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator, chances: Tensor | None = None
 ) -> tuple[Batches, SpeedBalance | None]:
     """Deal this rank its batches, with what keeps them balanced, as the configuration says (collective)."""
     own = strategy.pace is not Pace.TOGETHER

@@ -237,7 +237,18 @@ def format_of(path: Path) -> type[Format]:
     )
     raise BadData(
         f"{path} is of no known kind: it begins with the bytes {start.hex(' ')}; give a file of one of these "
-        f"formats: {known}; numpy.savez('data.npz', x=inputs, y=targets) makes an NPZ file of arrays"
+        f"formats: {known}; numpy.savez('data.npz', x=inputs, y=targets) makes an NPZ file of arrays. Or "
+        f"write a function that reads it, and give --data mine.py:read:\n\n{_factory(path)}"
+    )
+
+
+def _factory(path: Path) -> str:
+    """A file mine.py with a function that reads a file, to begin with."""
+    return (
+        "    import numpy as np\n\n"
+        f"    def read(path={str(path)!r}):\n"
+        '        table = np.loadtxt(path, delimiter=",")  # or whatever reads it\n'
+        '        return table[:, :-1].astype("float32"), table[:, -1].astype("int64")\n'
     )
 
 

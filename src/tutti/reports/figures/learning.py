@@ -1,8 +1,9 @@
-"""Accuracy and loss of each way to train, against time and throughput."""
+"""Metrics and loss of each way to train, against time and throughput."""
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import altair as alt
 
@@ -25,6 +26,11 @@ from tutti.reports.figures.base import (
 from tutti.reports.results import Results
 from tutti.reports.runs import Run
 
+MOST_METRICS: Final = 3
+"""The metrics that are drawn beside the loss."""
+
+_OF_PLACE: Final = ("way", "repeat", "epoch", "seconds")
+
 
 def left_out(results: Results) -> list[str]:
     """Name the ways without a line: they have no validation part, and others have one."""
@@ -36,7 +42,7 @@ def left_out(results: Results) -> list[str]:
 @part("progress")
 @figure(10, "Learning, against time and against epochs", left_out)
 def progress(results: Results) -> Picture:
-    """Accuracy and loss against time and epochs: on the validation part, where there is one."""
+    """Metrics and loss against time and epochs: on the validation part, where there is one."""
     validated = any(run.validated for _, _, run in results.each())
     data: Data = []
     for row, repeat, run in results.each():
@@ -45,14 +51,15 @@ def progress(results: Results) -> Picture:
             seconds += spent
             found = record.validation if validated else record.train
             if found is not None:
-                accuracy = found.metrics.get("accuracy")
-                measured = {"accuracy": accuracy, "loss": found.loss}
+                measured = {**found.metrics, "loss": found.loss}
                 place = {"repeat": repeat + 1, "epoch": epochs, "seconds": round(seconds, 3)}
                 data.append({"way": row.combination.name, **place, **measured})
     if not data:
         return None
     part = "validation" if validated else "training"
-    measures = [name for name in ("accuracy", "loss") if any(row[name] is not None for row in data)]
+    named = dict.fromkeys(name for row in data for name in row if name not in _OF_PLACE)
+    measures = [*[name for name in named if name != "loss"][:MOST_METRICS], "loss"]
+    data = [{name: row.get(name) for name in (*_OF_PLACE, *measures)} for row in data]
     trained = [row["epoch"] for row in data if row["epoch"] is not None]
     axes = {"seconds": alt.Axis()}
     if trained:
