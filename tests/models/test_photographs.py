@@ -16,20 +16,20 @@ SMALLEST_LARGE = {"alexnet": 63, "googlenet": 33, "mobilenet": 33, "resnet18": 3
 
 
 def shaped(name: str, shape: tuple[int, ...], outputs: int = 1000, **options: object) -> nn.Module:
-    """A model whose weights have any values; for photographs one that computes nothing but shapes."""
-    # To draw weights on the meta device would load seconds of torch.
+    """A model whose weights are whatever was in memory: to draw so many takes seconds."""
     with pytest.MonkeyPatch.context() as patched:
         for draw in ("kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_", "xavier_uniform_"):
             patched.setattr(nn.init, draw, lambda tensor, *_, **__: tensor)
-        return models.build(name, shape, outputs, options).to("meta" if max(shape) > 70 else "cpu")
+        return models.build(name, shape, outputs, options)
 
 
-def passed(module: nn.Module, shape: tuple[int, ...], batch: int = 2) -> list[tuple[int, ...]]:
-    """The shapes of what each layer of a model gives."""
+def passed(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The shapes of what each layer gives for one sample: in training a worker may have no more."""
     shapes: list[tuple[int, ...]] = []
     for layer in module.children():
         layer.register_forward_hook(lambda _, __, outputs: shapes.append(tuple(outputs.shape)))
-    module(torch.zeros(batch, *shape, device=next(module.parameters()).device))
+    with torch.no_grad():
+        module(torch.zeros(1, *shape))
     return shapes
 
 
@@ -71,10 +71,10 @@ def test_networks_for_small_images_have_the_sizes_usual_for_cifar(name: str, kno
     assert count(shaped(name, (3, 32, 32), 10)) == known
 
 
-@pytest.mark.parametrize("name", ["alexnet", "googlenet", "mobilenet", "resnet18", "resnet50", "vgg19"])
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "mobilenet", "resnet18", "resnet50", "vgg11"])
 @pytest.mark.parametrize("shape", [(3, 224, 224), (1, 32, 32), (28, 28)])
 def test_networks_fit_themselves_to_the_images(name: str, shape: tuple[int, ...]) -> None:
-    assert passed(shaped(name, shape, 7), shape)[-1] == (2, 7)
+    assert passed(shaped(name, shape, 7), shape)[-1] == (1, 7)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,17 @@ def test_networks_fit_themselves_to_the_images(name: str, shape: tuple[int, ...]
 def test_small_images_are_halved_three_times_and_large_ones_five_times(
     name: str, last: int, options: dict[str, object]
 ) -> None:
-    wanted = {(64, "auto"): 1 if name == "alexnet" else 2, (63, "auto"): 8, (224, "small"): 28}
+    wanted = {(64, "auto"): 1 if name == "alexnet" else 2, (63, "auto"): 8, (72, "small"): 9}
     for (side, stem), maps in wanted.items():
         module = shaped(name, (3, side, side), stem=stem, **options)
-        assert (2, last, maps, maps) in passed(module, (3, side, side))
+        assert (1, last, maps, maps) in passed(module, (3, side, side))
 
 
 @pytest.mark.parametrize("name", SMALLEST)
 @pytest.mark.parametrize("stem", ["small", "large"])
 def test_the_smallest_image_works_and_a_smaller_one_is_refused(name: str, stem: str) -> None:
     side = (SMALLEST if stem == "small" else SMALLEST_LARGE)[name]
-    # One sample, in training: what is left of a batch for a worker may be that small.
-    assert passed(shaped(name, (1, side, side), 3, stem=stem), (1, side, side), batch=1)[-1] == (1, 3)
+    assert passed(shaped(name, (1, side, side), 3, stem=stem), (1, side, side))[-1] == (1, 3)
     with pytest.raises(BadModel, match=f"at least {side} x {side}, but the data's are {side} x {side - 1}"):
         shaped(name, (1, side, side - 1), stem=stem)
 
