@@ -98,7 +98,7 @@ def test_a_frame_is_a_table():
 
 
 def test_what_does_not_fit_is_named(read):
-    with pytest.raises(BadData, match=r"string in the column 'b', such as 'two'"):
+    with pytest.raises(BadData, match=r"string in the column 'b', where numbers are due: row 1 has 'two'"):
         read({"a": [1, 2], "b": ["two", "x"], "y": [0, 1]})
     with pytest.raises(BadData, match=r"lists of several lengths in the column 'x': 1 and, in row 2"):
         read({"x": [[[1]], [[1, 2]]], "y": [0, 1]})

@@ -58,7 +58,7 @@ def part_columns(
         BadData: no numbers, no samples, or unequal lengths.
         NotFinite: NaN or inf among the inputs.
     """
-    y = as_array(targets, f"{part} targets")
+    y = targets[:] if isinstance(targets, StoredRows) else as_array(targets, f"{part} targets")
     found = [_column(part, what, one, y) for what, one in inputs]
     if missing == "drop":
         kept = np.flatnonzero(~np.logical_or.reduce([_with_nan(y), *map(_incomplete, found)]))

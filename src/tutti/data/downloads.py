@@ -63,7 +63,8 @@ class Published:
             BadData: a file is missing and cannot be downloaded, or is not the one that was published.
         """
         x, y, x_test, y_test = map(read_idx, self.files())
-        return Contents(self.name, {"train": (x, y), "test": (x_test, y_test)}, len(self.labels), self.labels)
+        parts: dict[str, tuple[object, object]] = {"train": (x, y[:]), "test": (x_test, y_test[:])}
+        return Contents(self.name, parts, len(self.labels), self.labels)
 
     def files(self) -> list[Path]:
         """Find the `IDX_FILES` on this machine, packed or not; download those that are missing.

@@ -10,10 +10,10 @@ import numpy as np
 
 from tutti.data.arrays import float_dtype
 from tutti.data.contents import Contents
-from tutti.data.rows import Array, chosen, joined
-from tutti.data.tables import Choice, Column, choose, refuse_long_texts, targets_of
+from tutti.data.pile import Pile
+from tutti.data.rows import Array, chosen
+from tutti.data.tables import Choice, Column, choose, one_column, refuse_long_texts, targets_of
 from tutti.errors import BadData
-from tutti.records.npz import refuse_larger_than_memory
 from tutti.records.untrusted import printable
 
 _BLOCK: Final = 4096
@@ -46,8 +46,7 @@ class NamedSamples:
         self._listed = False
         self._waiting: list[tuple[str, Mapping[str, object]]] = []
         self._values = 0
-        self._nbytes = 0
-        self._inputs: list[Array] = []
+        self._inputs = Pile(path)
         self._goals: list[list[Column]] = []
 
     def add(self, where: str, sample: Mapping[str, object]) -> None:
@@ -85,13 +84,13 @@ class NamedSamples:
         """
         if self._waiting:
             self._gather()
-        if not self._inputs:
+        if not len(self._inputs):
             raise BadData(f"{self._path} has no samples; give at least two")
-        inputs = joined([piece.astype(self._dtype, copy=False) for piece in self._inputs])
+        inputs = self._inputs.rows(self._dtype)
         names = () if self._listed else tuple(self._names[at] for at in self._choice.inputs)
         if not self._labelled:
             return Contents(name, {"train": (inputs, None)}, columns=names)
-        columns = [_one_column(several, self._path) for several in zip(*self._goals, strict=True)]
+        columns = [one_column(several, str(self._path)) for several in zip(*self._goals, strict=True)]
         targets, kept = targets_of(columns, missing, str(self._path))
         return Contents(name, {"train": (chosen(inputs, np.flatnonzero(kept)), targets)}, columns=names)
 
@@ -102,7 +101,7 @@ class NamedSamples:
     @property
     def _dtype(self) -> np.dtype[Any]:
         """The type of all inputs: whole numbers become floats where another block has such."""
-        kinds = {piece.dtype for piece in self._inputs}
+        kinds = self._inputs.dtypes
         whole = {kind for kind in kinds if kind.kind in "biu"}
         return (kinds - whole or whole).pop() if len(whole) < 2 else np.result_type(*kinds)
 
@@ -110,18 +109,16 @@ class NamedSamples:
         """Turn the samples that wait into arrays."""
         places, samples = zip(*self._waiting, strict=True)
         inputs = [self._names[at] for at in self._choice.inputs]
-        if not self._inputs:
+        if not len(self._inputs):
             self._listed = len(inputs) == 1 and any(_is_list(one.get(inputs[0])) for one in samples)
         if self._listed:
             found = self._lists(places, inputs[0], [one.get(inputs[0]) for one in samples])
         else:
             values = [one.get(name) for one in samples for name in inputs]
             found = self._numbers(places, inputs, values).reshape(len(samples), -1)
-        if self._inputs and found.shape[1:] != self._inputs[0].shape[1:]:
-            raise self._unequal(places[0], inputs[0], found.shape[1:], self._inputs[0].shape[1:])
-        self._nbytes += found.nbytes
-        refuse_larger_than_memory(self._path, self._nbytes)
-        self._inputs.append(found)
+        if len(self._inputs) and found.shape[1:] != self._inputs.shape:
+            raise self._unequal(places[0], inputs[0], found.shape[1:], self._inputs.shape)
+        self._inputs.add(found)
         goals = [self._names[at] for at in self._choice.targets]
         self._goals.append([self._goal(places, name, [one.get(name) for one in samples]) for name in goals])
         self._waiting, self._values = [], 0
@@ -220,24 +217,6 @@ class NamedSamples:
             f"{self._path} has lists of several lengths in '{name}': {_shape(first)}, and {_shape(shape)} "
             f"in {place}; give all one length"
         )
-
-
-def _one_column(blocks: Sequence[Column], path: Path) -> Column:
-    """Join the blocks of a column; numbers and texts do not go together."""
-    values = [block.values for block in blocks if not block.absent.all()] or [blocks[0].values]
-    first = values[0]
-    for block, one in zip(blocks, values, strict=False):
-        if one.shape[1:] != first.shape[1:] or (one.dtype.kind == "U") != (first.dtype.kind == "U"):
-            raise BadData(
-                f"{path} has numbers, texts or lists of several lengths in the target '{block.name}'; give "
-                "the same in all samples"
-            )
-    # Blocks without any target fit all others.
-    fitting = [
-        np.zeros((len(block.values), *first.shape[1:]), first.dtype) if block.absent.all() else block.values
-        for block in blocks
-    ]
-    return Column(blocks[0].name, np.concatenate(fitting), np.concatenate([block.absent for block in blocks]))
 
 
 def _is_list(value: object) -> bool:

@@ -90,13 +90,13 @@ def decoded(pictures: Pictures, size: object = None, skip_bad: bool = False) -> 
 
 
 def decoded_some(
-    pictures: Pictures, wanted: Indices, size: object = None, skip_bad: bool = False
+    pictures: Pictures, wanted: Indices | None, size: object = None, skip_bad: bool = False
 ) -> tuple[Rows, Indices]:
     """Decode pictures, of which some are wanted.
 
     Args:
         pictures: as they are stored.
-        wanted: their numbers, ascending.
+        wanted: their numbers, ascending; None: all.
         size: as for `decoded`.
         skip_bad: likewise.
 
@@ -107,6 +107,8 @@ def decoded_some(
         BadData: there is none, or one cannot be decoded.
     """
     found, good = decoded(pictures, size, skip_bad)
+    if wanted is None:
+        return found, good
     _, at, among = np.intersect1d(good, wanted, return_indices=True)
     if not len(at):
         raise BadData(f"{pictures.source} has no sample with a picture and a target")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
@@ -78,23 +79,30 @@ Rows: TypeAlias = Array | StoredRows
 """Samples: an array, or what reads one."""
 
 
-def joined(pieces: Sequence[Rows]) -> Rows:
-    """Return several pieces, of which each sample has one shape and type, as one."""
-    if len(pieces) == 1:
-        return pieces[0]
-    ends = list(accumulate(map(len, pieces)))
+def joined(pieces: Sequence[Rows], dtype: np.dtype[Any] | None = None) -> Rows:
+    """Return several pieces as one.
+
+    Args:
+        pieces: of which each sample has one shape.
+        dtype: the type of all; None: that of each piece.
+    """
     first = pieces[0]
+    dtype = dtype or first.dtype
+    if len(pieces) == 1 and first.dtype == dtype:
+        return first
+    ends = list(accumulate(map(len, pieces)))
 
     def read(start: int, stop: int) -> Array:
-        found = np.empty((max(0, stop - start), *first.shape[1:]), first.dtype)
-        for piece, end in zip(pieces, ends, strict=True):
-            begin = end - len(piece)
-            low, high = max(start, begin), min(stop, end)
-            if low < high:
-                found[low - start : high - start] = piece[low - begin : high - begin]
+        found = np.empty((max(0, stop - start), *first.shape[1:]), dtype)
+        for number in range(bisect_right(ends, start), len(pieces)):
+            piece, begin = pieces[number], ends[number] - len(pieces[number])
+            if begin >= stop:
+                break
+            low, high = max(start, begin), min(stop, ends[number])
+            found[low - start : high - start] = piece[low - begin : high - begin]
         return found
 
-    return StoredRows((ends[-1], *first.shape[1:]), first.dtype, read)
+    return StoredRows((ends[-1], *first.shape[1:]), dtype, read)
 
 
 def chosen(rows: Rows, numbers: Indices) -> Rows:

@@ -18,6 +18,8 @@ from tutti.errors import BadData, BadOption
 ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that stand for a missing value, in lower case."""
 
+_ABSENT_BYTES: Final = np.array(sorted(text.encode() for text in ABSENT))
+
 MOST_NAME: Final = 256
 """The longest text that is the name of a class: with each text goes room for the longest."""
 
@@ -94,7 +96,9 @@ def _position(names: Sequence[str], given: object, option: str, what: str) -> in
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
+    return ", ".join(name[:40] for name in names[:_SHOWN]) + (
+        f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -111,23 +115,66 @@ class Column:
     values: Array
     absent: NDArray[np.bool_]
 
-    @classmethod
-    def of_texts(cls, name: str, texts: Sequence[str], what: str) -> Column:
-        """Return a column of whole numbers, if all texts are such, else of numbers, else of texts.
+
+def one_column(blocks: Sequence[Column], what: str) -> Column:
+    """Join the blocks of a column.
+
+    Raises:
+        BadData: they hold numbers and texts, or lists of several lengths, in the table `what`.
+    """
+    known = [block.values for block in blocks if not block.absent.all()] or [blocks[0].values]
+    first = known[0]
+    if any(
+        one.shape[1:] != first.shape[1:] or (one.dtype.kind == "U") != (first.dtype.kind == "U")
+        for one in known
+    ):
+        raise BadData(
+            f"{what} has numbers, texts or lists of several lengths in the target '{blocks[0].name}'; give "
+            "the same in all samples"
+        )
+    # Blocks without any target fit all others.
+    fitting = [
+        np.zeros((len(block.values), *first.shape[1:]), first.dtype) if block.absent.all() else block.values
+        for block in blocks
+    ]
+    absent = np.concatenate([block.absent for block in blocks])
+    return Column(blocks[0].name, np.concatenate(fitting), absent)
+
+
+class Texts:
+    """A column of texts, added in blocks.
+
+    Args:
+        name: of the column.
+        what: the table, for messages.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self._name, self._what = name, what
+        self._blocks: list[Array] = []
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Add a block.
 
         Raises:
-            BadData: a text of the table `what` is too long for the name of a class.
+            BadData: one is too long for the name of a class.
         """
         stripped = [text.strip() for text in texts]
-        absent = np.array([text.lower() in ABSENT for text in stripped], dtype=bool)
-        there = ["0" if gone else text for text, gone in zip(stripped, absent, strict=True)]
+        refuse_long_texts(stripped, self._name, self._what)
+        self._blocks.append(np.array([text.encode() for text in stripped], np.bytes_))
+
+    def column(self) -> Column:
+        """Return a column of whole numbers, if all texts are such, else of numbers, else of texts."""
+        absent = [np.isin(np.char.lower(block), _ABSENT_BYTES) for block in self._blocks]
+        gone = np.concatenate(absent)
+        there = [np.where(one, b"0", block) for one, block in zip(absent, self._blocks, strict=True)]
         for kind in (np.int64, np.float64):
             try:
-                return cls(name, np.array([kind(text) for text in there]), absent)
+                return Column(self._name, np.concatenate([block.astype(kind) for block in there]), gone)
             except (ValueError, OverflowError):
                 continue
-        refuse_long_texts(stripped, name, what)
-        return cls(name, np.array(stripped, dtype=str), absent)
+        texts = [np.char.decode(block, "utf-8") for block in self._blocks]
+        return Column(self._name, np.concatenate(texts), gone)
 
 
 def refuse_long_texts(texts: Iterable[str], name: str, what: str) -> None:

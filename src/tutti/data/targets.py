@@ -20,6 +20,9 @@ NO_LABEL: Final = -100
 _MOST_CLASSES: Final = 1 << 24
 """The most classes that a file may claim: a model has an output for each."""
 
+_BLOCK: Final = 1 << 16
+"""Texts that are sorted at a time."""
+
 _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
 
@@ -134,17 +137,35 @@ def _named(
     for part, values in flat.items():
         if values.ndim != 1:
             raise BadData(f"the {part} targets are texts of shape {values.shape}; give one for each sample")
-    names, numbers = np.unique(np.concatenate(list(flat.values())).astype(str), return_inverse=True)
+    texts = {part: _as_texts(values) for part, values in flat.items()}
+    names = np.unique(
+        np.concatenate([np.unique(one) for values in texts.values() for one in _blocks(values)])
+    )
     if classes is not None and classes < len(names):
         raise BadData(f"the targets have {len(names)} different texts, but {classes} classes were asked for")
     labels = tuple(str(name) for name in names)
     if classes is None:
         _refuse_one_class(len(labels))
-    ends = np.cumsum([len(values) for values in flat.values()])[:-1]
-    parts = dict(zip(flat, np.split(numbers.astype(np.int64), ends), strict=True))
+    parts: dict[str, Array] = {
+        part: np.concatenate([np.searchsorted(names, one) for one in _blocks(values)]).astype(np.int64)
+        for part, values in texts.items()
+    }
     if classes is None:
         _refuse_unseen(parts, labels)
     return _kept(contents, parts, classes or len(labels), labels if classes in (None, len(labels)) else ())
+
+
+def _as_texts(values: Array) -> Array:
+    """Return texts of any kind as Python has them."""
+    if values.dtype.kind == "U":
+        return values
+    decoded: Array = np.char.decode(values, "utf-8", "backslashreplace")
+    return decoded
+
+
+def _blocks(values: Array) -> list[Array]:
+    """Cut texts into pieces: to sort them takes several times their room."""
+    return np.split(values, range(_BLOCK, len(values), _BLOCK))
 
 
 def _whole(part: str, values: Array, classes: int | None) -> Array:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 _NPY_HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
 """The readers of an array's header, by the version of its format."""
 
-_DAMAGED = (
+DAMAGED = (
     *(zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, KeyError, TypeError),
     *(NotImplementedError, RuntimeError, MemoryError, OverflowError, struct.error, SyntaxError, TokenError),
 )
@@ -52,8 +52,8 @@ def keys_of(path: Path) -> list[str]:
     try:
         with open_data_file(path) as raw, zipfile.ZipFile(raw) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
-    except _DAMAGED as error:
-        raise _damaged(path, error) from error
+    except DAMAGED as error:
+        raise damaged(path, error) from error
 
 
 def read_npz(path: Path, keys: Iterable[str] | None = None) -> dict[str, Array]:
@@ -73,10 +73,11 @@ def read_npz(path: Path, keys: Iterable[str] | None = None) -> dict[str, Array]:
             _refuse_false_sizes(path, archive)
             raw.seek(0)
             with np.load(raw, allow_pickle=False) as file:
-                for key in file.files if keys is None else set(keys) & set(file.files):
+                wanted = None if keys is None else set(keys)
+                for key in (key for key in file.files if wanted is None or key in wanted):
                     arrays[key] = _npz_array(path, key, file)
-    except _DAMAGED as error:
-        raise _damaged(path, error) from error
+    except DAMAGED as error:
+        raise damaged(path, error) from error
     return arrays
 
 
@@ -88,7 +89,7 @@ def npy_array(content: bytes) -> Array:
     """
     try:
         found: Array = np.load(io.BytesIO(content), allow_pickle=False)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise ValueError(f"it is no whole NPY file of numbers: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
         raise ValueError("it is no NPY file of numbers")
@@ -119,9 +120,23 @@ def refuse_larger_than_memory(path: Path, nbytes: int) -> None:
         )
 
 
-def _damaged(path: Path, error: Exception) -> BadData:
+def damaged(path: Path, error: Exception) -> BadData:
+    """Return the error for a file that is truncated or damaged."""
     size, said = path.stat().st_size, str(error)[:200]
     return BadData(f"{path} is truncated or damaged ({size:,} bytes): {said}; copy it again")
+
+
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
+    """Read what an NPY file begins with: its shape, whether it is in Fortran's order, and its type.
+
+    Returns:
+        None: it is of a version that few files have.
+
+    Raises:
+        ValueError: it is no NPY file.
+    """
+    reader = _NPY_HEADERS.get(read_magic(file))
+    return None if reader is None else reader(file)
 
 
 def _refuse_false_sizes(path: Path, archive: zipfile.ZipFile) -> None:
@@ -132,10 +147,10 @@ def _refuse_false_sizes(path: Path, archive: zipfile.ZipFile) -> None:
     refuse_larger_than_memory(path, sum(member.file_size for member in archive.infolist()))
     for member in archive.infolist():
         with archive.open(member) as file:
-            reader = _NPY_HEADERS.get(read_magic(file)) if member.filename.endswith(".npy") else None
-            if reader is None:
+            header = npy_header(file) if member.filename.endswith(".npy") else None
+            if header is None:
                 continue
-            shape, _, dtype = reader(file)
+            shape, _, dtype = header
             nbytes = math.prod(shape) * dtype.itemsize
             if not dtype.hasobject and file.tell() + nbytes != member.file_size:
                 raise BadData(

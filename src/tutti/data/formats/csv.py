@@ -15,10 +15,10 @@ from tutti.data.arrays import float_dtype
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
-from tutti.data.rows import Array, Rows, chosen, joined
-from tutti.data.tables import ABSENT, Choice, Column, choose, targets_of
+from tutti.data.pile import Pile
+from tutti.data.rows import Array, chosen
+from tutti.data.tables import ABSENT, Choice, Texts, choose, targets_of
 from tutti.errors import BadData
-from tutti.records.npz import refuse_larger_than_memory
 from tutti.registry import part
 
 _ROWS: Final = 4096
@@ -97,27 +97,24 @@ def _read(
     else:
         names = [name.strip() for name in first]
     choice = choose(names, target, columns, str(path), labelled)
-    pieces, goals = _numbers(path, rows, names, choice)
-    if not pieces:
+    pile, goals = _numbers(path, rows, names, choice)
+    if not len(pile):
         raise BadData(f"{path} has no row below its column names; give a row for each sample")
     used = tuple(names[at] for at in choice.inputs)
     if not labelled:
-        return Contents(stem_of(path), {"train": (joined(pieces), None)}, columns=used)
-    found = [
-        Column.of_texts(names[at], texts, str(path)) for at, texts in zip(choice.targets, goals, strict=True)
-    ]
-    targets, kept = targets_of(found, missing, str(path))
-    inputs = chosen(joined(pieces), np.flatnonzero(kept))
+        return Contents(stem_of(path), {"train": (pile.rows(), None)}, columns=used)
+    targets, kept = targets_of([goal.column() for goal in goals], missing, str(path))
+    inputs = chosen(pile.rows(), np.flatnonzero(kept))
     return Contents(stem_of(path), {"train": (inputs, targets)}, columns=used)
 
 
 def _numbers(
     path: Path, rows: Iterator[list[str]], names: list[str], choice: Choice
-) -> tuple[list[Rows], list[list[str]]]:
-    """Return the inputs in pieces, and the texts of each target."""
+) -> tuple[Pile, list[Texts]]:
+    """Return the inputs, and the texts of each target."""
     width, pick, done = len(names), itemgetter(*choice.inputs), 0
-    pieces: list[Rows] = []
-    goals: list[list[str]] = [[] for _ in choice.targets]
+    pile = Pile(path)
+    goals = [Texts(names[at], str(path)) for at in choice.targets]
     many = len(choice.inputs) > 1
     while block := list(islice(rows, _ROWS)):
         for number, row in enumerate(block, done + 1):
@@ -127,7 +124,7 @@ def _numbers(
                     "mend that row"
                 )
         for at, goal in zip(choice.targets, goals, strict=True):
-            goal.extend(row[at] for row in block)
+            goal.add([row[at] for row in block])
         cells = list(chain.from_iterable(map(pick, block)) if many else map(pick, block))
         try:
             values: Array = np.fromiter(map(float, cells), float_dtype(), len(cells))
@@ -137,10 +134,9 @@ def _numbers(
                 float_dtype(),
                 len(cells),
             )
-        pieces.append(values.reshape(len(block), -1))
+        pile.add(values.reshape(len(block), -1))
         done += len(block)
-        refuse_larger_than_memory(path, done * len(choice.inputs) * values.itemsize)
-    return pieces, goals
+    return pile, goals
 
 
 def _number(path: Path, text: str, names: list[str], choice: Choice, done: int, at: int) -> float:

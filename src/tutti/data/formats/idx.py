@@ -19,7 +19,8 @@ import numpy as np
 
 from tutti.data.contents import PARTS, Contents, pair_up
 from tutti.data.formats import Format, listed, nearest, read_start
-from tutti.data.rows import Array
+from tutti.data.pile import gathered
+from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file, refuse_larger_than_memory
 from tutti.registry import part
@@ -54,7 +55,7 @@ class Idx(Format):
         inputs = read_idx(path)
         if not labelled:
             return Contents(_stem(path), {"train": (inputs, None)})
-        return Contents(_stem(path), {"train": (inputs, read_idx(_labels_beside(path)))})
+        return Contents(_stem(path), {"train": (inputs, read_idx(_labels_beside(path))[:])})
 
 
 @part("IDX.gz")
@@ -64,8 +65,8 @@ class PackedIdx(Idx):
     start = b"\x1f\x8b"
 
 
-def read_idx(path: Path) -> Array:
-    """Read the array in an IDX file, gzip-compressed or not (its first bytes tell, not its name).
+def read_idx(path: Path) -> Rows:
+    """Open the array in an IDX file, gzip-compressed or not (its first bytes tell, not its name).
 
     Raises:
         BadData: the file is missing, empty, truncated, too long, or no IDX file.
@@ -89,18 +90,27 @@ def read_idx(path: Path) -> Array:
         shape = tuple(int(n) for n in np.frombuffer(lengths, ">u4"))
         nbytes = math.prod(shape) * dtype.itemsize
         there = None if packed else os.fstat(raw.fileno()).st_size
-        if there is None or there == header + nbytes:
-            refuse_larger_than_memory(path, nbytes)
-            content = file.read(nbytes)
-            there = header + len(content) + len(file.read(1))
-    if there != header + nbytes:
-        state = "truncated" if there < header + nbytes else "too long"
-        raise BadData(
-            f"{path} is {state}: {there:,} bytes, where its header (shape {shape}, {dtype.itemsize} "
-            f"bytes per value) asks for {header + nbytes:,}; copy or download it again"
-        )
-    values = np.frombuffer(content, dtype).reshape(shape)
-    return values if dtype.itemsize == 1 else values.astype(dtype.newbyteorder("="))
+        asked = f"where its header (shape {shape}, {dtype.itemsize} bytes per value) asks for"
+        if there not in (None, header + nbytes):
+            state = "truncated" if (there or 0) < header + nbytes else "too long"
+            raise BadData(
+                f"{path} is {state}: {there:,} bytes, {asked} {header + nbytes:,}; copy or download it again"
+            )
+        refuse_larger_than_memory(path, nbytes)
+        if there and nbytes and dtype.itemsize == 1:
+            mapped: Array = np.memmap(path, dtype, "r", header, shape)
+            return np.asarray(mapped)
+        try:
+            found = gathered(path, file, shape, dtype)
+        except EOFError as error:
+            if packed:
+                raise
+            raise BadData(
+                f"{path} is truncated, {asked} {header + nbytes:,} bytes; copy or download it again"
+            ) from error
+        if file.read(1):
+            raise BadData(f"{path} is too long, {asked} {header + nbytes:,} bytes; copy or download it again")
+        return found
 
 
 @contextmanager
@@ -144,7 +154,7 @@ def read_folder(folder: Path) -> Contents[object]:
         "train-labels-idx1-ubyte (also as .gz, and t10k-... for the test part)"
     )
     pairs = pair_up(found, ("images", "labels"), str(folder), explained)
-    parts = {part: (read_idx(images), read_idx(labels)) for part, (images, labels) in pairs.items()}
+    parts = {part: (read_idx(images), read_idx(labels)[:]) for part, (images, labels) in pairs.items()}
     return Contents(folder.resolve().name, parts)
 
 

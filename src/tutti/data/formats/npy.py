@@ -13,7 +13,7 @@ from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_key
 from tutti.data.formats import Format, listed
 from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
-from tutti.records.npz import open_data_file
+from tutti.records.npz import DAMAGED, open_data_file
 from tutti.registry import part
 
 
@@ -97,7 +97,7 @@ def read_npy(path: Path) -> Array:
         pass
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, OverflowError, SyntaxError, MemoryError, TypeError) as error:
+    except DAMAGED as error:
         if "Python objects" in str(error) or "pickle" in str(error):
             raise BadData(
                 f"{path} holds Python objects, which are not loaded because unpickling runs code; save it as "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +16,19 @@ from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded_some, stamp
-from tutti.data.rows import Array, Rows, chosen, joined
-from tutti.data.tables import Column, choose, targets_of
+from tutti.data.pile import Pile
+from tutti.data.rows import Array, Indices, Rows, chosen
+from tutti.data.tables import Column, choose, one_column, refuse_long_texts, targets_of
 from tutti.errors import BadData
 from tutti.load_object import optional_package
 from tutti.records.npz import open_data_file, refuse_larger_than_memory
 from tutti.registry import part
+
+_BLOCK_BYTES: Final = 1 << 24
+"""Bytes of a block of rows that is read at a time, about."""
+
+_MOST_ROWS: Final = 1 << 16
+"""Rows of such a block: packed ones may take far more room than they say."""
 
 _TARGET: Final = "target"
 """The name of the target in files that are written."""
@@ -62,7 +69,7 @@ class Parquet(Format):
         try:
             table = _open_parquet(path) if packed else _open_arrow(path)
             return _read(table, target, columns, missing, size, bool(skip_bad), labelled)
-        except (arrow.ArrowException, OSError, MemoryError) as error:
+        except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
             length = path.stat().st_size
             raise BadData(
                 f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
@@ -90,22 +97,25 @@ class _Table:
     Attributes:
         path: of the file.
         schema: of its columns.
-        rows: their number.
-        blocks: the number of stretches of rows that are read one at a time.
-        read: returns some columns of a block.
+        read: reads some columns, a block of rows after the other.
     """
 
     path: Path
     schema: Any
-    rows: int
-    blocks: int
-    read: Callable[[int, Sequence[str]], Any]
+    read: Callable[[Sequence[str]], Iterator[Any]]
 
-    def columns(self, names: Sequence[str], block: int) -> list[Any]:
-        """Read columns of a block, each as one array."""
-        found = self.read(block, names)
-        arrays = [found.column(name) for name in names]
-        return [one.combine_chunks() if hasattr(one, "combine_chunks") else one for one in arrays]
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+        """Read columns block by block: the number of the first row of each, and an array for each column."""
+        done = 0
+        for block in self.read(names):
+            if block.num_rows:
+                yield done, [block.column(name) for name in names]
+                done += block.num_rows
+
+    def column(self, name: str) -> Iterator[tuple[int, Any]]:
+        """Read one column, likewise."""
+        for start, (values,) in self.blocks([name]):
+            yield start, values
 
 
 def is_frame(value: object) -> bool:
@@ -140,8 +150,9 @@ def read_frame(
             table = frame if isinstance(frame, arrow.Table) else frame.to_arrow()
     except arrow.ArrowException as error:
         raise BadData(f"the {name} has a column that is not of one kind: {str(error)[:200]}") from error
+    step = _rows_of(table.nbytes, table.num_rows)
     found = _Table(
-        Path(f"the {name}"), table.schema, table.num_rows, 1, lambda _, names: table.select(list(names))
+        Path(f"the {name}"), table.schema, lambda names: iter(table.select(list(names)).to_batches(step))
     )
     return replace(_read(found, target, columns, missing, None, False, labelled), name=name)
 
@@ -149,27 +160,33 @@ def read_frame(
 def _open_parquet(path: Path) -> _Table:
     parquet = optional_package("pyarrow.parquet", "Parquet files")
     file = parquet.ParquetFile(path, memory_map=True)
-    sizes = (file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
-    refuse_larger_than_memory(path, sum(sizes))
+    size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+    refuse_larger_than_memory(path, size)
+    step = _rows_of(size, file.metadata.num_rows)
     return _Table(
         path,
         file.schema_arrow,
-        file.metadata.num_rows,
-        file.num_row_groups,
-        lambda block, names: file.read_row_group(block, list(names), use_threads=False),
+        lambda names: file.iter_batches(step, columns=list(names), use_threads=False),
     )
 
 
 def _open_arrow(path: Path) -> _Table:
     arrow = optional_package("pyarrow", "Arrow files")
     file = arrow.ipc.open_file(arrow.memory_map(str(path)))
-    return _Table(
-        path,
-        file.schema,
-        sum(file.get_batch(number).num_rows for number in range(file.num_record_batches)),
-        file.num_record_batches,
-        lambda block, names: file.get_batch(block).select(list(names)),
-    )
+
+    def read(names: Sequence[str]) -> Iterator[Any]:
+        for number in range(file.num_record_batches):
+            batch = file.get_batch(number).select(list(names))
+            step = _rows_of(batch.nbytes, batch.num_rows)
+            for start in range(0, batch.num_rows, step):
+                yield batch.slice(start, step)
+
+    return _Table(path, file.schema, read)
+
+
+def _rows_of(nbytes: int, rows: int) -> int:
+    """Return how many rows are read at a time."""
+    return min(_MOST_ROWS, max(1, _BLOCK_BYTES * rows // max(1, nbytes)))
 
 
 def _read(
@@ -185,99 +202,134 @@ def _read(
     choice = choose(names, target, columns, str(path), labelled)
     inputs, goals = ([names[at] for at in some] for some in (choice.inputs, choice.targets))
     targets: Array | None = None
-    kept = np.ones(table.rows, dtype=bool)
+    numbers: Indices | None = None
+    rows: int | None = None
     if labelled:
         targets, kept = targets_of([_target(table, name) for name in goals], missing, str(path))
-    numbers = np.flatnonzero(kept)
-    if not len(numbers):
-        raise BadData(f"{path} has no rows" + (" with a target" if len(kept) else ""))
+        numbers, rows = np.flatnonzero(kept), len(kept)
+        if not len(numbers):
+            raise BadData(f"{path} has no rows" + (" with a target" if len(kept) else ""))
     kinds = [table.schema.field(name).type for name in inputs]
     classes, labels = _classes(table.schema, goals)
     if len(inputs) == 1 and _holds_pictures(kinds[0]):
-        pictures, among = decoded_some(_pictures(table, inputs[0]), numbers, size, skip_bad)
+        stored = _pictures(table, inputs[0])
+        _refuse_fewer(table, len(stored.names), rows)
+        pictures, among = decoded_some(stored, numbers, size, skip_bad)
         goal = None if targets is None else targets[among]
         return Contents(path.stem, {"train": (pictures, goal)}, classes, labels)
     if len(inputs) == 1 and _is_list(kinds[0]) and _unequal(table, inputs[0]):
-        sequences = np.concatenate([_sequences(table, inputs[0], block) for block in range(table.blocks)])
-        _refuse_fewer(table, sequences)
-        return Contents(path.stem, {"train": (sequences[numbers], targets)}, classes, labels)
+        sequences = np.concatenate(
+            [_sequences(table, inputs[0], values) for _, values in table.column(inputs[0])]
+        )
+        _refuse_fewer(table, len(sequences), rows)
+        some = sequences if numbers is None else sequences[numbers]
+        return Contents(path.stem, {"train": (some, targets)}, classes, labels)
     if len(inputs) == 1 and _is_list(kinds[0]):
-        rows = joined([_lists(table, inputs[0], block) for block in range(table.blocks)])
-        _refuse_fewer(table, rows)
-        return Contents(path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels)
-    rows = joined([_numbers(table, inputs, block) for block in range(table.blocks)])
-    _refuse_fewer(table, rows)
-    return Contents(
-        path.stem, {"train": (chosen(rows, numbers), targets)}, classes, labels, columns=tuple(inputs)
-    )
+        pieces, named = _lists(table, inputs[0]), ()
+    else:
+        pieces, named = _numbers(table, inputs), tuple(inputs)
+    pile = Pile(path)
+    for piece in pieces:
+        pile.add(piece)
+    _refuse_fewer(table, len(pile), rows)
+    found = pile.rows() if numbers is None else chosen(pile.rows(), numbers)
+    return Contents(path.stem, {"train": (found, targets)}, classes, labels, columns=named)
 
 
-def _refuse_fewer(table: _Table, rows: Rows) -> None:
-    """Refuse a column that has other rows than the table says."""
-    if len(rows) != table.rows:
+def _refuse_fewer(table: _Table, there: int, due: int | None) -> None:
+    """Refuse a table without rows, and one whose inputs have other rows than its targets."""
+    if not there:
+        raise BadData(f"{table.path} has no rows")
+    if due not in (None, there):
         raise BadData(
-            f"{table.path} is damaged: it says that it has {table.rows:,} rows, and has {len(rows):,} of its "
-            "inputs; copy it again"
+            f"{table.path} is damaged: it has {due:,} targets, but {there:,} rows of inputs; copy it again"
         )
 
 
 def _target(table: _Table, name: str) -> Column:
+    blocks = [_target_block(table, name, values) for _, values in table.column(name)]
+    if not blocks:
+        raise BadData(f"{table.path} has no rows")
+    return one_column(blocks, str(table.path))
+
+
+def _target_block(table: _Table, name: str, values: Any) -> Column:
     arrow = optional_package("pyarrow", "Parquet files")
-    pieces = [table.columns([name], block)[0] for block in range(table.blocks)]
-    values = arrow.chunked_array(pieces, table.schema.field(name).type)
     kind = values.type
     if arrow.types.is_dictionary(kind):
         kind = kind.value_type
         values = values.cast(kind)
-    absent = np.asarray(values.is_null().to_numpy(), dtype=bool)
+    absent = np.asarray(values.is_null().to_numpy(zero_copy_only=False), dtype=bool)
     if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
-        return Column(name, np.array(values.fill_null("").to_pylist(), dtype=str), absent)
+        texts = values.fill_null("").to_pylist()
+        refuse_long_texts(texts, name, str(table.path))
+        return Column(name, np.array(texts, dtype=str), absent)
     if _is_list(kind) and not absent.any():
-        lists = [_lists(table, name, block) for block in range(table.blocks)]
-        return Column(name, np.concatenate(lists), absent)
-    if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)):
+        return Column(name, _list_block(table, name, 0, values), absent)
+    if not _is_number(kind):
         raise BadData(
             f"{table.path} has values of type {kind} in the target '{name}'; give numbers, texts or lists of "
             "numbers, in each row"
         )
     filled = values.fill_null(False if arrow.types.is_boolean(kind) else 0)
-    found: Array = np.asarray(filled.to_numpy())
+    found: Array = np.asarray(filled.to_numpy(zero_copy_only=False))
     return Column(name, found, absent | (np.isnan(found) if found.dtype.kind == "f" else False))
 
 
-def _numbers(table: _Table, names: list[str], block: int) -> Array:
-    """Return columns of numbers, side by side; NaN: missing."""
+def _numbers(table: _Table, names: Sequence[str]) -> Iterator[Array]:
+    """Return columns of numbers, side by side, in blocks; NaN: missing."""
     arrow = optional_package("pyarrow", "Parquet files")
-    arrays = table.columns(names, block)
-    found = np.empty((len(arrays[0]), len(names)), float_dtype())
-    for at, (name, values) in enumerate(zip(names, arrays, strict=True)):
-        kind = values.type
-        if not (
-            arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)
-        ):
-            one = next((str(value) for value in values if value.is_valid), "nothing")
+    for name in names:
+        if not _is_number(kind := table.schema.field(name).type):
+            raise _no_numbers(table, name, kind)
+    for _, arrays in table.blocks(names):
+        found = np.empty((len(arrays[0]), len(names)), float_dtype())
+        for at, values in enumerate(arrays):
+            found[:, at] = values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+        yield found
+
+
+def _no_numbers(table: _Table, name: str, kind: object) -> BadData:
+    """Return the error for a column of something else, with the first value."""
+    for start, values in table.column(name):
+        at = next((at for at, value in enumerate(values) if value.is_valid), None)
+        if at is not None:
+            where = f"row {start + at + 1:,} has '{str(values[at])[:40]}'"
+            break
+    else:
+        where = "all rows are empty"
+    return BadData(
+        f"{table.path} has values of type {kind} in the column '{name}', where numbers are due: {where}; "
+        "choose the columns of numbers by --data.columns A,B,..."
+    )
+
+
+def _lists(table: _Table, name: str) -> Iterator[Array]:
+    """Return a column of lists of numbers, all equally long, in blocks."""
+    first: tuple[int, ...] | None = None
+    for start, values in table.column(name):
+        found = _list_block(table, name, start, values)
+        first = first or found.shape[1:]
+        if found.shape[1:] != first:
             raise BadData(
-                f"{table.path} has values of type {kind} in the column '{name}', such as '{one[:40]}', where "
-                "numbers are due; choose the columns of numbers by --data.columns A,B,..."
+                f"{table.path} has lists of several lengths in the column '{name}': {first} and, from row "
+                f"{start + 1:,}, {found.shape[1:]}; give all one length"
             )
-        found[:, at] = values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return found
+        yield found
 
 
-def _lists(table: _Table, name: str, block: int) -> Array:
-    """Return a column of lists of numbers, all equally long."""
+def _list_block(table: _Table, name: str, start: int, values: Any) -> Array:
     arrow = optional_package("pyarrow", "Parquet files")
-    (values,) = table.columns([name], block)
     shape: list[int] = [len(values)]
     while _is_list(values.type):
         if values.null_count:
             raise BadData(f"{table.path} has no list in some rows of the column '{name}'; leave these out")
         lengths = np.asarray(arrow.compute.list_value_length(values).to_numpy(zero_copy_only=False))
         if len(lengths) and (lengths != lengths[0]).any():
-            row = int((lengths != lengths[0]).argmax())
+            row = int((lengths != lengths[0]).argmax()) * shape[0] // len(lengths)
             raise BadData(
                 f"{table.path} has lists of several lengths in the column '{name}': {lengths[0]} and, in row "
-                f"{row + 1:,} of block {block}, {lengths[row]}; give all one length"
+                f"{start + row + 1:,}, {lengths[lengths != lengths[0]][0]}; give all one length"
             )
         shape.append(int(lengths[0]) if len(lengths) else 0)
         values = values.flatten()
@@ -288,15 +340,13 @@ def _unequal(table: _Table, name: str) -> bool:
     """Tell whether a column has lists of several lengths."""
     arrow = optional_package("pyarrow", "Parquet files")
     found: set[int] = set()
-    for block in range(table.blocks):
-        (values,) = table.columns([name], block)
+    for _, values in table.column(name):
         found |= set(arrow.compute.list_value_length(values).drop_null().unique().to_pylist())
     return len(found) > 1
 
 
-def _sequences(table: _Table, name: str, block: int) -> Array:
-    """Return a column of lists of numbers as an array of arrays."""
-    (values,) = table.columns([name], block)
+def _sequences(table: _Table, name: str, values: Any) -> Array:
+    """Return lists of numbers as an array of arrays."""
     if values.null_count:
         raise BadData(f"{table.path} has no list in some rows of the column '{name}'; leave these out")
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in values])])
@@ -324,13 +374,20 @@ def _flat(table: _Table, name: str, values: Any) -> Array:
 
 def _numbers_in(table: _Table, name: str, values: Any, shape: list[int]) -> Array:
     """Return the numbers in lists, in a shape."""
-    arrow, kind = optional_package("pyarrow", "Parquet files"), values.type
-    if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
-        raise BadData(f"{table.path} has lists of {kind} in the column '{name}'; give lists of numbers")
+    arrow = optional_package("pyarrow", "Parquet files")
+    if not _is_number(values.type):
+        raise BadData(
+            f"{table.path} has lists of {values.type} in the column '{name}'; give lists of numbers"
+        )
     if values.null_count:
         values = values.cast(arrow.float64())
     found: Array = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
     return found
+
+
+def _is_number(kind: Any) -> bool:
+    types = optional_package("pyarrow", "Parquet files").types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _is_list(kind: Any) -> bool:
@@ -348,21 +405,24 @@ def _holds_pictures(kind: Any) -> bool:
 
 
 def _pictures(table: _Table, name: str) -> Pictures:
-    contents: list[Any] = []
-    for block in range(table.blocks):
-        (values,) = table.columns([name], block)
+    """Return the pictures of a column; the contents of their files are gathered first."""
+    pile, ends = Pile(table.path), [0]
+    for _, values in table.column(name):
         if optional_package("pyarrow", "Parquet files").types.is_struct(values.type):
             values = values.field("bytes")
-        contents.append(values)
-    values = optional_package("pyarrow", "Parquet files").chunked_array(contents)
+        files = [value or b"" for value in values.to_pylist()]
+        ends += (ends[-1] + np.cumsum([len(one) for one in files])).tolist()
+        pile.add(np.frombuffer(b"".join(files), np.uint8))
+    if len(ends) == 1:
+        raise BadData(f"{table.path} has no rows")
+    contents = pile.rows()
 
     def content(number: int) -> bytes:
-        found = values[number].as_py()
-        if found is None:
+        if ends[number] == ends[number + 1]:
             raise ValueError("there is none")
-        return bytes(found)
+        return contents[ends[number] : ends[number + 1]].tobytes()
 
-    names = [f"in row {number + 1:,}" for number in range(len(values))]
+    names = [f"in row {number + 1:,}" for number in range(len(ends) - 1)]
     return Pictures(table.path, [stamp(table.path), name], names, content)
 
 
