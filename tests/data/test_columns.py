@@ -58,6 +58,11 @@ def test_sequences_are_padded_to_the_longest_of_those_that_are_taken(opened):
     assert padded.dtype == lengths.dtype == torch.int64
     assert lengths.tolist() == [1, 2, 1]
     assert part.take(torch.arange(0))[0][0].shape == (0, 1)
+    parts = opened(((SEQUENCES, LABELS), (SEQUENCES[5:9], LABELS[5:9])), validation=0.2)
+    padded, lengths = parts.test.take(torch.arange(3))[0]
+    assert padded.tolist() == [[50, 51, 52], [60, 0, 0], [70, 71, 0]]
+    assert lengths.tolist() == [3, 1, 2]
+    assert parts.train.stored_inputs.columns[0].values is parts.test.stored_inputs.columns[0].values
 
 
 def test_sequences_of_rows_and_several_inputs_go_together(opened):
