@@ -25,7 +25,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.mpi.communicator import MpiCommunicator
 from tutti.strategies import STRATEGIES
 
-EPOCHS = 4
+EPOCHS = 2
 """Fewer than elsewhere: ranks of MPI compute while they wait."""
 
 

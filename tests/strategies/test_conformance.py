@@ -106,7 +106,7 @@ def test_ranks_under_mpirun_learn_go_on_and_end_with_the_same_weights() -> None:
     assert faults == []
     assert learnt.keys() == set(NAMES)
     for name, (accuracy, alike) in learnt.items():
-        assert accuracy >= 0.93, name
+        assert accuracy >= 0.9, name
         assert alike, name
 
 

@@ -1,4 +1,4 @@
-"""Models of the tests of cross-validation."""
+"""Models that ranks import: a module of tests has imports that take seconds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from torch import nn
 
 def linear(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(outputs))
+
+
+def net(shape: tuple[int, ...], outputs: int, width: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(8, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 class FailsOn(nn.Module):

@@ -5,17 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
 
 import tutti
+from tests.studies.cv_models import net
 from tutti.errors import UserError
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import RunFolder
 from tutti.studies.search.study import Search, read_search
-
-
-def net(shape: tuple[int, ...], outputs: int, width: int = 1) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(8, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 def test_a_search_from_python(
@@ -63,6 +59,6 @@ def test_a_search_from_python(
         tutti.tune(net, data, space, objective="own.py:hits")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="the trials have loss, accuracy"):
-        tutti.tune(net, data, space, trials=1, objective="top5", epochs=1, quiet=True)
+        tutti.tune(net, data, space, trials=1, objective="top5", epochs=1, blocks=1, threads=1, quiet=True)
     (unnamed,) = (tmp_path / "farms").iterdir()
     assert "-net-" in unnamed.name

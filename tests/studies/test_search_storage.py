@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
 import pytest
 
+from tests.preloaded import command
 from tests.studies.postgres import postgres
 from tutti.cli.main import main
 from tutti.errors import BadOption
@@ -44,11 +43,10 @@ def test_launches_that_share_a_study_in_postgresql_make_the_trials_of_one_alone(
 ) -> None:
     farm = tmp_path / "shared"
     words = [*WORDS, "--out", str(farm), "--resume", "--storage", database]
-    program = [sys.executable, "-m", "tutti", *words]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [*command(), *words]
     with (
-        subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment) as killed,
-        subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment) as other,
+        subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as killed,
+        subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other,
     ):
         assert killed.stdout is not None
         # Whichever of the two has done it.
