@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,13 +63,18 @@ def _server() -> str:
     """The path of the server's socket; one server serves all tests of this process, and ends with it."""
     folder = tempfile.mkdtemp(prefix="tutti-tests-server-")
     path = os.path.join(folder, "socket")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.preloaded.server", path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        start_new_session=True,
-    )
+    # Who starts a fork server holds Ctrl-C back meanwhile: all programs would do so for ever.
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    try:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.preloaded.server", path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert server.stdin is not None
     assert server.stdout is not None
 

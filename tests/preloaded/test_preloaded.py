@@ -58,7 +58,7 @@ def test_it_ends_as_the_program_does(program: list[str], how: str, code: int) ->
     assert done.returncode == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_it_ends_the_program(program: list[str], number: signal.Signals) -> None:
     how = "print(os.getpid(), flush=True); signal.pause()"
     with subprocess.Popen(
