@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from tutti.data.contents import Contents
-from tutti.data.targets import with_checked_targets
+from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, NotFinite
 
 
-def read(train, test=None, classes=None, labels=()):
+def read(train, test=None, classes=None, labels=(), known=None):
     raw = {"train": np.asarray(train)} | ({} if test is None else {"test": np.asarray(test)})
     contents = Contents("some", {part: (y, y) for part, y in raw.items()}, labels=labels)
-    found = with_checked_targets(contents, classes)
+    found = with_checked_targets(contents, classes, known)
     return replace(found, parts={part: y for part, (_, y) in found.parts.items()})
 
 
@@ -149,3 +149,40 @@ def test_each_position_may_have_a_class_where_the_classes_are_given():
 def test_a_label_at_fault_is_found_in_its_sample():
     with pytest.raises(BadData, match=r"1 labels outside 0\.\.2: sample 1 has 3"):
         read([[0, 2], [1, 3], [0, 0]], classes=3)
+
+
+PETS = KnownClasses(3, ("cat", "cow", "dog"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "labels", "numbers"),
+    [
+        (["cow", "dog", "cow"], (), [1, 2, 1]),
+        (["dog", "dog", "dog"], (), [2, 2, 2]),
+        ([0, 1, -100, 0], ("dog", "cow"), [2, 1, -100, 2]),
+        ([2, 2, 0], (), [2, 2, 0]),
+        ([1.0, 0.0, 1.0], (), [1, 0, 1]),
+    ],
+)
+def test_classes_have_the_numbers_that_a_model_knows(targets, labels, numbers):
+    for given in (None, 3):
+        found = read(targets, classes=given, labels=labels, known=PETS)
+        assert found.parts["train"].tolist() == numbers
+        assert found.classes == 3
+
+
+def test_classes_that_a_model_does_not_know_are_refused():
+    with pytest.raises(BadData, match="has the class 'ant', but the model was trained on cat, cow, dog"):
+        read(["dog", "ant"], known=PETS)
+    with pytest.raises(BadData, match="has the class 'ant'"):
+        read([0, 1], labels=("dog", "ant"), known=PETS)
+    with pytest.raises(BadData, match="has the class 3, but the model was trained on 3 classes"):
+        read([0, 3], known=PETS)
+    with pytest.raises(BadData, match="has the class 'cow', but the model was trained on amounts"):
+        read(["dog", "cow"], known=KnownClasses(None))
+
+
+def test_whole_numbers_are_amounts_for_a_model_of_amounts():
+    found = read([1, 2, 2], known=KnownClasses(None))
+    assert found.classes is None
+    assert found.parts["train"].dtype == np.float32

@@ -21,6 +21,7 @@ from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
+from tutti.data.targets import KnownClasses
 from tutti.errors import BadData, UserError
 
 _Pieces = list[tuple[tuple[Stored[Rows], Array], Indices]]
@@ -33,6 +34,7 @@ def open_data(
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
+    known: KnownClasses | None = None,
 ) -> DataSet:
     """Open a data set (collective): it is read once per host, into memory that the host's ranks share.
 
@@ -49,6 +51,7 @@ def open_data(
             A source with a validation part of its own keeps that one.
         seed: decides which samples are kept aside.
         options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
+        known: the classes of a model that the data are for.
 
     Returns:
         The data set; its arrays are views of shared memory.
@@ -63,7 +66,7 @@ def open_data(
     found: tuple[DataSet, int, _Pieces] | UserError | None = None
     if node.rank == 0:
         try:
-            found = _find(read_source(data, options or {}), validation, seed)
+            found = _find(read_source(data, options or {}, known), validation, seed)
         except UserError as error:
             found = error  # the host's other ranks wait for the leader's word
     outcome = node.broadcast_object(found[:2] if isinstance(found, tuple) else found)

@@ -26,13 +26,15 @@ from tutti.data.formats import format_of, read_path
 from tutti.data.formats.parquet import is_frame, read_frame
 from tutti.data.rows import Array, Rows, StoredRows, joined
 from tutti.data.structure import Structure, taken_apart
-from tutti.data.targets import with_checked_targets
+from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
 from tutti.records.untrusted import printable
 
 
-def read_source(data: object, options: Mapping[str, object]) -> Contents[Stored[Rows], Array]:
+def read_source(
+    data: object, options: Mapping[str, object], known: KnownClasses | None = None
+) -> Contents[Stored[Rows], Array]:
     """Read and check a data set.
 
     Args:
@@ -40,6 +42,7 @@ def read_source(data: object, options: Mapping[str, object]) -> Contents[Stored[
         options: the arguments of a factory, or of the reader of a file. With every kind of data go `classes`
             (how many there are) and `missing`, what NaN among the inputs leads to: "error", "drop" (the
             sample is left out) or "mean" (the mean of that input over the training samples stands for it).
+        known: the classes of a model that the data are for.
 
     Raises:
         BadData: the data are missing, broken, or do not fit together.
@@ -69,7 +72,7 @@ def read_source(data: object, options: Mapping[str, object]) -> Contents[Stored[
         columns=tuple(map(printable, contents.columns)),
         filled=filled,
     )
-    found = with_checked_targets(arrays, given)
+    found = with_checked_targets(arrays, given, known)
     _, first = found.parts["train"]
     for part, (_, targets) in found.parts.items():
         if targets.shape[1:] != first.shape[1:]:

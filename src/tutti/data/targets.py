@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -27,8 +27,21 @@ _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
 
 
+@dataclass(frozen=True)
+class KnownClasses:
+    """The classes that a trained model tells apart, which other data may have in another order, or not all.
+
+    Attributes:
+        count: how many; None: it was trained on floats.
+        names: of them; empty: they have none.
+    """
+
+    count: int | None
+    names: tuple[str, ...] = ()
+
+
 def with_checked_targets(
-    contents: Contents[Stored[Rows], Array], given: int | None
+    contents: Contents[Stored[Rows], Array], given: int | None, known: KnownClasses | None = None
 ) -> Contents[Stored[Rows], Array]:
     """Decide whether the targets are classes or values, and check them.
 
@@ -40,6 +53,8 @@ def with_checked_targets(
     Args:
         contents: a data set with the targets as they were read.
         given: the number of classes, where the user says so.
+        known: the classes of a model that the data are for: they get the numbers that they have there, and
+            whole numbers are amounts if it was trained on such.
 
     Returns:
         The data set with the targets as they are kept: int64 for classes, of shape (samples,), or of
@@ -53,10 +68,12 @@ def with_checked_targets(
     classes = given if given is not None else contents.classes
     if contents.classes is not None and not 0 < contents.classes <= _MOST_CLASSES:
         raise BadData(f"{contents.name} says that it has {contents.classes:,} classes, which no data set has")
+    if known is not None:
+        classes = known.count if given is None else given
     flat = {part: _flattened(y, classes) for part, (_, y) in contents.parts.items()}
     kinds = {values.dtype.kind for values in flat.values()}
     if kinds <= {"U", "S"}:
-        return _named(contents, flat, classes)
+        return _named(contents, flat, classes) if known is None else _numbered(contents, flat, known)
     for part, values in flat.items():
         if values.dtype.kind not in "biuf":
             raise BadData(
@@ -65,14 +82,25 @@ def with_checked_targets(
         if not values.size:
             raise BadData(f"the {part} targets have the shape {values.shape}: there is nothing to learn")
         refuse_not_finite(f"{part} targets", values)
-    if classes is None and ("f" in kinds or all(map(_several_flags, flat.values()))):
+    amounts = "f" in kinds or known is not None or all(map(_several_flags, flat.values()))
+    if classes is None and amounts:
         floats = {part: values.astype(float_dtype()) for part, values in flat.items()}
         return _kept(contents, floats, None, ())
     whole = {part: _whole(part, values, classes) for part, values in flat.items()}
+    if known is not None and known.names and contents.labels:
+        names = np.array([*contents.labels, ""])
+        for part, values in whole.items():
+            _refuse_outside(part, values, len(contents.labels), given=False)
+        return _numbered(contents, {part: names[values.clip(-1)] for part, values in whole.items()}, known)
     largest = max(int(values.max()) for values in whole.values())
     if largest == NO_LABEL:
         raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
     expected = classes if classes is not None else max(largest + 1, len(contents.labels))
+    if known is not None and largest >= expected:
+        raise BadData(
+            f"{contents.name} has the class {largest}, but the model was trained on {expected} classes, "
+            "numbered from 0; give data of the same classes"
+        )
     for part, values in whole.items():
         _refuse_outside(part, values, expected, given=classes is not None)
     if classes is None:
@@ -166,6 +194,25 @@ def _as_texts(values: Array) -> Array:
 def _blocks(values: Array) -> list[Array]:
     """Cut texts into pieces: to sort them takes several times their room."""
     return np.split(values, range(_BLOCK, len(values), _BLOCK))
+
+
+def _numbered(
+    contents: Contents[Stored[Rows], Array], flat: dict[str, Array], known: KnownClasses
+) -> Contents[Stored[Rows], Array]:
+    """Give the names of classes the numbers that a model knows; a name that is empty is no label."""
+    numbers = {name: number for number, name in enumerate(known.names)} | {"": NO_LABEL}
+    found = {}
+    for part, values in flat.items():
+        names, at = np.unique(_as_texts(values), return_inverse=True)
+        unknown = [str(name) for name in names if str(name) not in numbers]
+        if unknown:
+            trained = ", ".join(known.names) or ("numbers" if known.count else "amounts")
+            raise BadData(
+                f"{contents.name} has the class '{unknown[0]}', but the model was trained on {trained}; give "
+                "data of the same classes"
+            )
+        found[part] = np.array([numbers[str(name)] for name in names], np.int64)[at].reshape(values.shape)
+    return _kept(contents, found, known.count, known.names)
 
 
 def _whole(part: str, values: Array, classes: int | None) -> Array:

@@ -27,6 +27,7 @@ from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
+from tutti.data.targets import KnownClasses
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
@@ -106,13 +107,16 @@ def reseed(seed: int, rank: int) -> None:
         torch.default_generator.manual_seed(mixed[2])
 
 
-def open_config_data(job: Job, comm: Communicator, pool: SamplePool | None = None) -> DataSet:
+def open_config_data(
+    job: Job, comm: Communicator, pool: SamplePool | None = None, known: KnownClasses | None = None
+) -> DataSet:
     """The data set of the configuration (collective); only one rank of each host reads it.
 
     Args:
         job: has the configuration.
         comm: all ranks.
         pool: the samples, if they are in memory already.
+        known: the classes of a model that the data are for.
 
     Raises:
         UserError: the data or the split cannot be used.
@@ -124,7 +128,7 @@ def open_config_data(job: Job, comm: Communicator, pool: SamplePool | None = Non
     # Where samples are asked for by their numbers, they stay in their stored order.
     by_number = config.split is not None or config.predictions or config.sampling not in (None, BALANCED)
     if pool is None and not by_number:
-        return open_data(given, comm, config.validation, config.seed, options)
+        return open_data(given, comm, config.validation, config.seed, options, known)
     pool = pool or open_pool(given, comm, options)
     place = None if config.split is None else split_of(config.split)
     return divided(pool, comm, config.validation, config.seed, place)

@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from tutti.comm.base import Communicator
-from tutti.data import DataSet, Part
+from tutti.data import DataSet
 from tutti.data.sources import with_columns
+from tutti.data.targets import KnownClasses
 from tutti.errors import BadData
 from tutti.exports.sources import load_from
 from tutti.records.run import Evaluation
@@ -45,7 +44,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
             trained = RunFolder(Path(job.folder)).read(TrainedOn)
             options = with_columns(job.config.data, job.config.data_options, trained.columns)
             job = replace(job, config=replace(job.config, data_options=options))
-            dataset = seen_as(open_config_data(job, comm), trained)
+            dataset = seen_as(open_config_data(job, comm, known=known_classes(trained)), trained)
         else:
             dataset = open_config_data(job, comm)
         # Other data of one part are to be evaluated whole.
@@ -79,7 +78,6 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
             f"{dataset.name} has {here or 'no'} classes, but the model was trained on {there or 'none'} "
             f"({trained.name}); give data of the same classes"
         )
-    dataset = _numbered_as(dataset, trained)
     scale = scale_seen(trained)
     scaled = {
         name: replace(part, scale=scale) for name in PARTS if (part := getattr(dataset, name)) is not None
@@ -87,24 +85,6 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
     return replace(dataset, **scaled, classes=trained.classes, labels=trained.labels)
 
 
-def _numbered_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
-    """Number the classes as those of the same names that the model was trained on.
-
-    Raises:
-        BadData: there is a class that it was not trained on.
-    """
-    if not dataset.labels or not trained.labels or dataset.labels == trained.labels[: len(dataset.labels)]:
-        return dataset
-    unknown = [name for name in dataset.labels if name not in trained.labels]
-    if unknown:
-        raise BadData(
-            f"{dataset.name} has the class '{unknown[0]}', but the model was trained on "
-            f"{', '.join(trained.labels)} ({trained.name}); give data of the same classes"
-        )
-    numbers = torch.tensor([trained.labels.index(name) for name in dataset.labels])
-
-    def numbered(part: Part) -> Part:
-        known = numbers.to(part.device)[part.stored_targets.clamp(min=0)]
-        return replace(part, stored_targets=torch.where(part.stored_targets < 0, part.stored_targets, known))
-
-    return dataset.with_parts(numbered)
+def known_classes(trained: TrainedOn) -> KnownClasses:
+    """Return the classes that a model was trained on."""
+    return KnownClasses(trained.classes, trained.labels)

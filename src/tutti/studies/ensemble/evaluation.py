@@ -18,7 +18,7 @@ from tutti.records.run_folder import WEIGHTS
 from tutti.run import summary_lines, trust
 from tutti.run.build import open_config_data, seeded
 from tutti.run.config import TrainConfig
-from tutti.run.evaluate import seen_as
+from tutti.run.evaluate import known_classes, seen_as
 from tutti.run.jobs import load_job
 from tutti.run.predict import write_predictions
 from tutti.run.train_job import PARTS
@@ -101,13 +101,14 @@ def _load(network: nn.Module, place: str) -> None:
 
 def _opened(job: EnsembleJob, comm: Communicator) -> DataSet | None:
     """The data set, with inputs as they are stored; None: it has no test part, and no part was asked for."""
-    data = open_config_data(job, comm)
+    trained = job.record.members[0].data
+    data = open_config_data(job, comm, known=known_classes(trained))
     if getattr(data, job.part or "test") is None:
         if job.part is None:
             return None
         have = ", ".join(name for name in PARTS if getattr(data, name) is not None)
         raise BadData(f"{data.name} has no {job.part} part; it has: {have}. Choose one with --part")
-    return seen_as(data, replace(job.record.members[0].data, mean=(), std=(), fill=()))
+    return seen_as(data, replace(trained, mean=(), std=(), fill=()))
 
 
 def _objective(job: EnsembleJob, data: DataSet, ensemble: Ensemble, arithmetic: Arithmetic) -> Objective:
