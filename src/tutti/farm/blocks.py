@@ -55,6 +55,7 @@ from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.exit_reports import cause
 from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.malloc import give_back_memory
 from tutti.launch.placement import Placement, refuse_too_many, share_host
 from tutti.launch.rank_processes import (
     RankSetting,
@@ -150,6 +151,8 @@ def work_on(
         placement, count = place_blocks(block, blocks, settled, jobs, servers)
     for warning in placement.warnings:
         print(f"tutti: warning: {warning}", file=sys.stderr, flush=True)
+    # This process waits from now on.
+    give_back_memory()
     with (
         nullcontext() if shared else folder.lock(),
         folder.launch(job_name(os.environ)) as launch,

@@ -34,3 +34,10 @@ def keep_memory() -> bool:
     wishes = ((_MMAP_THRESHOLD, LARGE), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, PAD))
     results = [mallopt(what, value) for what, value in wishes]
     return all(result == 1 for result in results)
+
+
+def give_back_memory() -> None:
+    """Return to the kernel what this process has freed: after something that it does once."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

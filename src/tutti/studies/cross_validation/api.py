@@ -241,9 +241,11 @@ def cross_validate(
     question = CrossValidation(config, candidates, cv, said, known, score, there.arrays, other_floats())
     plan = plan_with(question, samples_of(samples_job(question, ranks), there.contents))
     folder = begin(plan, out or plan.usual_folder(), resume)
+    # The folder has the splits now.
+    del plan
     with lasting_output(), open(os.devnull, "w") as nothing:
         stream = nothing if quiet else sys.stdout
-        outcome = train_shown(plan, folder, ranks, stream)
+        outcome = train_shown(question, folder, ranks, stream)
         found = findings_of(folder)
         write_findings(folder, found)
         print_findings(found, folder, outcome, stream)

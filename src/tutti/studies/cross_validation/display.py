@@ -22,6 +22,7 @@ from tutti.studies.cross_validation.study import (
     COMPARISON,
     SCORES,
     Blocks,
+    CrossValidation,
     Findings,
     Plan,
     best_first,
@@ -36,7 +37,7 @@ MANY: Final = 6
 
 def print_jobs(plan: Plan, stream: IO[str]) -> None:
     """Print the jobs, and how many samples each fold has."""
-    jobs = [job for jobs in plan.jobs().values() for job in jobs]
+    jobs = [job for jobs in plan.question.jobs(len(plan.splits)).values() for job in jobs]
     print(
         f"{len(jobs)} jobs: {len(plan.question.contenders)} candidates x {len(plan.splits)} folds",
         file=stream,
@@ -50,7 +51,9 @@ def print_jobs(plan: Plan, stream: IO[str]) -> None:
         print(printable(job.name), file=stream)
 
 
-def train_shown(plan: Plan, folder: FarmFolder, blocks: Blocks, stream: IO[str]) -> FarmOutcome:
+def train_shown(
+    question: CrossValidation, folder: FarmFolder, blocks: Blocks, stream: IO[str]
+) -> FarmOutcome:
     """Train all folds, and show how that goes."""
     before = {job: JobState.FINISHED for job in known_jobs(folder) if folder.state(job) is JobState.FINISHED}
     progress = FarmProgress(known_jobs(folder), dict(before))
@@ -69,7 +72,7 @@ def train_shown(plan: Plan, folder: FarmFolder, blocks: Blocks, stream: IO[str])
         display.show(progress, now)
 
     try:
-        return train_folds(plan, folder, blocks, hear)
+        return train_folds(question, folder, blocks, hear)
     finally:
         display.close()
 

@@ -133,6 +133,24 @@ class CrossValidation:
         """The ranks of a block that train no candidate."""
         return fewest_servers(self.contenders)
 
+    def jobs(self, folds: int, folder: Path | None = None) -> dict[str, list[FarmJob]]:
+        """Return the jobs of each candidate.
+
+        Args:
+            folds: how many there are.
+            folder: of the farm; None: the paths in it that configurations have begin there.
+        """
+        return {name: [self._job(name, fold, folder) for fold in range(folds)] for name in self.contenders}
+
+    def _job(self, name: str, fold: int, folder: Path | None) -> FarmJob:
+        one, place = self.contenders[name], folder or Path()
+        # The same for all candidates, so that folds can be compared one by one.
+        seed = self.config.seed + fold
+        config = replace(one.config, split=f"{place / SPLITS}:{fold}", seed=seed, predictions=True)
+        if self.arrays is not None:
+            config = replace(config, data=str(place / DATA))
+        return FarmJob(job_name(name, fold), config, objects=one.objects, floats=self.floats)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -149,27 +167,6 @@ class Plan:
     splits: list[Split]
     fingerprint: str
     record: Json
-
-    def jobs(self, folder: Path | None = None) -> dict[str, list[FarmJob]]:
-        """Return the jobs of each candidate.
-
-        Args:
-            folder: of the farm; None: the paths in it that configurations have begin there.
-        """
-        return {
-            name: [self._job(name, number, folder) for number in range(len(self.splits))]
-            for name in self.question.contenders
-        }
-
-    def _job(self, name: str, number: int, folder: Path | None) -> FarmJob:
-        one, place = self.question.contenders[name], folder or Path()
-        # The same for all candidates, so that folds can be compared one by one.
-        seed = self.question.config.seed + number
-        config = replace(one.config, split=f"{place / SPLITS}:{number}", seed=seed, predictions=True)
-        if self.question.arrays is not None:
-            config = replace(config, data=str(place / DATA))
-        floats = self.question.floats
-        return FarmJob(job_name(name, number), config, objects=one.objects, floats=floats)
 
     def usual_folder(self) -> Path:
         """Return the folder for a farm that the user gave none for."""
@@ -240,7 +237,8 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
         BadRunFolder: something else is there, or the folder cannot be written.
     """
     # In the plan the file of splits has no place: the folder may be moved.
-    jobs = {job.name: job.config.as_json() for jobs in plan.jobs().values() for job in jobs}
+    planned = plan.question.jobs(len(plan.splits)).values()
+    jobs = {job.name: job.config.as_json() for jobs in planned for job in jobs}
     folder = FarmFolder.begin(out, KIND, plan.record, jobs, resume=resume)
     if plan.question.arrays is not None:
         keep_data(folder, plan.question.arrays)
@@ -262,20 +260,20 @@ def keep_data(folder: FarmFolder, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def train_folds(
-    plan: Plan, folder: FarmFolder, blocks: Blocks, listener: Listener | None = None
+    question: CrossValidation, folder: FarmFolder, blocks: Blocks, listener: Listener | None = None
 ) -> FarmOutcome:
     """Work on all jobs that have not finished yet.
 
     Args:
-        plan: of the farm.
-        folder: of the farm.
+        question: what is to be found out.
+        folder: of the farm, which has the splits: whoever planned it need not keep them.
         blocks: the ranks.
         listener: is told of all that happens.
 
     Raises:
         TuttiError: as `work_on` says.
     """
-    jobs = plan.jobs(folder.path.absolute())
+    jobs = question.jobs(folder.plan.question["jobs_each"], folder.path.absolute())
     return work_on(
         folder,
         FoldJobs(jobs),
@@ -283,7 +281,7 @@ def train_folds(
         blocks=blocks.blocks,
         threads=blocks.threads,
         jobs=sum(map(len, jobs.values())),
-        servers=plan.question.servers,
+        servers=question.servers,
         job_timeout_s=blocks.job_timeout_s,
         time_limit_s=blocks.time_limit_s,
         listener=listener,
