@@ -399,7 +399,8 @@ def show_memory(args: argparse.Namespace, folder: Path) -> None:
 def memory_of(file: Path, out: Path) -> tuple[float, float]:
     """Bytes of a farm's processes while it works: the median and the most."""
     command = [sys.executable, "-m", "tutti.cli.main", "cv", "mlp", "--data", str(file), "--folds", "10"]
-    command += ["--schedule", ",".join(SCHEDULES), "--epochs", "1", "--batch-size", "256"]
+    # As many updates whatever the samples: what training itself takes grows a little with them.
+    command += ["--schedule", ",".join(SCHEDULES), "--steps", "200", "--batch-size", "256"]
     command += ["--blocks", "2", "--threads", "1", "--out", str(out)]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     found: list[int] = []

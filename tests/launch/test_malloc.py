@@ -20,20 +20,47 @@ for turn in range(2):
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(kept, faults)
 """
+ONCE = """
+from contextlib import nullcontext
+from pathlib import Path
+from tutti.launch.malloc import give_back_memory, keep_memory, memory_lent
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+def more(context):
+    before = held()
+    with context:
+        memory = bytearray(32 << 20)
+        memory[::4096] = bytes(len(memory[::4096]))
+        del memory
+    return held() - before
+
+keep_memory()
+before = held()
+kept, lent = more(nullcontext()), more(memory_lent())
+give_back_memory()
+print(kept, lent, held() - before)
+"""
 PAGES = (32 << 20) // 4096
 
 
-def faults(*words: str, **environment: str) -> tuple[str, int]:
-    """What `keep_memory` returned, and the page faults of the second use of 64 MiB."""
+def printed(program: str, *words: str, **environment: str) -> str:
+    """What a program prints that decides itself how to allocate."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
+        [sys.executable, "-c", program, *words],
         env={**{k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}, **environment},
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    kept, count = done.stdout.split()
+    return done.stdout
+
+
+def faults(*words: str, **environment: str) -> tuple[str, int]:
+    """What `keep_memory` returned, and the page faults of the second use of 32 MiB."""
+    kept, count = printed(PROGRAM, *words, **environment).split()
     return kept, int(count)
 
 
@@ -50,3 +77,11 @@ def test_a_user_s_own_settings_are_left_alone() -> None:
     kept, many = faults("keep", MALLOC_MMAP_THRESHOLD_="131072")
     assert kept == "False"
     assert many > PAGES // 2
+
+
+@pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="only glibc can be told to")
+def test_what_is_needed_once_goes_back_to_the_kernel() -> None:
+    kept, lent, given_back = (int(word) for word in printed(ONCE).split())
+    assert kept > PAGES // 2
+    assert lent < PAGES // 8, "it is not taken from what was kept"
+    assert given_back < PAGES // 8

@@ -16,7 +16,7 @@ from tutti.errors import BadOption, TuttiError, UnknownName
 from tutti.records.splits import read_split
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.api import CrossValidated
-from tutti.studies.cross_validation.study import Plan
+from tutti.studies.cross_validation.study import CrossValidation
 
 DRAW = np.random.default_rng(0)
 INPUTS = DRAW.normal(size=(60, 6)).astype(np.float32)
@@ -100,10 +100,10 @@ def test_what_has_finished_is_kept_and_another_question_refused(result: CrossVal
 
 
 def test_floats_are_those_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[Plan] = []
+    questions: list[CrossValidation] = []
 
-    def planned(plan: Plan, *rest: object) -> None:
-        plans.append(plan)
+    def planned(question: CrossValidation, *rest: object) -> None:
+        questions.append(question)
         raise InterruptedError
 
     monkeypatch.setattr("tutti.studies.cross_validation.api.train_shown", planned)
@@ -114,7 +114,7 @@ def test_floats_are_those_of_the_program(tmp_path: Path, monkeypatch: pytest.Mon
             _validated(tmp_path / "farm")
     finally:
         torch.set_default_dtype(floats)
-    assert {job.floats for jobs in plans[0].jobs().values() for job in jobs} == {"float64"}
+    assert {job.floats for jobs in questions[0].jobs(2).values() for job in jobs} == {"float64"}
     with pytest.raises(BadOption, match=r"floats is none \(was float64\)"):
         _validated(tmp_path / "farm", resume=True)
 

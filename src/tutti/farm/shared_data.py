@@ -22,7 +22,7 @@ from tutti.data.pool import PoolOutline, SamplePool
 from tutti.data.sources import read_source
 from tutti.errors import UserError
 from tutti.farm.messages import INDEX_BYTES, SharedPlace
-from tutti.launch.malloc import give_back_memory
+from tutti.launch.malloc import memory_lent
 from tutti.load_object import names_object
 from tutti.records.json_lines import to_json
 from tutti.run.build import given_data, open_config_data
@@ -71,9 +71,9 @@ class SharedData:
             with self._arena.lock(self._index):
                 self._known = self._read_index()
                 if key not in self._known:
-                    self._read(job, key)
-                    # What was read lies in the arena: no job needs as much memory again.
-                    give_back_memory()
+                    # No job needs as much memory again: else this process would keep a second copy's.
+                    with memory_lent():
+                        self._read(job, key)
         return self._known[key]
 
     def _read(self, job: TrainJob, key: str) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -18,6 +20,9 @@ LARGE: Final = 64 << 20
 PAD: Final = 64 << 20
 """Bytes by which the heap grows at the least."""
 
+SMALL: Final = 1 << 20
+"""As these, for memory that is only lent."""
+
 
 def keep_memory() -> bool:
     """Have this process keep what it frees, unless the user's environment says how to allocate.
@@ -25,19 +30,35 @@ def keep_memory() -> bool:
     Returns:
         Whether it does from now on; not where the C library is none of GNU's.
     """
+    # Only the largest tensors get pages of their own, the heap never shrinks, and it grows in large pieces.
+    return _wish((_MMAP_THRESHOLD, LARGE), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, PAD))
+
+
+@contextmanager
+def memory_lent() -> Iterator[None]:
+    """Have what is allocated inside of the block go back to the kernel when freed: it is needed once."""
+    # What lies free in the heap would be used first.
+    give_back_memory()
+    _wish((_MMAP_THRESHOLD, SMALL), (_TOP_PAD, SMALL))
+    try:
+        yield
+    finally:
+        _wish((_MMAP_THRESHOLD, LARGE), (_TOP_PAD, PAD))
+
+
+def give_back_memory() -> None:
+    """Return to the kernel what this process has freed so far."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _wish(*wishes: tuple[int, int]) -> bool:
+    """Tell the C library how to allocate; returns whether it listens."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    # Only the largest tensors get pages of their own, the heap never shrinks, and it grows in large pieces.
-    wishes = ((_MMAP_THRESHOLD, LARGE), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, PAD))
     results = [mallopt(what, value) for what, value in wishes]
     return all(result == 1 for result in results)
-
-
-def give_back_memory() -> None:
-    """Return to the kernel what this process has freed: after something that it does once."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
