@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
 
+from tutti.data.columns import Columns
 from tutti.data.sources import read_source
-from tutti.errors import BadData
+from tutti.errors import BadData, UserError
 
 
 @pytest.fixture
@@ -21,7 +26,7 @@ def read(tmp_path):
         (tmp_path / name).write_text(text)
         contents = read_source(str(tmp_path / name), options)
         inputs, targets = contents.parts["train"]
-        return inputs[:], targets, contents
+        return (inputs if isinstance(inputs, Columns) else inputs[:]), targets, contents
 
     return write_and_read
 
@@ -49,6 +54,21 @@ def test_lists_are_inputs_or_targets_of_any_shape(read):
     assert (rows.tolist(), targets.tolist()) == ([[1, 2], [3, 4]], [0, 1])
     same, _, _ = read("[[1, 2, 0],[3, 4, 1]]", "a.json", target=-1)
     assert np.array_equal(same, rows)
+
+
+def test_lists_of_unequal_length_are_sequences(read, opened, tmp_path):
+    samples = [{"x": list(range(number % 3 + 1)), "y": number % 2} for number in range(12)]
+    read(samples)
+    part = opened(str(tmp_path / "a.jsonl"), validation=0).train
+    inputs, lengths = part.take(torch.arange(3))[0]
+    assert (inputs.tolist(), lengths.tolist()) == ([[0, 0, 0], [0, 1, 0], [0, 1, 2]], [1, 2, 3])
+    equal = [{"x": [number, 0.5], "y": 0} for number in range(5000)]
+    read([*equal, {"x": [1], "y": 1}])
+    part = opened(str(tmp_path / "a.jsonl"), validation=0).train
+    inputs, lengths = part.take(torch.tensor([4999, 5000]))[0]
+    assert (inputs.tolist(), lengths.tolist()) == ([[4999, 0.5], [1, 0]], [2, 1])
+    with pytest.raises(BadData, match=r"a\.jsonl: all samples are of one class"):
+        read(equal)
 
 
 def test_blocks_of_whole_numbers_and_of_floats_are_one_column(read):
@@ -82,7 +102,11 @@ def test_packed_texts_are_read(tmp_path, name):
             r"a text where a number is due: line 2, column 'a' has 'two'",
         ),
         ([{"x": [1], "y": 0}, {"x": [1, "two"], "y": 1}], r"line 2, column 'x' has 'two'"),
-        ([{"x": [1], "y": 0}, {"x": [1, 2], "y": 1}], r"several lengths in 'x': 1, and 2 in line 2"),
+        (
+            [{"x": [[1]], "y": 0}, {"x": [[1, 2]], "y": 1}],
+            r"several lengths in 'x': 1 x 1, and 1 x 2 in line",
+        ),
+        ([{"x": [1], "y": [0]}, {"x": [1], "y": [0, 1]}], r"several lengths in 'y': 1, and 2 in line 2"),
         ([{"x": [1], "y": 0}, {"x": [[1], [1, 2]], "y": 1}], r"no regular list of numbers in line 2, 'x'"),
         ([{"x": [1], "y": 0}, {"y": 1}], r"has nothing in line 2, column 'x', where others have lists"),
         (
@@ -113,3 +137,40 @@ def test_what_cannot_be_read_is_named(read, samples, said):
         options["target"] = 0
     with pytest.raises(BadData, match=said):
         read(samples, name, **options)
+
+
+WORDS = (
+    '{"x":',
+    "[",
+    "]",
+    "}",
+    '"y":',
+    "1",
+    ",",
+    "0.5",
+    "null",
+    "NaN",
+    "true",
+    '"u"',
+    "\n",
+    "-1e999",
+    "\0",
+    "é",
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    some.one_of(some.binary(max_size=100), some.lists(some.sampled_from(WORDS)).map("".join).map(str.encode)),
+    some.lists(some.tuples(some.integers(0, 78), some.sampled_from(WORDS)), max_size=3),
+    some.sampled_from(["jsonl", "json"]),
+)
+def test_hostile_texts_are_read_or_refused(tmp_path, content, changes, form):
+    whole = '{"x":[1,2],"y":0}\n{"x":[3,4],"y":1}\n{"x":[5,6],"y":0}\n{"x":[7,8],"y":1}\n'
+    for at, word in changes:
+        whole = whole[:at] + word + whole[at + 1 :]
+    for one in (content, whole.encode()):
+        (tmp_path / f"a.{form}").write_bytes(one)
+        with suppress(UserError):
+            inputs, targets = read_source(str(tmp_path / f"a.{form}"), {"classes": 10}).parts["train"]
+            assert len(inputs) == len(targets)

@@ -14,6 +14,7 @@ from tutti.data.pile import Pile
 from tutti.data.rows import Array, chosen
 from tutti.data.tables import Choice, Column, choose, one_column, refuse_long_texts, targets_of
 from tutti.errors import BadData
+from tutti.records.npz import refuse_larger_than_memory
 from tutti.records.untrusted import printable
 
 _BLOCK: Final = 4096
@@ -29,8 +30,8 @@ _VALUES: Final = _NUMBERS | {type(None), list}
 class NamedSamples:
     """Samples of named values, added one by one.
 
-    Their inputs are several numbers, or one list of numbers, which may hold lists; NaN stands for those that
-    are missing.
+    Their inputs are several numbers, or one list of numbers, which may hold lists and be of any length; NaN
+    stands for those that are missing.
 
     Args:
         path: the file that has them.
@@ -47,6 +48,8 @@ class NamedSamples:
         self._waiting: list[tuple[str, Mapping[str, object]]] = []
         self._values = 0
         self._inputs = Pile(path)
+        self._sequences: list[Array] = []
+        self._nbytes = 0
         self._goals: list[list[Column]] = []
 
     def add(self, where: str, sample: Mapping[str, object]) -> None:
@@ -84,15 +87,17 @@ class NamedSamples:
         """
         if self._waiting:
             self._gather()
-        if not len(self._inputs):
+        if not (len(self._inputs) or self._sequences):
             raise BadData(f"{self._path} has no samples; give at least two")
-        inputs = self._inputs.rows(self._dtype)
+        inputs = self._of_unequal_length() if self._sequences else self._inputs.rows(self._dtype)
         names = () if self._listed else tuple(self._names[at] for at in self._choice.inputs)
         if not self._labelled:
             return Contents(name, {"train": (inputs, None)}, columns=names)
         columns = [one_column(several, str(self._path)) for several in zip(*self._goals, strict=True)]
         targets, kept = targets_of(columns, missing, str(self._path))
-        return Contents(name, {"train": (chosen(inputs, np.flatnonzero(kept)), targets)}, columns=names)
+        numbers = np.flatnonzero(kept)
+        some = chosen(inputs, numbers) if inputs.dtype != object else inputs[numbers]
+        return Contents(name, {"train": (some, targets)}, columns=names)
 
     @property
     def _used(self) -> tuple[str, ...]:
@@ -109,16 +114,13 @@ class NamedSamples:
         """Turn the samples that wait into arrays."""
         places, samples = zip(*self._waiting, strict=True)
         inputs = [self._names[at] for at in self._choice.inputs]
-        if not len(self._inputs):
+        if not (len(self._inputs) or self._sequences):
             self._listed = len(inputs) == 1 and any(_is_list(one.get(inputs[0])) for one in samples)
         if self._listed:
-            found = self._lists(places, inputs[0], [one.get(inputs[0]) for one in samples])
+            self._add_lists(places, inputs[0], [one.get(inputs[0]) for one in samples])
         else:
             values = [one.get(name) for one in samples for name in inputs]
-            found = self._numbers(places, inputs, values).reshape(len(samples), -1)
-        if len(self._inputs) and found.shape[1:] != self._inputs.shape:
-            raise self._unequal(places[0], inputs[0], found.shape[1:], self._inputs.shape)
-        self._inputs.add(found)
+            self._inputs.add(self._numbers(places, inputs, values).reshape(len(samples), -1))
         goals = [self._names[at] for at in self._choice.targets]
         self._goals.append([self._goal(places, name, [one.get(name) for one in samples]) for name in goals])
         self._waiting, self._values = [], 0
@@ -135,16 +137,48 @@ class NamedSamples:
         except OverflowError as error:
             raise BadData(f"{self._path} has a number that is too large near {places[0]}: {error}") from error
 
+    def _add_lists(self, places: Sequence[str], name: str, values: list[object]) -> None:
+        """Add lists of numbers; from the first of another length on, all are sequences."""
+        arrays = self._arrays(places, name, values)
+        shape = self._sequences[0].shape if self._sequences else arrays[0].shape
+        if len(self._inputs):
+            shape = self._inputs.shape
+        if not self._sequences and all(array.shape == shape for array in arrays):
+            self._inputs.add(np.stack(arrays))
+            return
+        for at, (place, array) in enumerate(zip(places, arrays, strict=True)):
+            if array.shape == (0,):
+                arrays[at] = np.empty((0, *shape[1:]), array.dtype)
+            elif array.ndim != len(shape) or not shape or array.shape[1:] != shape[1:]:
+                raise self._unequal(place, name, array.shape, shape)
+        if len(self._inputs):
+            self._sequences = list(self._inputs.rows(self._dtype)[:])
+            self._inputs = Pile(self._path)
+        self._sequences += arrays
+        self._nbytes += sum(array.nbytes for array in arrays)
+        refuse_larger_than_memory(self._path, self._nbytes)
+
+    def _of_unequal_length(self) -> Array:
+        """Return the sequences, of one type, as an array of arrays."""
+        whole = all(array.dtype.kind in "biu" for array in self._sequences if array.size)
+        found: Array = np.empty(len(self._sequences), object)
+        for at, array in enumerate(self._sequences):
+            found[at] = array.astype(np.int64 if whole else float_dtype())
+        return found
+
     def _lists(self, places: Sequence[str], name: str, values: list[object]) -> Array:
         """Return lists of numbers, or arrays, as one array."""
-        for place, value in zip(places, values, strict=True):
-            if not _is_list(value):
-                raise self._no_list(place, name, value)
-        arrays = [self._list(place, name, value) for place, value in zip(places, values, strict=True)]
+        arrays = self._arrays(places, name, values)
         for place, array in zip(places, arrays, strict=True):
             if array.shape != arrays[0].shape:
                 raise self._unequal(place, name, array.shape, arrays[0].shape)
         return np.stack(arrays)
+
+    def _arrays(self, places: Sequence[str], name: str, values: list[object]) -> list[Array]:
+        for place, value in zip(places, values, strict=True):
+            if not _is_list(value):
+                raise self._no_list(place, name, value)
+        return [self._list(place, name, value) for place, value in zip(places, values, strict=True)]
 
     def _list(self, place: str, name: str, value: object) -> Array:
         """Return a list of numbers as an array; floats have the type in which they are kept."""

@@ -27,7 +27,7 @@ from tutti.data.formats.parquet import is_frame, read_frame
 from tutti.data.rows import Array, Rows, StoredRows, joined
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import KnownClasses, with_checked_targets
-from tutti.errors import BadData, BadOption, UnknownName
+from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
 from tutti.records.untrusted import printable
 
@@ -51,6 +51,18 @@ def read_source(
         UnknownName: no such built-in data set, file, factory or option.
     """
     contents, given, missing = _contents(data, dict(options))
+    try:
+        return _checked(contents, given, missing, known)
+    except (BadData, NotFinite) as error:
+        if not isinstance(data, str | Path) or data in BUILT_IN or str(data) in str(error):
+            raise
+        raise type(error)(f"{data}: {error}") from error
+
+
+def _checked(
+    contents: Contents[object], given: int | None, missing: str, known: KnownClasses | None
+) -> Contents[Stored[Rows], Array]:
+    """Bring inputs and targets into the form in which they are kept."""
     given_inputs = taken_apart({part: x for part, (x, _) in contents.parts.items()})
     read = {
         part: part_columns(
