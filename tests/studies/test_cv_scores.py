@@ -10,12 +10,13 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, r2_score
 
+from tutti.data.parts import DataSet, Part
 from tutti.errors import BadData, UnknownName
 from tutti.records.predictions import Predictions
 from tutti.studies.cross_validation.scores import MEASURES, Scores, out_of_fold, score_folds, write_scores
 from tutti.studies.cross_validation.study import Findings, best_first, of_labels
-from tutti.training.losses import LOSSES
-from tutti.training.metrics import METRICS
+from tutti.training.losses import LOSSES, named_loss
+from tutti.training.metrics import METRICS, named_metrics
 from tutti.training.metrics.labels import NEAREST
 from tutti.training.reading import labelled
 
@@ -28,26 +29,40 @@ def predictions(outputs, targets, start=0):
 
 def scores_of_ours(found, metric, ignored=None):
     outputs, targets = labelled(torch.from_numpy(found.outputs), torch.from_numpy(found.targets), ignored)
-    return metric.sum(outputs, targets).item() / len(targets)
+    return metric.value(metric.sum(outputs, targets).reshape(-1), len(targets))
+
+
+OF_CLASSES = ("accuracy", "balanced_accuracy", "f1", "precision", "recall")
+OF_FLAGS = ("accuracy", "f1", "recall")
+OF_AMOUNTS = ("mae", "mse", "rmse", "r2")
 
 
 CASES = {
-    "classes": (RANDOM.normal(size=(40, 7)), RANDOM.integers(0, 7, 40), ("accuracy", "top5", "mae", "mse")),
-    "positions": (RANDOM.normal(size=(9, 6, 4)), RANDOM.integers(0, 6, (9, 4)), ("accuracy",)),
-    "a logit": (RANDOM.normal(size=(30, 1)), RANDOM.integers(0, 2, 30), ("accuracy",)),
-    "flags": (RANDOM.normal(size=(30, 3)), RANDOM.integers(0, 2, (30, 3)).astype(np.float32), ("accuracy",)),
-    "amounts": (RANDOM.normal(size=(30, 1)), RANDOM.normal(size=30), ("mae", "mse")),
-    "several amounts": (RANDOM.normal(size=(30, 2, 3)), RANDOM.normal(size=(30, 2, 3)), ("mae", "mse")),
+    "classes": (RANDOM.normal(size=(40, 7)), RANDOM.integers(0, 7, 40), (*OF_CLASSES, "top5", "mae")),
+    "positions": (RANDOM.normal(size=(9, 6, 4)), RANDOM.integers(0, 6, (9, 4)), OF_CLASSES),
+    "a logit": (RANDOM.normal(size=(30, 1)), RANDOM.integers(0, 2, 30), OF_CLASSES),
+    "flags": (
+        RANDOM.normal(size=(30, 3)),
+        RANDOM.integers(0, 2, (30, 3)).astype(np.float32),
+        OF_FLAGS,
+    ),
+    "amounts": (RANDOM.normal(size=(30, 1)), RANDOM.normal(size=30), OF_AMOUNTS),
+    "several amounts": (RANDOM.normal(size=(30, 2, 3)), RANDOM.normal(size=(30, 2, 3)), OF_AMOUNTS),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_the_metrics_of_training(case):
     outputs, targets, names = CASES[case]
+    found = predictions(outputs, targets)
+    part = Part(torch.from_numpy(outputs), torch.from_numpy(targets))
+    classes = None if part.targets.is_floating_point() else max(2, outputs.shape[1])
+    data = DataSet(case, part, None, None, classes, ())
+    loss = named_loss({"flags": "bce", "a logit": "bce"}.get(case, "auto"), data)
     for name in names:
-        found = predictions(outputs, targets)
         score = score_folds([found], name)
-        assert score.folds[0] == pytest.approx(scores_of_ours(found, METRICS[name]), rel=1e-12)
+        (metric,) = named_metrics(name, loss, data)
+        assert score.folds[0] == pytest.approx(scores_of_ours(found, metric), rel=1e-12)
         assert score.out_of_fold == score.folds[0]
         assert MEASURES[name].better == METRICS[name].better
 

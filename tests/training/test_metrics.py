@@ -237,7 +237,9 @@ def test_functions_of_scikit_learn_get_everything_at_once(ranks: int) -> None:
         return outputs.std()
 
     coefficient = "sklearn.metrics:matthews_corrcoef"
-    found = figures(SKEWED, LOGITS, f"{coefficient},sklearn.metrics:log_loss", ranks=ranks, classes=4)
+    names = f"{coefficient},sklearn.metrics:log_loss,sklearn.metrics:cohen_kappa_score"
+    found = figures(SKEWED, LOGITS, names, ranks=ranks, classes=4)
+    assert found["cohen_kappa_score"] == pytest.approx(sk.cohen_kappa_score(SKEWED, LOGITS.argmax(1)))
     assert found["matthews_corrcoef"] == pytest.approx(sk.matthews_corrcoef(SKEWED, LOGITS.argmax(1)))
     data = replace(data_set(SKEWED), classes=4)
     area, distance, own = named_metrics(

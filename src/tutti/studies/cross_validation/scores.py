@@ -266,11 +266,16 @@ def _balanced_accuracy(outputs: Array, targets: Array) -> float:
     return float(np.mean([right[targets == label].mean() for label in np.unique(targets)]))
 
 
-def _f1(outputs: Array, targets: Array) -> float:
-    from sklearn import metrics
+def _macro(name: str) -> Callable[[Array, Array], float]:
+    """Return a score of scikit-learn by its name there: the mean over the classes."""
 
-    found = metrics.f1_score(targets, _predicted(outputs, targets), average="macro", zero_division=0.0)
-    return float(found)
+    def score(outputs: Array, targets: Array) -> float:
+        from sklearn import metrics
+
+        found = _predicted(outputs, targets)
+        return float(getattr(metrics, name)(targets, found, average="macro", zero_division=0.0))
+
+    return score
 
 
 def _top5(outputs: Array, targets: Array) -> float:
@@ -296,13 +301,19 @@ def _of_amounts(name: str) -> Callable[[Array, Array], float]:
     return figure
 
 
+_mse = _of_amounts("mean_squared_error")
+
+
 MEASURES: Final[dict[str, Measure]] = {
     "accuracy": Measure(_accuracy, "higher", share=True),
     "balanced_accuracy": Measure(_balanced_accuracy, "higher", share=True),
-    "f1": Measure(_f1, "higher"),
+    "f1": Measure(_macro("f1_score"), "higher"),
+    "precision": Measure(_macro("precision_score"), "higher", share=True),
+    "recall": Measure(_macro("recall_score"), "higher", share=True),
     "top5": Measure(_top5, "higher", share=True),
     "mae": Measure(_of_amounts("mean_absolute_error"), "lower", of_classes=False),
-    "mse": Measure(_of_amounts("mean_squared_error"), "lower", of_classes=False),
+    "mse": Measure(_mse, "lower", of_classes=False),
+    "rmse": Measure(lambda outputs, targets: _mse(outputs, targets) ** 0.5, "lower", of_classes=False),
     "r2": Measure(_of_amounts("r2_score"), "higher", of_classes=False),
 }
 """The figures by name. Those that `tutti.training.metrics` has, too, are the same."""

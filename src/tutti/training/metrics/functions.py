@@ -17,10 +17,10 @@ from tutti.training.reading import AMOUNTS, CLASSES, FLAGS, Reading
 
 Array = NDArray[Any]
 
-TARGETS: Final = ("targets", "y_true")
+TARGETS: Final = ("targets", "y_true", "y1")
 """Names of a first parameter by which a function gets targets before outputs, as scikit-learn has them."""
 
-DECISIONS: Final = ("y_pred",)
+DECISIONS: Final = ("y_pred", "y2")
 """Names of a second parameter that is for predicted classes, or amounts."""
 
 PROBABILITIES: Final = ("y_score", "y_prob", "y_proba")
@@ -30,9 +30,9 @@ PROBABILITIES: Final = ("y_score", "y_prob", "y_proba")
 def own_metric(function: object, name: str, reading: Reading) -> Metric:
     """Make a metric of a function.
 
-    A function whose first parameter is called targets or y_true gets targets and outputs of all samples of a
-    part at once, as arrays of NumPy. Any other gets outputs and targets, as tensors, and gives one value for
-    each sample, or one number for all of them.
+    A function whose first parameter is one of `TARGETS` gets targets and outputs of all samples of a part at
+    once, as arrays of NumPy. Any other gets outputs and targets, as tensors, and gives one value for each
+    sample, or one number for all of them.
 
     Args:
         function: of the user's.
