@@ -75,7 +75,7 @@ def test_any_number_of_ranks_writes_each_sample_once_in_order(
 ) -> None:
     # Columns in another order, one more, no target; and blocks that are smaller than the data.
     data = table(tmp_path / "new.csv", "id,z,x,y", [range(900), *TABLE[:, [2, 0, 1]].T])
-    monkeypatch.setattr(unlabelled, "BLOCK_BYTES", 500 * 12)
+    monkeypatch.setattr(unlabelled, "BLOCK_BYTES", 750 * 12)
     first = predicted(runs / "table", data, tmp_path / "1.csv").read_bytes()
     for ranks, hosts in ((2, None), (3, 2)):
         assert predicted(runs / "table", data, tmp_path / "2.csv", ranks, hosts).read_bytes() == first
