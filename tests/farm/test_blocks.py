@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 import tutti
+from tests.preloaded import interpreter
 from tutti.errors import BadOption, BadRunFolder, DiskFull, TuttiError
 from tutti.farm.block_main import PRUNED
 from tutti.farm.blocks import ENTRY, HostPool, place_blocks, work_on
@@ -322,16 +322,21 @@ def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 
 def test_a_kill_of_the_coordinator_leaves_no_process(tmp_path: Path) -> None:
     program = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("endless.py")), str(tmp_path / "farm")],
+        [
+            *interpreter(starts_ranks=True),
+            str(Path(__file__).with_name("endless.py")),
+            str(tmp_path / "farm"),
+        ],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert program.stdout is not None
-    assert program.stdout.readline() == "epoch\n"
-    processes = psutil.Process(program.pid).children(recursive=True)
-    # The fork server, two branches, two ranks.
-    assert len(processes) >= 5
+    coordinator, missing = psutil.Process(int(program.stdout.readline())), {"endless-0", "endless-1"}
+    while missing:
+        missing.discard(program.stdout.readline().strip())
+    processes = [coordinator, *coordinator.children(recursive=True)]
+    # It, the fork server, two branches, two ranks.
+    assert len(processes) >= 6
     program.kill()
     program.wait()
     program.stdout.close()
