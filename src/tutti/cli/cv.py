@@ -147,7 +147,7 @@ class CvCommand(Command):
             groups=own.group_by,
             score=own.score,
         )
-        if not own.dry_run:
+        if array is None and not own.dry_run:
             prepare_drawing()
         plan = plan_folds(question, blocks, folds)
         if own.dry_run:

@@ -153,7 +153,7 @@ class TuneCommand(Command):
                 f"{own.blocks - most} of {own.blocks} blocks will have nothing to do: {most} jobs at a time"
             )
             print(f"tutti: warning: {idle}; see --ahead", file=sys.stderr, flush=True)
-        if not own.dry_run:
+        if array is None and not own.dry_run:
             prepare_drawing()
         samples = look(search, blocks, own.trials)
         print_question(search, own.trials, sys.stdout)
