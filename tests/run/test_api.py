@@ -170,6 +170,8 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"metrics": [random.Random(3).random]}, "metric"),
         ({"batch_size": "many"}, "batch_size is 'many'; give a whole number"),
         ({"lr": -1.0}, "lr is -1.0; give a finite number above 0"),
+        ({"class_weights": [1, 2.5]}, "class_weights are 2 numbers, but there are 5 classes"),
+        ({"precision": "fp16"}, "use precision='bf16', which has the range of fp32"),
         ({"epochs": 1, "steps": 1}, "both epochs and steps are given"),
         (
             {"data": (INPUTS, torch.arange(120.0) % 5)},

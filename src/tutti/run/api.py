@@ -101,7 +101,7 @@ class TrainOptions(TypedDict, total=False):
     schedule_options: Options
     augment_options: Options
     loss_options: Options
-    class_weights: str | None
+    class_weights: str | Sequence[float] | None
     clip_norm: float | None
     clip_value: float | None
     precision: str
@@ -216,6 +216,9 @@ def train(
     given["augment"] = augment
     values, objects = by_name(given)
     values |= {"workers": str(workers)}
+    weights = options.get("class_weights")
+    if isinstance(weights, Sequence) and not isinstance(weights, str):
+        options["class_weights"] = ",".join(map(str, weights))
     config = TrainConfig.from_json({**values, **options})
     resumed = None if resume is None else Resume.find(str(resume), config.out)
     outcome = None

@@ -496,6 +496,11 @@ def _check(config: TrainConfig) -> None:
             f"--device is '{config.device}'; give --device cuda, and choose the GPU in the environment: "
             f"CUDA_VISIBLE_DEVICES={number}"
         )
+    if config.precision == "fp16":
+        raise BadOption(
+            "--precision fp16 would need the loss to be scaled, which is not done here; use --precision "
+            "bf16, which has the range of fp32 and needs no scaling"
+        )
     for f in fields(config):
         choices = f.metadata["choices"]
         if choices and getattr(config, f.name) not in choices:
