@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from tutti.data.columns import Columns
 from tutti.data.sources import read_source
-from tutti.errors import BadData, UserError
+from tutti.errors import BadData, NotFinite, UserError
 
 
 @pytest.fixture
@@ -119,6 +119,9 @@ def test_packed_texts_are_read(tmp_path, name):
         ([{"a": 1, "y": 0}, {"a": 1, "y": "u"}], r"has 'u' in line 2, target 'y', and 0 before"),
         ([{"a": 1, "y": "long" * 100}], r"a text of 400 letters"),
         ([{"a": 10**400, "y": 0}], "too large"),
+        ([{"x": [1 << 63], "y": 0}], "too large in line 1, 'x'"),
+        ([{"x": [1e300], "y": 0}, {"x": [1], "y": 1}], "or numbers too large for float32"),
+        ([{"x": 1e300, "y": 0}, {"x": 1, "y": 1}], "or numbers too large for float32"),
         ([{"a": 1, "b": 2}], "no column with a name such as 'target'"),
         ('{"a": 1, "y": 0}\n{"a": 1', r"is broken in line 2: Expecting ',' delimiter"),
         ("[1, 2]\n[1]\n[1, 2]", "has 1 values in line 2, where its first list has 2"),
@@ -135,7 +138,7 @@ def test_what_cannot_be_read_is_named(read, samples, said):
     name, options = ("a.json" if samples[:2] in ("[{", "[]") else "a.jsonl"), {}
     if samples[:2] == "[1":
         options["target"] = 0
-    with pytest.raises(BadData, match=said):
+    with pytest.raises((BadData, NotFinite), match=said):
         read(samples, name, **options)
 
 

@@ -200,6 +200,12 @@ def stored_dtype(array: Rows) -> np.dtype[np.generic]:
     return float_dtype()
 
 
+def as_floats(array: Array) -> Array:
+    """Return numbers in the type in which floats are kept; those too large for it are inf."""
+    with np.errstate(over="ignore"):
+        return array.astype(float_dtype(), copy=False)
+
+
 def float_dtype() -> np.dtype[np.generic]:
     """The type in which floats are kept: torch's default, float32 unless it was set to float64."""
     return np.dtype(np.float64 if torch.get_default_dtype() == torch.float64 else np.float32)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tutti.data.arrays import float_dtype
+from tutti.data.arrays import as_floats
 from tutti.data.contents import Contents
 from tutti.data.pile import Pile
 from tutti.data.rows import Array, chosen
@@ -133,7 +133,7 @@ class NamedSamples:
                     raise self._no_number(places[row], names[column], value)
             values = [float("nan") if value is None else value for value in values]
         try:
-            return np.array(values, np.float64).astype(float_dtype())
+            return as_floats(np.array(values, np.float64))
         except OverflowError as error:
             raise BadData(f"{self._path} has a number that is too large near {places[0]}: {error}") from error
 
@@ -163,7 +163,7 @@ class NamedSamples:
         whole = all(array.dtype.kind in "biu" for array in self._sequences if array.size)
         found: Array = np.empty(len(self._sequences), object)
         for at, array in enumerate(self._sequences):
-            found[at] = array.astype(np.int64 if whole else float_dtype())
+            found[at] = array.astype(np.int64) if whole else as_floats(array)
         return found
 
     def _lists(self, places: Sequence[str], name: str, values: list[object]) -> Array:
@@ -196,7 +196,11 @@ class NamedSamples:
                 f"{self._path} has no regular list of numbers in {place}, '{name}': {_short(value)}; all "
                 "need numbers, and lists of one level one length"
             ) from error
-        return found.astype(float_dtype()) if found.dtype.kind == "f" else found.astype(np.int64)
+        if found.dtype.kind == "u":
+            raise BadData(
+                f"{self._path} has a number that is too large in {place}, '{name}': {_short(value)}"
+            )
+        return as_floats(found) if found.dtype.kind == "f" else found.astype(np.int64)
 
     def _goal(self, places: Sequence[str], name: str, values: list[object]) -> Column:
         absent = np.array([value is None for value in values], dtype=bool)

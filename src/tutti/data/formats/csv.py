@@ -11,7 +11,7 @@ from typing import Final, TextIO
 
 import numpy as np
 
-from tutti.data.arrays import float_dtype
+from tutti.data.arrays import as_floats
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
@@ -127,14 +127,14 @@ def _numbers(
             goal.add([row[at] for row in block])
         cells = list(chain.from_iterable(map(pick, block)) if many else map(pick, block))
         try:
-            values: Array = np.fromiter(map(float, cells), float_dtype(), len(cells))
+            values: Array = np.fromiter(map(float, cells), np.float64, len(cells))
         except ValueError:
             values = np.fromiter(
                 (_number(path, text, names, choice, done, at) for at, text in enumerate(cells)),
-                float_dtype(),
+                np.float64,
                 len(cells),
             )
-        pile.add(values.reshape(len(block), -1))
+        pile.add(as_floats(values).reshape(len(block), -1))
         done += len(block)
     return pile, goals
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from typing_extensions import override
 
-from tutti.data.arrays import chunks_of, float_dtype
+from tutti.data.arrays import as_floats, chunks_of, float_dtype
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.items import TARGET_WORDS
@@ -285,7 +285,8 @@ def _numbers(table: _Table, names: Sequence[str]) -> Iterator[Array]:
     for _, arrays in table.blocks(names):
         found = np.empty((len(arrays[0]), len(names)), float_dtype())
         for at, values in enumerate(arrays):
-            found[:, at] = values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+            numbers = values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+            found[:, at] = as_floats(np.asarray(numbers))
         yield found
 
 
