@@ -121,7 +121,9 @@ def test_options_that_cannot_be_used_are_refused(
 
 
 def test_an_unknown_model_names_the_nearest_and_the_other_way() -> None:
-    with pytest.raises(UnknownName, match=r"did you mean 'lenet'\?.*package.module:factory"):
+    with pytest.raises(
+        UnknownName, match=r"did you mean 'lenet'\?.*package.module:factory.*\*\.pt2, \*\.keras\)"
+    ):
         models.build("lenett", (1, 28, 28), 10)
 
 

@@ -64,7 +64,12 @@ class Models(Registry[Callable[..., "nn.Module"]]):
 
 
 MODELS: Final = Models(
-    "tutti.models", "model", "A model of your own is 'package.module:factory' or 'file.py:factory'."
+    "tutti.models",
+    "model",
+    lambda: (
+        "A model of your own is 'package.module:factory', 'file.py:factory', or a file with a whole model "
+        f"({', '.join(f'*{kind}' for kind in FILES)})."
+    ),
 )
 
 __all__ = ["FILES", "MODELS", "build", "names_file"]
