@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,9 @@ def test_pieces_of_several_types_are_read_back_and_the_file_goes_with_them(cache
     for piece in pieces:
         gathered.add(piece)
     rows = gathered.rows(np.dtype(np.float64))
-    expected = np.concatenate(pieces)
-    del gathered, pieces
+    expected, second = np.concatenate(pieces), weakref.ref(pieces[1])
+    del gathered, pieces, piece
+    assert second() is None
     assert any("samples-" in name for name in files())
     assert np.array_equal(rows[:], expected)
     for wanted in (slice(3, 8), np.array([0, 4, 5, 17]), slice(9, 9)):
