@@ -131,6 +131,11 @@ def build(
     if not isinstance(module, nn.Module):
         found = "nothing" if module is None else f"a {type(module).__name__}"
         raise BadModel(f"model '{spec}' returned {found}; it must return an nn.Module")
+    if "train" in vars(module) and hasattr(module, "graph"):
+        # Of torch.export: it raises an error instead.
+        from tutti.models.files.exported import follow_mode
+
+        follow_mode(module)
     return module
 
 

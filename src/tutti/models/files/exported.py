@@ -49,14 +49,23 @@ def read_program(path: Path, shape: object) -> nn.Module:
             "torch.export.save(program, path)"
         ) from error
     _check_shapes(path, program, shape)
-    module: Any = program.module()
+    module = program.module()
+    _check_nothing(module)
+    follow_mode(module)
+    return module
+
+
+def follow_mode(module: Any) -> None:
+    """Have the module of a program, as `ExportedProgram.module` makes it, follow training and evaluation.
+
+    Args:
+        module: changed in place.
+    """
     # `train` and `eval`, which raise errors there.
     for method in ("train", "eval"):
         vars(module).pop(method, None)
-    _check_nothing(module)
-    _follow_mode(module)
+    _ask_for_mode(module)
     module.recompile()
-    return cast("nn.Module", module)
 
 
 def _check_shapes(path: Path, program: ExportedProgram, shape: object) -> None:
@@ -97,7 +106,7 @@ def _check_nothing(module: fx.GraphModule) -> None:
     module._forward_pre_hooks.clear()
 
 
-def _follow_mode(module: fx.GraphModule) -> None:
+def _ask_for_mode(module: fx.GraphModule) -> None:
     """Have the operators that behave otherwise in training follow the mode of the module."""
     graph = module.graph
     for node in [node for node in graph.nodes if node.op == "call_function"]:
