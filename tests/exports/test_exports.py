@@ -434,7 +434,7 @@ def test_what_is_there_is_not_overwritten(
     assert main(["export", str(run), "--to", "torch", "--out", str(tmp_path)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert main(["export", str(run), "--to", "gguf"]) == 2
-    assert "Known: dcp, safetensors, torch" in capsys.readouterr().err
+    assert "Known: dcp, keras, onnx, safetensors, torch, torch-export" in capsys.readouterr().err
 
 
 def test_the_default_name_is_that_of_what_is_exported(
