@@ -6,6 +6,7 @@ import os
 from typing import Any, cast
 
 import cloudpickle
+from torch.export import ExportedProgram
 
 from tutti.errors import BadOption
 from tutti.run.config import OBJECT, flag
@@ -86,6 +87,11 @@ def named_or_given(job: Job, field: str) -> Any:
 
 
 def _pickled(field: str, value: object) -> bytes:
+    if isinstance(value, ExportedProgram):
+        raise BadOption(
+            f"{field} is a program of torch.export, which ranks read from its file: write it by "
+            "torch.export.save(program, 'net.pt2') and give 'net.pt2'"
+        )
     try:
         return cast("bytes", cloudpickle.dumps(value))
     except Exception as error:
