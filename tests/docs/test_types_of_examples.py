@@ -91,6 +91,8 @@ def test_a_mistake_is_one_for_mypy_and_its_line_is_named(said: list[str], line: 
 def test_the_options_of_train_are_the_fields_of_its_configuration_and_of_their_types() -> None:
     named = api.inspect.signature(api.train).parameters
     rest = {field.name: field.type for field in fields(TrainConfig) if field.name not in named}
+    assert rest["class_weights"] == "str | None"
+    rest["class_weights"] = "str | Sequence[float] | None"  # numbers, which are written with commas
     assert {name: kind.__forward_arg__ for name, kind in api.TrainOptions.__annotations__.items()} == rest
     assert {field.name for field in fields(TrainConfig)} == set(rest) | set(named) - {
         "quiet",
