@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import gzip
 import json
 import os
 import signal
@@ -54,7 +55,7 @@ def watches_for_garbage(comm: Communicator, payload: bytes) -> object:
 
 
 def leave_files_open(comm: Communicator, payload: bytes) -> object:
-    """One that a module refers to, one in a circle, and one that is written when that circle is freed."""
+    """Two that modules refer to, one in a circle, and one that is written when that circle is freed."""
 
     class Circle:
         def __init__(self, name: str) -> None:
@@ -69,6 +70,9 @@ def leave_files_open(comm: Communicator, payload: bytes) -> object:
     text = Path(payload.decode(), f"text-{comm.rank}").open("w")  # noqa: SIM115  It is left open.
     text.write("a text")
     sys.left_open = text  # type: ignore[attr-defined]
+    packed = gzip.open(Path(payload.decode(), f"packed-{comm.rank}"), "wb")  # noqa: SIM115  Likewise.
+    packed.write(b"packed")
+    globals()["left_open"] = packed
     atexit.register(Path(payload.decode(), f"atexit-{comm.rank}").write_text, "called")
     return None
 

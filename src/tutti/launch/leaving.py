@@ -11,9 +11,16 @@ import ctypes
 import gc
 import io
 import os
+import sys
+import sysconfig
 import threading
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from types import ModuleType
+from typing import Any, Final, NoReturn, cast
+
+_INSTALLED: Final = tuple(
+    {os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 
 
 def finish_program() -> None:
@@ -28,10 +35,28 @@ def leave() -> NoReturn:
     finish_program()
     # First: the parts of a file that is freed in a circle are closed in any order.
     _flush_files()
+    _let_go_of_values()
     gc.collect()
     _flush_files()
     ctypes.CDLL(None).fflush(None)
     os._exit(0)
+
+
+def _let_go_of_values() -> None:
+    """Free what the user's modules hold, as Python does: a compressed file is written to its end then.
+
+    The last comes first, and functions and classes stay: the ends of the values may need them.
+    """
+    # A thread that still runs may miss a value for the moment that is left.
+    threading.excepthook = lambda _: None
+    for name, module in reversed(list(sys.modules.items())):
+        path = getattr(module, "__file__", None) if type(module) is ModuleType else None
+        if not isinstance(path, str) or path.startswith(_INSTALLED) or name.partition(".")[0] == "tutti":
+            continue
+        values = vars(module)
+        for one in [one for one in reversed(values) if not one.startswith("__")]:
+            if not callable(values[one]) and not issubclass(type(values[one]), ModuleType):
+                del values[one]
 
 
 def _flush_files() -> None:
