@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import pytest
@@ -240,10 +240,13 @@ def check_two_runs_are_equal_to_the_bit(strategy: type[Strategy], known: Setting
 
 
 def check_every_hyper_parameter_changes_the_outcome(strategy: type[Strategy], known: Setting) -> None:
+    @cache
+    def found(options: Strategy) -> list[object]:
+        return _bits(outcomes(Run(options, epochs=3), _demanding_world(known, options)))
+
     for of in fields(strategy):
         before, changed = known.changes.get(of.name) or (known.brisk, {of.name: _other_value(of, known)})
-        runs = [Run(strategy(**options), epochs=3) for options in (before, {**before, **changed})]
-        first, second = (_bits(outcomes(run, _demanding_world(known, run.strategy))) for run in runs)
+        first, second = found(strategy(**before)), found(strategy(**{**before, **changed}))
         assert first != second, f"{of.name} of '{strategy.name}': {before}, then {changed}"
 
 
