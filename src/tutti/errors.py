@@ -28,6 +28,9 @@ from collections.abc import Iterable
 from types import UnionType
 from typing import Final
 
+_MOST_LISTED: Final = 60
+"""How many known names an `UnknownName` lists; of more, the nearest ones."""
+
 EXIT_INTERRUPTED: Final = 75
 """The exit code of a run that has saved its state and stopped before its end: run it again. (EX_TEMPFAIL)"""
 
@@ -95,7 +98,7 @@ class UnknownName(UserError):
     Args:
         kind: what the name stands for, in the singular ("model", "option").
         name: what was given.
-        known: the names that exist; the nearest one is proposed, and all are listed.
+        known: the names that exist; the nearest one is proposed, and all are listed if they are not many.
         hint: another way to give this thing, as a sentence, or nothing.
         of: what has or takes things of this kind ("model 'mlp'", "--validate"), or nothing.
     """
@@ -105,6 +108,9 @@ class UnknownName(UserError):
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         meant = f"; did you mean '{near[0]}'?" if near else "."
         listed = f"Known: {', '.join(self.known)}." if self.known else "It has none." if of else ""
+        if len(self.known) > _MOST_LISTED:
+            nearest = difflib.get_close_matches(name, self.known, n=10, cutoff=0)
+            listed = f"The nearest of {len(self.known)}: {', '.join(nearest)}."
         sentence = f"unknown {kind} '{name}'{' of ' + of if of else ''}{meant}"
         super().__init__(" ".join(filter(None, (sentence, listed, hint))))
 

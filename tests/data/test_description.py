@@ -60,7 +60,7 @@ def test_rare_and_absent_classes_and_repeated_samples_are_named():
     y[0] = 1
     _, said = described((x, y), classes=3)
     assert [line.partition(":")[0] for line in said] == [
-        "1 training samples are there more than once",
-        "class 1 has 1 training samples and the largest 39",
+        "1 training sample is there more than once",
+        "class 1 has 1 training sample and the largest 39",
         "no training sample is of class 2",
     ]

@@ -21,6 +21,9 @@ from tutti.strategies import Local
         ("give --data.classes 4, or --loss mse", "give data_options={'classes': 4}, or loss='mse'"),
         ("give --data.classes N if they are", "give data_options={'classes': N} if they are"),
         ("--parallel.microbatches is 4", "parallel_options['microbatches'] is 4"),
+        ("by --data.target NAME; its", "by data_options={'target': 'NAME'}; its"),
+        ("by --data.missing drop, or", "by data_options={'missing': 'drop'}, or"),
+        ("by --data.columns A,B,...", "by data_options={'columns': 'A,B,...'}"),
         ("use --parallel.schedule gpipe", "use parallel_options={'schedule': 'gpipe'}"),
         ("'--strategy.momentum 0'", "strategy_options={'momentum': 0}"),
         (

@@ -88,7 +88,7 @@ def in_one_array(contents: Contents[Stored[Rows], Array]) -> Contents[Rows, Arra
             names = f": {', '.join(inputs.names)}" if inputs.names else ""
             raise BadData(
                 f"{contents.name} has several inputs, or sequences of unequal length{names}; 'tutti data' "
-                "takes data with one input of one shape, and 'tutti train' the others, too"
+                "takes only data with one input of one shape: give these to 'tutti train' as they are"
             )
         parts[part] = inputs, targets
     return replace(cast("Contents[Rows, Array]", contents), parts=parts)
@@ -160,10 +160,10 @@ def problems(contents: Contents[Rows, Array], parts: list[PartDescription]) -> l
         for part in others
         if part.trained
     ]
-    if train.repeated > train.contrary:
+    if repeated := train.repeated - train.contrary:
         said.append(
-            f"{train.repeated - train.contrary:,} training samples are there more than once: a validation "
-            "part that is cut from them holds what was trained on"
+            f"{repeated:,} training {'sample is' if repeated == 1 else 'samples are'} there more than once: a "
+            "validation part cut from the training part may hold what was trained on"
         )
     names = _class_names(contents, len(train.counts))
     if train.counts:
@@ -172,7 +172,8 @@ def problems(contents: Contents[Rows, Array], parts: list[PartDescription]) -> l
                 said.append(f"no training sample is of class {name}")
             elif count < _RARE * max(train.counts):
                 said.append(
-                    f"class {name} has {count:,} training samples and the largest {max(train.counts):,}: "
+                    f"class {name} has {count:,} training {'sample' if count == 1 else 'samples'} and the "
+                    f"largest {max(train.counts):,}: "
                     "accuracy hides what the model does with it"
                 )
     constant = [one.name for one in train.inputs if one.deviation == 0]

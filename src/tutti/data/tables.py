@@ -206,9 +206,11 @@ def targets_of(columns: Sequence[Column], missing: str, what: str) -> tuple[Arra
     if absent.any() and missing != "drop":
         row = int(absent.argmax())
         name = next(column.name for column in columns if column.absent[row])
+        others = int(absent.sum()) - 1
+        further = f", nor in {others:,} further {'row' if others == 1 else 'rows'}" if others else ""
         raise BadData(
-            f"{what} has no value in row {row + 1:,} of the target '{name}', nor in "
-            f"{int(absent.sum()) - 1:,} further rows; leave these out by --data.missing drop"
+            f"{what} has no value in row {row + 1:,} of the target '{name}'{further}; leave such rows out by "
+            "--data.missing drop"
         )
     for column in columns:
         if len(columns) > 1 and column.values.dtype.kind not in "biuf":

@@ -129,7 +129,7 @@ def build(
     module = call_with_options(factory, options, "model", spec, taken)
     _refuse_other_keras(module)
     if not isinstance(module, nn.Module):
-        found = "nothing" if module is None else f"a {type(module).__name__}"
+        found = "nothing" if module is None else f"an object of type '{type(module).__name__}'"
         raise BadModel(f"model '{spec}' returned {found}; it must return an nn.Module")
     if "train" in vars(module) and hasattr(module, "graph"):
         # Of torch.export: it raises an error instead.

@@ -124,7 +124,8 @@ def _name(option: re.Match[str]) -> str:
 def _values(name: str, key: str | None) -> str:
     """Return the pattern of a value after an option, as against a word of the sentence."""
     if key is not None:
-        return rf"{_NUMBER}|N|{'|'.join(SCHEDULES)}|worker|file\.py:function"
+        words = r"worker|drop|mean|true|NAME|A,B,\.\.\.|HEIGHT,WIDTH|file\.py:function"
+        return rf"{_NUMBER}|N|{'|'.join(SCHEDULES)}|{words}"
     field = FIELDS[name]
     choices = field.metadata["choices"] if field is not None else ()
     names = [*choices, *filter(None, [_NAMES.get(name)])]

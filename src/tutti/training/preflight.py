@@ -121,7 +121,8 @@ def _naming(what: str, inputs: Inputs) -> Iterator[None]:
         raise  # of the ranks, or of a model that is not as it must be: it names what is wrong itself
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise BadModel(
-            f"{what} cannot take a batch of {_said(inputs)}: {type(error).__name__}: {error}{_place(error)}"
+            f"{what} cannot take a batch of {_said(inputs)}: {type(error).__name__}: {error}{_place(error)}; "
+            f"change {what}, or the data, so that they fit"
         ) from error
 
 
