@@ -150,7 +150,12 @@ def test_a_model_that_is_built_already_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "error", "message"),
     [
-        ("tests.models.factories:wrong", {}, BadModel, "returned an object of type 'str'; it must return an nn.Module"),
+        (
+            "tests.models.factories:wrong",
+            {},
+            BadModel,
+            "returned an object of type 'str'; it must return an nn.Module",
+        ),
         ("tests.models.factories:fitted", {"wdith": 1}, UnknownName, "did you mean 'width'"),
         ("tests.models.factories:needy", {}, BadOption, "needs the option 'depth'"),
         ("tests.models.factories:number", {}, BadOption, "is no function or class but int"),

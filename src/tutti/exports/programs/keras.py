@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class KerasProgram(Program):
     @override
     @staticmethod
     def check() -> None:
+        os.environ.setdefault("KERAS_BACKEND", "torch")  # before Keras is imported
         optional_package("keras", "files of Keras", "keras")
 
     @override
