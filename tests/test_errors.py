@@ -19,5 +19,6 @@ def test_a_line_has_an_end() -> None:
 
 def test_of_many_known_names_only_the_nearest_are_listed() -> None:
     message = str(UnknownName("object", "score_07", [f"score_{number}" for number in range(100)]))
-    assert "did you mean 'score_7'?" in message and "The nearest of 100: score_7, " in message
+    assert "did you mean 'score_7'?" in message
+    assert "The nearest of 100: score_7, " in message
     assert len(message) < 250

@@ -162,8 +162,8 @@ def problems(contents: Contents[Rows, Array], parts: list[PartDescription]) -> l
     ]
     if repeated := train.repeated - train.contrary:
         said.append(
-            f"{repeated:,} training {'sample is' if repeated == 1 else 'samples are'} there more than once: a "
-            "validation part cut from the training part may hold what was trained on"
+            f"{repeated:,} training {'sample is' if repeated == 1 else 'samples are'} there more than once: "
+            "a validation part cut from the training part may hold what was trained on"
         )
     names = _class_names(contents, len(train.counts))
     if train.counts:
