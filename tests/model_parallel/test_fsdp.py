@@ -62,19 +62,35 @@ def test_teams_with_samples_of_their_own_follow_it_too() -> None:
     assert deviation(found["plan"], alone(MLP)) < TOLERANCE
 
 
+WAYS = ("alike", "larger", "longer", "behind", "within")
+MODELS: dict[str, Run] = {
+    **{way: {"model": "tests.model_parallel.models:forked", "model_options": {"way": way}} for way in WAYS},
+    "unused": {"model": "tests.model_parallel.models:residual", "model_options": {}, "steps": 2},
+}
+"""Models whose ranks use different layers, and one with a layer that no rank uses."""
+
+
+@pytest.fixture(scope="module")
+def refused() -> dict[str, str]:
+    """The sentences by which models are refused, or nothing."""
+    found = on_ranks(2, {name: MLP | SHARDED | model for name, model in MODELS.items()})
+    return {name: one.refused for name, one in found.items()}
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ["alike", "larger", "longer", "behind", "within"])
-def test_ranks_that_use_different_layers_are_told_so_and_what_to_do(way: str) -> None:
-    forked: Run = {"model": "tests.model_parallel.models:forked", "model_options": {"way": way}}
-    refused = on_ranks(2, {"run": MLP | SHARDED | forked})["run"].refused
-    assert refused.startswith("BadModel: the ranks went through different layers of the model: ")
-    assert "leave --parallel out" in refused
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_that_use_different_layers_are_told_so_and_what_to_do(
+    refused: dict[str, str], way: str
+) -> None:
+    said = refused[way]
+    assert said.startswith("BadModel: the ranks went through different layers of the model: ")
+    assert "leave --parallel out" in said
     if way == "alike":
-        assert "rank 0 came to 'left' where rank 1 came to 'right.0'" in refused
+        assert "rank 0 came to 'left' where rank 1 came to 'right.0'" in said
     if way == "within":
-        assert "rank 0 came to 'scales.one' where rank 1 came to 'scales.other'" in refused
+        assert "rank 0 came to 'scales.one' where rank 1 came to 'scales.other'" in said
 
 
-def test_layers_that_no_rank_uses_are_no_difference() -> None:
-    config: Run = {"model": "tests.model_parallel.models:residual", "model_options": {}, "steps": 2}
-    assert not on_ranks(2, {"run": MLP | SHARDED | config})["run"].refused
+@pytest.mark.timeout(300)
+def test_layers_that_no_rank_uses_are_no_difference(refused: dict[str, str]) -> None:
+    assert not refused["unused"]
