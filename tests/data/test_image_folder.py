@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from tutti.data.sources import read_source
@@ -35,6 +38,23 @@ def test_each_folder_is_a_class(folder):
     # A picture that is changed is decoded anew.
     Image.new("L", (4, 3), 50).save(folder / "dog" / "c.png", compress_level=0)
     assert read_source(folder, {}).parts["train"][0][2, 0, 0, 0] == 50
+
+
+def test_pictures_whose_decoded_files_are_damaged_are_decoded_anew(folder, tmp_path):
+    whole = read_source(folder, {}).parts["train"][0].tolist()
+    for kind in ("*.npy", "*-good.npy"):
+        for path in (tmp_path / "cache" / "pictures").glob(kind):
+            path.write_bytes(path.read_bytes()[:-20])
+        assert read_source(folder, {}).parts["train"][0].tolist() == whole
+
+
+def test_a_full_disk_is_seen_before_pictures_are_decoded_into_mapped_memory(folder, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(BadData, match="No space left on device; set TUTTI_CACHE to a folder that has room"):
+        read_source(folder, {})
 
 
 def test_folders_of_parts_have_folders_of_classes(folder):

@@ -75,18 +75,25 @@ def decoded(pictures: Pictures, size: object = None, skip_bad: bool = False) -> 
     text = repr((list(pictures.key), shape, skip_bad))
     place = cache_folder() / "pictures" / hashlib.sha256(text.encode()).hexdigest()[:32]
     values, good = place.with_suffix(".npy"), place.with_name(f"{place.name}-good.npy")
-    if not (values.is_file() and good.is_file()):
+    try:
+        mapped, numbers = _stored(values, good)
+    except (OSError, ValueError, EOFError):
+        # They are not there yet, or damaged.
         _decode(pictures, shape, skip_bad, values, good)
-    numbers: Indices = np.load(good, allow_pickle=False)
+        mapped, numbers = _stored(values, good)
     if len(numbers) < len(pictures.names):
         print(
             f"{len(pictures.names) - len(numbers):,} of {len(pictures.names):,} pictures of "
             f"{pictures.source} cannot be read and are left out",
             file=sys.stderr,
         )
-    mapped: Array = np.load(values, mmap_mode="r", allow_pickle=False)
     found = np.asarray(mapped)[: len(numbers)]
     return (found.transpose(0, 3, 1, 2) if found.ndim == 4 else found), numbers
+
+
+def _stored(values: Path, good: Path) -> tuple[Array, Indices]:
+    """Map decoded pictures, and read the numbers of those that could be decoded."""
+    return np.load(values, mmap_mode="r", allow_pickle=False), np.load(good, allow_pickle=False)
 
 
 def decoded_some(
@@ -162,6 +169,9 @@ def _decode(
         with tempfile.TemporaryDirectory(dir=values.parent, prefix="new-") as folder:
             new = Path(folder, "values.npy")
             array = np.lib.format.open_memmap(new, "w+", np.uint8, shape)
+            with new.open("r+b") as file:
+                # Where the disk is full, a write to mapped memory would kill this process.
+                os.posix_fallocate(file.fileno(), 0, new.stat().st_size)
 
             def decode(number: int) -> None:
                 if bad[number]:
