@@ -15,7 +15,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import Part
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
-from tutti.training.evaluation import Objective, average_buffers, evaluate, evaluating
+from tutti.training.evaluation import Objective, Tally, average_buffers, evaluate, evaluating
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 
@@ -85,3 +85,11 @@ def test_statistics_become_the_mean_over_the_ranks_constants_stay_exact_and_coun
         assert torch.equal(mean, torch.ones(3))
         assert torch.equal(constant, torch.full((4,), 0.1))
         assert tracked == 7
+
+
+def test_a_mixed_sample_counts_as_the_class_with_the_largest_share_without_a_matrix_too() -> None:
+    tally = Tally(Objective(LOSSES["cross_entropy"], (METRICS["accuracy"],), 3), matrix=False)
+    outputs = torch.tensor([[3.0, 2.0, 1.0], [1.0, 2.0, -1.0], [2.0, 1.0, 0.0]])
+    shares = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.3, 0.7], [0.9, 0.0, 0.1]])
+    tally.add(0.0, outputs, shares)
+    assert tally.here().metrics["accuracy"] == 2 / 3

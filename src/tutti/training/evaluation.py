@@ -93,14 +93,19 @@ class Tally:
     Metrics and matrix are of the labels that there are, where the loss ignores one that means none. Should
     the model predict other classes than those of the matrix, these are counted together in one more column.
 
+    Args:
+        objective: has the loss, the metrics and the number of classes.
+        matrix: count in which classes samples of each class are put, too.
+
     Attributes:
         samples: the number counted.
         loss: the sum of their losses; a scalar in float64 where they came as scalars.
         weight: the divisor of that sum: the samples, or the loss's own denominator.
     """
 
-    def __init__(self, objective: Objective) -> None:
-        self._metrics, self._classes = tuple(objective.metrics), objective.classes
+    def __init__(self, objective: Objective, matrix: bool = True) -> None:
+        self._metrics, self._of_classes = tuple(objective.metrics), objective.classes is not None
+        self._classes = objective.classes if matrix else None
         self._ignored, self._amounts = objective.loss.ignored, objective.loss.amounts
         self.samples, classes = 0, self._classes or 0
         self.loss: float | Tensor = 0.0
@@ -228,7 +233,7 @@ class Tally:
         if not self._outputs:
             return
         targets = torch.cat(self._targets)
-        if self._classes is not None and targets.is_floating_point():
+        if self._of_classes and targets.is_floating_point():
             targets = targets.argmax(1)  # Of mixed samples, the class with the largest share.
         outputs, targets = labelled(torch.cat(self._outputs), targets, self._ignored)
         self._outputs, self._targets, self._pending = [], [], 0

@@ -258,7 +258,7 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
-        began, tally = self._stages.start(), Tally(replace(self._objective, classes=None))
+        began, tally = self._stages.start(), Tally(self._objective, matrix=False)
         if self._resumed is not None:
             began -= self._resumed.seconds
             tally.load_state(self._resumed.tally)
@@ -373,7 +373,7 @@ class Trainer:
             self.worker.finish()
 
     def _next_epoch(self) -> OpenEpoch:
-        tally = Tally(replace(self._objective, classes=None))
+        tally = Tally(self._objective, matrix=False)
         return OpenEpoch(self._begun, self._stages.start(), tally)
 
     def _keep_end(self, open_epoch: OpenEpoch, early: bool = False) -> None:
