@@ -347,3 +347,8 @@ def test_accuracy_is_refused_where_there_are_no_classes(loss: str, targets: Tens
     assert "accuracy" not in names("auto", loss, targets)
     with pytest.raises(BadOption, match=r"--data\.classes N"):
         names("accuracy", loss, targets)
+
+
+def test_a_first_batch_without_labels_fits_every_metric() -> None:
+    auc = METRICS["auc"]
+    assert fitted(auc, SCORES[:0], LABELS[:0], LABELS) is auc

@@ -7,6 +7,7 @@ out.npy                 the probabilities alone, or the amounts, of shape (sampl
 from __future__ import annotations
 
 import csv
+import fcntl
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -36,12 +37,21 @@ class PredictionFile(AbstractContextManager["PredictionFile"], ABC):
     Args:
         path: of the file.
         samples: how many there will be.
+
+    Raises:
+        BadOption: another program is writing this file.
     """
 
     def __init__(self, path: Path, samples: int) -> None:
         self.path, self.samples, self._stack = path, samples, ExitStack()
         with refusing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(unfinished_file(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._lock)
+                raise BadOption(f"another program is writing {path}; name another file by -o") from None
             self.begin(unfinished_file(path))
 
     @abstractmethod
@@ -73,6 +83,7 @@ class PredictionFile(AbstractContextManager["PredictionFile"], ABC):
                     os.replace(unfinished_file(self.path), self.path)
             finally:
                 unfinished_file(self.path).unlink(missing_ok=True)
+                os.close(self._lock)
 
 
 class Meaning:

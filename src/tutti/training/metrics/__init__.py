@@ -83,8 +83,9 @@ def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor
         if isinstance(values, int | float) or (isinstance(values, Tensor) and values.dim() == 0):
             metric = GatheredMetric(name=metric.name, better=metric.better, function=metric.function)
     if isinstance(metric, GatheredMetric):
-        rows = torch.arange(len(all_targets)) % len(outputs)
-        metric.of_all(outputs.cpu()[rows], all_targets.cpu())
+        if len(outputs):  # else no sample of the batch has a label
+            rows = torch.arange(len(all_targets)) % len(outputs)
+            metric.of_all(outputs.cpu()[rows], all_targets.cpu())
     else:
         metric.sum(outputs, targets)
     return metric
