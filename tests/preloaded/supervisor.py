@@ -14,11 +14,12 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from tests.preloaded import forked_mpi_ranks
 from tests.preloaded.program import run
@@ -61,7 +62,7 @@ def _become(path: list[str], settings: dict[str, Any], environment: dict[str, st
 
 
 def _forget_program(kept: list[int]) -> None:
-    """Have no open file but the standard streams and those that are `kept`, no handler, and no own module."""
+    """Have nothing of the program's own, and no open file but the standard streams and those to be `kept`."""
     first = 3
     for last in (*kept, os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, last)
@@ -69,6 +70,8 @@ def _forget_program(kept: list[int]) -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
+    # Such as those that remove temporary folders, which the program still needs.
+    cast("Any", weakref.finalize)._registry.clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     installed = (sys.prefix, sys.base_prefix, str(Path(fork_server.__file__).parents[2]))

@@ -87,3 +87,21 @@ def test_the_server_survives_stubs_that_are_killed_while_they_ask(program: list[
                 socket.send_fds(stub, [message], [stream.fileno()] * 3 if message == whole[0] else [])
     environment = os.environ | {"OWN": ""}
     assert not subprocess.run([*program, "pass"], env=environment, stdin=subprocess.DEVNULL).returncode
+
+
+RANKS = """
+import os, tempfile, tutti
+from torch import nn
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+            tutti.train(net, "digits", steps=1, workers=2, quiet=True)
+            assert os.path.exists(folder)
+"""
+
+
+def test_ranks_that_end_leave_the_temporary_folders_of_the_program_alone(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(RANKS)
+    command = [*interpreter(starts_ranks=True), str(tmp_path / "program.py")]
+    assert not subprocess.run(command, stdin=subprocess.DEVNULL).returncode
