@@ -81,8 +81,9 @@ def _write_program(place: Path, name: str, out: Path, trust: bool) -> None:
     facts = {"labels": json.dumps(model.labels), "kind": kind, "trained_on": data.name}
     with refusing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        off = write_program(out, program, model.plain(), facts)
-    shape = " x ".join(map(str, data.shape))
+        module = model.plain()
+        off = write_program(out, program, module, facts)
+    shape = " x ".join(map(str, program.input_shape(module, data.shape)))
     bits = " in float32" if isinstance(model, TrainedModel) and model.precision == "bf16" else ""
     print(
         f"{out}: takes {data.dtype or 'inputs'} as stored, of shape samples x {shape}, and gives "

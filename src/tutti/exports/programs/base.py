@@ -56,6 +56,11 @@ class Program(ABC):
         """
 
     @staticmethod
+    def input_shape(module: nn.Module, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one input of the program. Of the data, as they are stored, it is `stored`."""
+        return stored
+
+    @staticmethod
     @abstractmethod
     def run(path: Path, inputs: Tensor) -> Tensor:
         """Return the outputs of a program."""

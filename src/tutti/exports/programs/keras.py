@@ -61,6 +61,12 @@ class KerasProgram(Program):
 
     @override
     @staticmethod
+    def input_shape(module: nn.Module, stored: tuple[int, ...]) -> tuple[int, ...]:
+        asked: Any = getattr(module.network, "inputs", None)
+        return tuple(asked[0].shape[1:]) if asked else stored
+
+    @override
+    @staticmethod
     def run(path: Path, inputs: Tensor) -> Tensor:
         model: Any = read_keras(path, tuple(inputs.shape[1:]))
         given = arguments(model, inputs)
