@@ -20,6 +20,7 @@ import tutti
 from tutti.cli.main import main
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import unlabelled
+from tutti.data.sources import with_columns
 from tutti.errors import BadData, BadModel, BadOption, BadRunFolder
 from tutti.records.run_folder import RunFolder
 from tutti.run import evaluate, predict
@@ -238,3 +239,10 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
     }
     with pytest.raises(BadData, match="float32, but the model was trained on uint8, from 0 to 255"):
         tutti.load(runs / "images").predict(IMAGES / 255)
+
+
+def test_tables_named_by_a_pattern_are_read_in_the_order_of_training_too(tmp_path: Path) -> None:
+    for number in (0, 1):
+        table(tmp_path / f"part-{number}.csv", "b,a", [["1", "2"]])
+    assert with_columns(f"{tmp_path}/part-{{0..1}}.csv", {}, ("a", "b")) == {"columns": ["a", "b"]}
+    assert with_columns("digits", {}, ("a", "b")) == {}

@@ -166,10 +166,10 @@ def with_columns(data: object, options: Mapping[str, object], columns: Sequence[
     """
     found = dict(options)
     named = columns and not all(name.isdecimal() for name in columns)
-    path = Path(data).expanduser() if isinstance(data, str | Path) else None
-    if not named or "columns" in found or path is None or not path.exists():
+    made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
+    if not named or "columns" in found or made or not isinstance(data, str | Path):
         return found
-    reader = format_of(path).read
+    reader = format_of(Path(data).expanduser()).read
     # Lists and folders of tables pass the option on.
     if takes_option(reader, "columns") or takes_option(reader, "options"):
         found["columns"] = list(columns)
