@@ -23,8 +23,11 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 from types import UnionType
 from typing import Final
 
@@ -171,13 +174,27 @@ def in_one_line(message: str) -> str:
 _MOST_LINE: Final = 2000
 
 
-def no_room(error: OSError) -> UserError | None:
-    """The remedy for a file that could not be written for lack of room; None if that is not why."""
+def no_room(error: OSError, file: object = None) -> UserError | None:
+    """The remedy for a file that could not be written for lack of room; None if that is not why.
+
+    Args:
+        error: of the system.
+        file: the path of the file, or its descriptor, where the error does not say it.
+    """
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return None
-    limit = error.errno == errno.EFBIG
-    remedy = "raise the limit on the size of files (ulimit -f)" if limit else "free some space on that disk"
-    return UserError(f"cannot write {error.filename or 'a file'}: {error.strerror}; {remedy}")
+    name = error.filename or (file if isinstance(file, str | os.PathLike) else None)
+    if error.errno == errno.EFBIG:
+        remedy = "raise the limit on the size of files (ulimit -f)"
+    else:
+        remedy = f"free some space on that disk{'' if name is None else ', ' + room_left(Path(name))}"
+    return UserError(f"cannot write {'a file' if name is None else name}: {error.strerror}; {remedy}")
+
+
+def room_left(path: Path) -> str:
+    """Say how much room there is on the disk of a path, whether or not something is there yet."""
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    return f"which has {shutil.disk_usage(there).free:,} bytes left"
 
 
 def too_many_files(error: OSError) -> UserError | None:

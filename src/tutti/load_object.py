@@ -65,6 +65,7 @@ def call_with_options(
     kind: str,
     spec: str,
     own: Mapping[str, object] = MappingProxyType({}),
+    beside: Iterable[str] = (),
 ) -> object:
     """Call `factory(**options, **own)`, once the options are known to fit its signature.
 
@@ -74,6 +75,7 @@ def call_with_options(
         kind: its purpose, in the singular ("model", "data set").
         spec: the user's name for it.
         own: further keyword arguments, which no option can give.
+        beside: the names of options that the caller has taken itself, for the message.
 
     Raises:
         BadOption: `factory` cannot be called, or a parameter without default has no option.
@@ -90,7 +92,7 @@ def call_with_options(
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in options:
         if name not in named and not open_ended:
-            raise UnknownName("option", name, named, of=f"the {kind} '{spec}'")
+            raise UnknownName("option", name, {*named, *beside}, of=f"the {kind} '{spec}'")
     for name in sorted(named - options.keys()):
         if parameters[name].default is inspect.Parameter.empty:
             raise BadOption(f"the {kind} '{spec}' needs the option '{name}', which is not given")

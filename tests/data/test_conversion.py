@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 from tutti.cli.main import main
 from tutti.data.conversion import convert
+from tutti.data.formats import FORMATS
 from tutti.data.sources import read_source
 from tutti.errors import BadData, BadOption
+from tutti.records.unfinished import unfinished_folder
 
 pytest.importorskip("h5py", reason="needs the extra 'data'")
 pytest.importorskip("pyarrow", reason="needs the extra 'data'")
@@ -79,6 +83,39 @@ def test_parts_stay_apart_and_what_no_file_can_hold_is_refused(tmp_path):
     with pytest.raises(BadData, match="would be taken for pictures whose channels come last"):
         written((torch.zeros(20, 5, 4, 3), CLASSES), tmp_path / "c")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new.h5", "new.npz"]
+
+
+def test_a_full_disk_is_told_with_what_is_needed_and_what_is_there(tmp_path, monkeypatch):
+    contents = read_source((PICTURES, CLASSES), {})
+    # So HDF5 puts it; errors of Arrow have no number either.
+    said = "Can't write data (file write failed: errno = 28, error message = 'No space left on device')"
+
+    def write(contents, path):
+        path.write_bytes(b"some of it")
+        raise OSError(said)
+
+    monkeypatch.setattr(FORMATS["HDF5"], "write", write)
+    place = re.escape(f"{tmp_path}/new.h5")
+    told = (
+        f"^cannot write {place}: No space left on device; free .* [0-9,]+ bytes left; the new data take about"
+    )
+    with pytest.raises(BadData, match=rf"{told} 1,360$"):
+        convert(contents, tmp_path / "new.h5")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_killed_conversion_has_left_is_removed_by_the_next_to_the_same_place(tmp_path):
+    def left(name):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").touch()
+        return name
+
+    left(".new.h5.unfinished-0123abc_")
+    kept = {left(".new.h5.unfinished-mine"), left(".other.h5.unfinished-0123abc_"), "new.h5"}
+    with unfinished_folder(tmp_path / "new.h5") as lives:
+        convert(read_source((PICTURES, CLASSES), {}), tmp_path / "new.h5")
+        assert {path.name for path in tmp_path.iterdir()} == kept | {lives.name}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 def test_the_command_converts_and_says_how_to_go_on(tmp_path, capsys):

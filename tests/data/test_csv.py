@@ -33,6 +33,14 @@ def read(tmp_path):
     return write_and_read
 
 
+def test_an_unknown_option_is_told_with_all_that_there_are(tmp_path):
+    (tmp_path / "a.csv").write_text("a,y\n1,0\n2,1\n")
+    with pytest.raises(
+        UnknownName, match=r"did you mean 'classes'\? Known: classes, columns, missing, target"
+    ):
+        read_source(tmp_path / "a.csv", {"clases": 3})
+
+
 def test_texts_become_classes_and_all_other_columns_inputs(read):
     inputs, targets, contents = read(TABLE, target="species")
     assert inputs.tolist() == [[1, 2.5], [3, 4], [5, -60], [7, 8]]

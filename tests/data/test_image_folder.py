@@ -42,10 +42,11 @@ def test_each_folder_is_a_class(folder):
 
 def test_pictures_whose_decoded_files_are_damaged_are_decoded_anew(folder, tmp_path):
     whole = read_source(folder, {}).parts["train"][0].tolist()
-    for kind in ("*.npy", "*-good.npy"):
-        for path in (tmp_path / "cache" / "pictures").glob(kind):
-            path.write_bytes(path.read_bytes()[:-20])
-        assert read_source(folder, {}).parts["train"][0].tolist() == whole
+    for kind in ("*.npy", "*-good.npy", "*-sums.npy"):
+        for damage in (lambda content: content[:-20], lambda content: content[:-1] + b"\xfe"):
+            for path in (tmp_path / "cache" / "pictures").glob(kind):
+                path.write_bytes(damage(path.read_bytes()))
+            assert read_source(folder, {}).parts["train"][0].tolist() == whole
 
 
 def test_a_full_disk_is_seen_before_pictures_are_decoded_into_mapped_memory(folder, monkeypatch):

@@ -77,6 +77,16 @@ def leave_files_open(comm: Communicator, payload: bytes) -> object:
     return None
 
 
+def fail_at_the_end(comm: Communicator, payload: bytes) -> object:
+    """Rank 1 ends with another exit code, or leaves a file open for which there is no room."""
+    if comm.rank == 1 and payload:
+        sys.left_open = Path(payload.decode()).open("w")  # type: ignore[attr-defined]  # noqa: SIM115
+        sys.left_open.write("a text")  # type: ignore[attr-defined]
+    elif comm.rank == 1:
+        atexit.register(os._exit, 5)
+    return None
+
+
 def sum_of_ranks(comm: Communicator, payload: bytes) -> object:
     vector = torch.tensor([float(comm.rank)])
     comm.all_reduce(vector)

@@ -163,6 +163,14 @@ def test_what_ranks_have_left_open_is_written_to_its_end(tmp_path: Path) -> None
     assert found == {f"{name}-{rank}": text for name, text in written.items() for rank in range(2)}
 
 
+@pytest.mark.parametrize("file", ["", "/dev/full"])
+def test_a_rank_that_fails_after_its_work_fails_the_job(file: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PeerLost, match=f"rank 1: exited with code {1 if file else 5} after it was done"):
+        start("tests.launch.entries:fail_at_the_end", file.encode(), place_ranks(2))
+    said = "tutti: error: cannot write /dev/full: No space left on device; free some space"
+    assert (said in capfd.readouterr().err) == bool(file)
+
+
 def test_one_worker_runs_in_this_process_and_leaves_it_as_it_was() -> None:
     import torch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -241,8 +242,25 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
         tutti.load(runs / "images").predict(IMAGES / 255)
 
 
-def test_tables_named_by_a_pattern_are_read_in_the_order_of_training_too(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_by_the_name_of_the_file(runs: Path, tmp_path: Path) -> None:
+    data = table(tmp_path / "new.csv", "x,y,z", [*TABLE.T])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(BadRunFolder, match=r"cannot write .*out.csv: File too large; raise the limit"):
+            predicted(runs / "table", data, tmp_path / "out.csv")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
+
+
+def test_tables_named_by_a_pattern_are_read_in_the_order_of_training_too(runs: Path, tmp_path: Path) -> None:
     for number in (0, 1):
         table(tmp_path / f"part-{number}.csv", "b,a", [["1", "2"]])
+        table(tmp_path / f"new-{number}.csv", "z,x,y", [*TABLE[number : number + 3, [2, 0, 1]].T])
+    # Without targets, too.
+    out = predicted(runs / "table", f"{tmp_path}/new-{{0..1}}.csv", tmp_path / "out.npy")
+    rows = [0, 1, 2, 1, 2, 3]
+    assert np.allclose(np.load(out), tutti.load(runs / "table").probabilities(TABLE[rows]), rtol=1e-6)
     assert with_columns(f"{tmp_path}/part-{{0..1}}.csv", {}, ("a", "b")) == {"columns": ["a", "b"]}
     assert with_columns("digits", {}, ("a", "b")) == {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import re
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -12,7 +13,11 @@ from tutti.data.arrays import channels_last
 from tutti.data.contents import Contents
 from tutti.data.formats import FORMATS, Format
 from tutti.data.rows import Array, Rows, StoredRows
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadData, BadOption, no_room
+from tutti.records.unfinished import unfinished_folder
+
+_NUMBER: Final = re.compile(r"errno[ =]+(\d+)", re.IGNORECASE)
+"""Of an error in the texts of HDF5 and Arrow."""
 
 
 def written_format(path: Path) -> type[Format]:
@@ -49,18 +54,34 @@ def convert(contents: Contents[Rows, Array], path: Path) -> int:
     for inputs, _ in contents.parts.values():
         _refuse_turned(inputs)
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
-            new = Path(folder, path.name)
+        with unfinished_folder(path) as folder:
+            new = folder / path.name
             form.write(contents, new)
             written_format(path)
             new.rename(path)
     except OSError as error:
+        plain = _plain(error, path)
+        if known := no_room(plain):
+            raise BadData(f"{known}; the new data take about {_size(contents):,}") from error
         raise BadData(
-            f"{path} cannot be written: {error.strerror or error}; name a folder that has room and can be "
-            "written to"
+            f"{path} cannot be written: {plain.strerror or error}; name a folder that can be written to"
         ) from error
     files = [path] if path.is_file() else list(path.iterdir())
     return sum(file.stat().st_size for file in files)
+
+
+def _plain(error: OSError, path: Path) -> OSError:
+    """Return an error of the system as such: some libraries write its number into a text of their own."""
+    found = _NUMBER.search(str(error))
+    number = int(found[1]) if found else error.errno
+    return OSError(number, os.strerror(number), str(path)) if number else error
+
+
+def _size(contents: Contents[Rows, Array]) -> int:
+    """The bytes of all samples."""
+    return sum(
+        inputs.size * inputs.dtype.itemsize + targets.nbytes for inputs, targets in contents.parts.values()
+    )
 
 
 def _refuse_turned(inputs: object) -> None:

@@ -2,6 +2,7 @@
 
     CACHE/pictures/KEY.npy         (pictures, height, width[, 3]), 8 bits each
     CACHE/pictures/KEY-good.npy    the numbers of those that could be decoded
+    CACHE/pictures/KEY-sums.npy    the CRC-32 of each MiB of the first file, and of the second file
 
 KEY depends on where the pictures come from, and when that was changed last.
 """
@@ -11,28 +12,35 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tutti.data.rows import Array, Indices, Rows, chosen
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadData, BadOption, room_left
 from tutti.load_object import optional_package
 from tutti.records.files import cache_folder
 from tutti.records.npz import refuse_larger_than_memory
+from tutti.records.unfinished import unfinished_folder
 from tutti.terminal import console_on
 
 MOST_PIXELS: Final = 1 << 26
 """The largest picture: a small file may claim to be far larger."""
+
+_CHECKED_BYTES: Final = 1 << 20
+"""Bytes that have a checksum of their own."""
+
+_MOST_CHECKED: Final = 256
+"""Checksums that are compared whenever decoded pictures are opened: a quarter of a second."""
 
 _BLOCK: Final = 64
 """Pictures that a thread decodes at a time."""
@@ -74,13 +82,14 @@ def decoded(pictures: Pictures, size: object = None, skip_bad: bool = False) -> 
     shape = _size(size)
     text = repr((list(pictures.key), shape, skip_bad))
     place = cache_folder() / "pictures" / hashlib.sha256(text.encode()).hexdigest()[:32]
-    values, good = place.with_suffix(".npy"), place.with_name(f"{place.name}-good.npy")
+    files = _Files(*(place.with_name(f"{place.name}{end}.npy") for end in ("", "-good", "-sums")))
     try:
-        mapped, numbers = _stored(values, good)
+        files.refuse_damaged()
+        mapped, numbers = files.opened()
     except (OSError, ValueError, EOFError):
         # They are not there yet, or damaged.
-        _decode(pictures, shape, skip_bad, values, good)
-        mapped, numbers = _stored(values, good)
+        _decode(pictures, shape, skip_bad, files)
+        mapped, numbers = files.opened()
     if len(numbers) < len(pictures.names):
         print(
             f"{len(pictures.names) - len(numbers):,} of {len(pictures.names):,} pictures of "
@@ -91,9 +100,42 @@ def decoded(pictures: Pictures, size: object = None, skip_bad: bool = False) -> 
     return (found.transpose(0, 3, 1, 2) if found.ndim == 4 else found), numbers
 
 
-def _stored(values: Path, good: Path) -> tuple[Array, Indices]:
-    """Map decoded pictures, and read the numbers of those that could be decoded."""
-    return np.load(values, mmap_mode="r", allow_pickle=False), np.load(good, allow_pickle=False)
+class _Files(NamedTuple):
+    """The files of decoded pictures."""
+
+    values: Path
+    good: Path
+    sums: Path
+
+    def opened(self) -> tuple[Array, Indices]:
+        """Map decoded pictures, and read the numbers of those that could be decoded."""
+        return np.load(self.values, mmap_mode="r", allow_pickle=False), np.load(self.good, allow_pickle=False)
+
+    def refuse_damaged(self) -> None:
+        """Compare the checksums: all of small files, of large ones those of blocks spread over them.
+
+        Raises:
+            OSError, ValueError, EOFError: a file is missing or damaged.
+        """
+        wanted = np.load(self.sums, allow_pickle=False)
+        *blocks, good = wanted.tolist()
+        numbers = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), _MOST_CHECKED)).astype(int))
+        right = -(-self.values.stat().st_size // _CHECKED_BYTES) == len(blocks)
+        right = right and self._sums(numbers.tolist()) == [blocks[number] for number in numbers]
+        if not right or zlib.crc32(self.good.read_bytes()) != good:
+            raise ValueError(f"{self.values} is damaged")
+
+    def write_sums(self) -> None:
+        """Write the checksums of the other files."""
+        blocks = self._sums(range(-(-self.values.stat().st_size // _CHECKED_BYTES)))
+        np.save(self.sums, np.array([*blocks, zlib.crc32(self.good.read_bytes())], np.uint32))
+
+    def _sums(self, numbers: Iterable[int]) -> list[int]:
+        with self.values.open("rb", buffering=0) as file:
+            return [
+                zlib.crc32(os.pread(file.fileno(), _CHECKED_BYTES, number * _CHECKED_BYTES))
+                for number in numbers
+            ]
 
 
 def decoded_some(
@@ -134,9 +176,7 @@ def _size(given: object) -> tuple[int, int] | None:
     return height, width
 
 
-def _decode(
-    pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool, values: Path, good: Path
-) -> None:
+def _decode(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool, files: _Files) -> None:
     image = optional_package("PIL.Image", "pictures")
     bad = np.zeros(len(pictures.names), dtype=bool)
     shapes = np.zeros((len(bad), 2), np.int64)
@@ -165,13 +205,13 @@ def _decode(
     shape = (len(bad), height, width, *((3,) if mode == "RGB" else ()))
     refuse_larger_than_memory(pictures.source, int(np.prod(shape, dtype=object)))
     try:
-        values.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=values.parent, prefix="new-") as folder:
-            new = Path(folder, "values.npy")
-            array = np.lib.format.open_memmap(new, "w+", np.uint8, shape)
-            with new.open("r+b") as file:
+        files.values.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished_folder(files.values) as folder:
+            new = _Files(*(folder / file.name for file in files))
+            array = np.lib.format.open_memmap(new.values, "w+", np.uint8, shape)
+            with new.values.open("r+b") as file:
                 # Where the disk is full, a write to mapped memory would kill this process.
-                os.posix_fallocate(file.fileno(), 0, new.stat().st_size)
+                os.posix_fallocate(file.fileno(), 0, new.values.stat().st_size)
 
             def decode(number: int) -> None:
                 if bad[number]:
@@ -189,14 +229,14 @@ def _decode(
                 for at, number in enumerate(kept):
                     array[at] = array[number]
                 array.flush()
-            numbers = Path(folder, "good.npy")
-            np.save(numbers, kept)
-            new.replace(values)
-            numbers.replace(good)
+            np.save(new.good, kept)
+            new.write_sums()
+            for one, place in zip(new, files, strict=True):
+                one.replace(place)
     except OSError as error:
         raise BadData(
-            f"the pictures of {pictures.source} cannot be decoded into {values.parent}: "
-            f"{error.strerror or error}; set TUTTI_CACHE to a folder that has room"
+            f"the pictures of {pictures.source} cannot be decoded into {files.values.parent}, "
+            f"{room_left(files.values)}: {error.strerror or error}; set TUTTI_CACHE to a folder that has room"
         ) from error
 
 

@@ -22,7 +22,7 @@ from tutti.data.arrays import MISSING, as_array, part_arrays, part_columns, stor
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, contents_of
-from tutti.data.formats import format_of, read_path
+from tutti.data.formats import OF_ALL, format_of, read_path
 from tutti.data.formats.parquet import is_frame, read_frame
 from tutti.data.rows import Array, Rows, StoredRows, joined
 from tutti.data.structure import Structure, taken_apart
@@ -185,7 +185,7 @@ def _contents(
     missing = "error" if takes_option(factory, "missing") else _missing(options.pop("missing", "error"))
     if factory is not None:
         spec = str(data)
-        made = call_with_options(factory, options, "data set", spec)
+        made = call_with_options(factory, options, "data set", spec, beside=OF_ALL)
         what = f"what '{spec}' returned"
         return contents_of(made, spec.rpartition(":")[2], what, labelled), classes, missing
     if isinstance(data, str):
@@ -195,13 +195,13 @@ def _contents(
         return read_path(path, {**options, "missing": missing}, labelled), classes, missing
     if is_frame(data):
         own: dict[str, object] = {"frame": data, "missing": missing, "labelled": labelled}
-        made = call_with_options(read_frame, options, "data", type(data).__name__, own)
+        made = call_with_options(read_frame, options, "data", type(data).__name__, own, OF_ALL)
         return cast("Contents[object]", made), classes, missing
     if options:
         raise UnknownName(
             "option",
             next(iter(options)),
-            ["classes", "missing"],
+            OF_ALL,
             "Only factories and files take others.",
             of="the data",
         )

@@ -81,17 +81,21 @@ class Death:
         at: when it was noticed, by the clock of the reports.
         returncode: its exit code, or minus the number of the signal that killed it.
         out_of_memory: whether the kernel has ended a process of this machine for lack of memory meanwhile.
+        after: it had reported that it was done, and failed in what follows: exit functions, threads, files
+            that were left open.
     """
 
     rank: int
     at: float
     returncode: int
     out_of_memory: bool = False
+    after: bool = False
 
     def why(self) -> str:
         """Describe the death, such as "killed by signal 9 (SIGKILL)"."""
         if self.returncode >= 0:
-            return f"exited with code {self.returncode} before it was done"
+            when = "after it was done, in what it does at its end" if self.after else "before it was done"
+            return f"exited with code {self.returncode} {when}"
         text, number = killed_by(-self.returncode), -self.returncode
         if self.out_of_memory:
             text += "; the kernel ran out of memory: use fewer workers or a smaller model or batch"

@@ -14,9 +14,11 @@ import os
 import sys
 import sysconfig
 import threading
-from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final, NoReturn, cast
+
+from tutti.errors import no_room
+from tutti.terminal import say_last
 
 _INSTALLED: Final = tuple(
     {os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -31,15 +33,20 @@ def finish_program() -> None:
 
 
 def leave() -> NoReturn:
-    """End this process, with exit code 0. Files that the program has left open are written to their ends."""
+    """End this process. Files that the program has left open are written to their ends.
+
+    Its exit code is 0, or 1 if there is no room for one of them.
+    """
     finish_program()
     # First: the parts of a file that is freed in a circle are closed in any order.
-    _flush_files()
+    unwritten = _flush_files()
     _let_go_of_values()
     gc.collect()
-    _flush_files()
+    unwritten |= _flush_files()
     ctypes.CDLL(None).fflush(None)
-    os._exit(0)
+    if unwritten:
+        say_last("".join(f"tutti: error: {error}\n" for error in sorted(unwritten)))
+    os._exit(1 if unwritten else 0)
 
 
 def _let_go_of_values() -> None:
@@ -59,10 +66,19 @@ def _let_go_of_values() -> None:
                 del values[one]
 
 
-def _flush_files() -> None:
+def _flush_files() -> set[str]:
+    """Write open files to their ends, and say of which there is no room for it."""
+    unwritten = set()
     # Those from before the fork are frozen, and not among them.
     for one in gc.get_objects():
         # By its type: asked for its class, a proxy may import what it stands for.
         if issubclass(type(one), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
-            with suppress(OSError, ValueError):  # Nobody could be told any more: Python is silent, too.
+            try:
                 one.flush()
+            except OSError as error:
+                # Of others, such as a pipe that nobody reads, Python is silent, too.
+                if known := no_room(error, getattr(one, "name", None)):
+                    unwritten.add(str(known))
+            except ValueError:
+                pass  # it is closed
+    return unwritten

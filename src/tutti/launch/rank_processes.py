@@ -46,8 +46,9 @@ class RankProcess:
         self.ended = True
         # It may have written its report after the last read and before its end: read once more.
         self.receive()
-        if self.report is None:
-            self.death = Death(self.rank, time.monotonic(), returncode, starved)
+        done = self.report is not None and not self.report.failed
+        if self.report is None or (done and returncode != 0):
+            self.death = Death(self.rank, time.monotonic(), returncode, starved, after=done)
 
 
 class RankSetting(NamedTuple):

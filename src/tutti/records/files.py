@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tutti.errors import BadRunFolder, DiskFull
+from tutti.errors import BadRunFolder, DiskFull, room_left
 from tutti.records.checkpoints import flush_folder
 
 
@@ -119,7 +119,11 @@ def refusing(path: Path) -> Iterator[None]:
     except OSError as error:
         kind: type[BadRunFolder] = BadRunFolder
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            kind, remedy = DiskFull, "free some space, or name a folder on another disk with --out"
+            kind = DiskFull
+            left = room_left(path)
+            remedy = f"free some space on that disk, {left}, or name a folder on another one with --out"
+        elif error.errno == errno.EFBIG:
+            remedy = "raise the limit on the size of files (ulimit -f)"
         elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             remedy = "its file system has no locks; name a folder on another one with --out"
         elif error.errno in (errno.ENOTDIR, errno.EEXIST):

@@ -18,6 +18,7 @@ from tutti.data.columns import Inputs
 from tutti.data.sources import with_columns
 from tutti.data.unlabelled import open_inputs
 from tutti.errors import BadData
+from tutti.records.files import refusing
 from tutti.run.build import open_config_data, seeded
 from tutti.run.jobs import load_job
 from tutti.run.prediction_files import SUFFIXES, Meaning
@@ -64,7 +65,8 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
             if file is not None and outputs is not None:
                 exact = outputs.dtype == torch.float64
                 meaning = Meaning(predictor.kind, data.classes, data.labels, exact)
-                file.append(rows.numpy(), predictor.kind.values(outputs.numpy()), meaning)
+                with refusing(path):
+                    file.append(rows.numpy(), predictor.kind.values(outputs.numpy()), meaning)
             done += block.samples
     if comm.rank == 0:
         print(f"{path}: the predictions for {done:,} samples, {name}", flush=True)

@@ -80,6 +80,9 @@ class Format(ABC):
         raise NotImplementedError
 
 
+OF_ALL: Final = ("classes", "missing")
+"""The options that go with every kind of data."""
+
 FORMATS: Final[Registry[type[Format]]] = Registry("tutti.data.formats", "data file format")
 """The formats by name."""
 
@@ -102,7 +105,7 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
     own: dict[str, object] = {"path": path}
     if takes_option(form.read, "labelled"):
         own["labelled"] = labelled
-    made = call_with_options(form.read, options, f"{form.name} data", str(path), own)
+    made = call_with_options(form.read, options, f"{form.name} data", str(path), own, OF_ALL)
     assert isinstance(made, Contents), f"{form.name} has read no data set"
     return made
 

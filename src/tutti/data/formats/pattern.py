@@ -35,10 +35,12 @@ class Pattern(Format):
 
     @staticmethod
     @override
-    def read(path: Path, missing: str = "error", **options: object) -> Contents[object]:
+    def read(
+        path: Path, missing: str = "error", labelled: bool = True, **options: object
+    ) -> Contents[object]:
         """Read the files of a pattern; further options are those of their format."""
         Pattern.check(path)
-        contents = read_files(_files(path), {**options, "missing": missing})
+        contents = read_files(_files(path), {**options, "missing": missing}, labelled)
         return Contents(path.stem, contents.parts, contents.classes, contents.labels, contents.columns)
 
 
