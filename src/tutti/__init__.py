@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from tutti.studies.cross_validation.api import CrossValidated, cross_validate
     from tutti.studies.ensemble.module import load_ensemble
     from tutti.studies.search.api import Found, tune
+    from tutti.training.callbacks import Callback, Course
 
     __version__: str
 
@@ -81,8 +82,10 @@ __all__ = [
     "BadModel",
     "BadOption",
     "BadRunFolder",
+    "Callback",
     "Clip",
     "Communicator",
+    "Course",
     "CrossValidated",
     "DiLoCo",
     "Downpour",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
+import cloudpickle
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tutti import models
 from tutti.data.items import Unloaded
-from tutti.errors import BadOption, RunStopped, UnknownName
+from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
@@ -32,6 +33,7 @@ from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
+from tutti.training.callbacks import Callback
 from tutti.training.weights import bring_back, read_weights
 
 
@@ -134,6 +136,7 @@ def train(
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
     sampling: object = None,
     augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
+    callbacks: str | Callback | Sequence[str | Callback] = (),
     quiet: bool = False,
     trace: bool = False,
     resume: str | Path | None = None,
@@ -171,6 +174,8 @@ def train(
             weight for each training sample, as an array or the path of an NPY file.
         augment: names with commas, a function, or a list of both: random changes of the training samples, by
             functions (inputs, targets, random) -> (inputs, targets) of whole batches.
+        callbacks: objects that look on, and may end the run: `tutti.Callback`, or names of such. Each rank
+            has copies of them; afterwards the given ones have the attributes of rank 0's.
         quiet: print nothing.
         trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
         resume: the folder of an earlier run to go on with, or of one of its checkpoints. What is not given
@@ -201,6 +206,9 @@ def train(
     for name, flag in (("quiet", quiet), ("trace", trace)):
         if not isinstance(flag, bool):
             raise BadOption(f"{name} is {flag!r}; give True or False")
+    watchers = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for one in watchers:
+        refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
     for name, value in (("optimizer", optimizer), ("schedule", schedule), ("loss", loss)):
         _refuse_uncallable(name, value)
     for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
@@ -214,6 +222,7 @@ def train(
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     given |= {"sampling": sampling}
     given["augment"] = augment
+    given["callbacks"] = watchers or None
     values, objects = by_name(given)
     values |= {"workers": str(workers)}
     weights = options.get("class_weights")
@@ -250,6 +259,9 @@ def train(
     if outcome.summary is None:
         raise RunStopped(f"the run was stopped: {outcome.stopped}; go on with it by resume={str(folder)!r}")
     trained = _trained_model(model, job, outcome)
+    own = [one for one in watchers if isinstance(one, Callback)]
+    for callback, noted in zip(own, outcome.callbacks, strict=False):
+        vars(callback).update({} if noted is None else cloudpickle.loads(noted))
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
 
 
@@ -277,7 +289,7 @@ def _without_loaders(data: object, options: TrainOptions, quiet: bool) -> object
 def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:
     """Leave out the arguments that were left at what they are by default."""
     left: dict[str, str | None] = {"loss": "auto", "metrics": "auto", "workers": "auto"}
-    left |= dict.fromkeys(("schedule", "sampling", "augment"))
+    left |= dict.fromkeys(("schedule", "sampling", "augment", "callbacks"))
     left |= {"strategy": "auto"} if strategy is None else {}
     left |= {"optimizer": "adam"} if optimizer is None else {}
     return {name: value for name, value in values.items() if name not in left or value != left[name]}

@@ -45,6 +45,7 @@ from tutti.strategies.base import Pace
 from tutti.training.agenda import Agenda
 from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
+from tutti.training.callbacks import Callbacks
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.losses.shares import refuse_without_shares
@@ -321,6 +322,21 @@ def augmentation(job: Job, task: Task) -> Augmentation | None:
     if data.classes is not None and found.example.is_floating_point():
         refuse_without_shares(task.objective.loss, found.example)
     return found
+
+
+def callbacks_of(job: Job, comm: Communicator, module: nn.Module) -> Callbacks | None:
+    """Return the callbacks of the configuration on this rank; None: there are none.
+
+    Args:
+        job: names them, or has them.
+        comm: the ranks that train.
+        module: what they train.
+
+    Raises:
+        UserError: a name finds nothing, or an object is no callback.
+    """
+    given = named_or_given(job, "callbacks")
+    return None if given is None else Callbacks(given, comm, module)
 
 
 def deal(

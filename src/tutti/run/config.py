@@ -305,6 +305,11 @@ class TrainConfig:
         "auto: every 10m, of shorter runs none; or off: only when the run is asked to stop",
     )
     keep: int = option(3, "how many of the newest checkpoints stay, and the best one beside them", least=1)
+    callbacks: str | None = option(
+        None,
+        "objects or classes of yours that look on and may end the run, tutti.Callback: file.py:NAME or "
+        "package.module:NAME, comma-separated",
+    )
     log: str = option(
         "none",
         lambda: (

@@ -52,7 +52,7 @@ def name_of(value: object, field: str = "") -> str:
     if (
         isinstance(value, list | tuple)
         and value
-        and all(isinstance(item, str) or callable(item) for item in value)
+        and (field == "callbacks" or all(isinstance(item, str) or callable(item) for item in value))
     ):
         return ",".join(name_of(item) for item in value)
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

@@ -26,6 +26,7 @@ CODE: Final = {
     "loss": "loss",
     "metrics": "metric",
     "augment": "augmentation",
+    "callbacks": "callback",
 }
 """The fields that may name Python files, and what those hold."""
 

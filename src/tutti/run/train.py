@@ -36,6 +36,7 @@ from tutti.run.build import (
     Assembly,
     Task,
     assemble,
+    callbacks_of,
     default_floats,
     open_config_data,
     outputs_for,
@@ -56,6 +57,7 @@ from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
 from tutti.state import Saved
 from tutti.strategies import Strategy
+from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective
 from tutti.training.loggers import logger_names, loggers_of
@@ -200,8 +202,10 @@ def _train(
     with closing(portion_of(layout, comm, task.module, work, before)) as portion:
         saved = None if saved is None else portion.to_portion(saved)
         parts = assemble(job, comm, task, strategy, portion, saved)
-        if around.ends is not None:
-            parts = replace(parts, ending=replace(parts.ending, told=partial(around.ends, comm)))
+        callbacks = callbacks_of(job, comm, parts.task.module)
+        told: list[Callable[[], str | None]] = [] if around.ends is None else [partial(around.ends, comm)]
+        told += [] if callbacks is None else [callbacks.why_end]
+        parts = replace(parts, ending=replace(parts.ending, told=tuple(told)))
         graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
         if graph is not None:
             parts = replace(parts, workers=replace(parts.workers, compute=graph))
@@ -216,7 +220,7 @@ def _train(
             start = replace(start, step=checkpoint.step, anew=tuple(anew(saved, parts.workers.worker)))
             if comm.rank == 0 and not job.quiet:
                 print(resumed_text(start), flush=True)
-        return _run(job, comm, parts, strategy, around, sampler, recording, saved, start)
+        return _run(job, comm, parts, strategy, around, sampler, recording, saved, start, callbacks)
 
 
 def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
@@ -267,6 +271,7 @@ def _run(
     recording: Recording,
     saved: Saved | None,
     start: RunStart,
+    callbacks: Callbacks | None,
 ) -> RunOutcome:
     """Train, evaluate, write and print."""
     facts = strategy.facts(job.config.batch_size)
@@ -296,7 +301,7 @@ def _run(
 
         progress = Several(shown, heart, around.follower)
         save = None if saver is None else saver.save
-        hooks = Hooks(progress, book.epoch, recording.profiler, keep, save, recording.trace)
+        hooks = Hooks(progress, book.epoch, recording.profiler, keep, save, recording.trace, callbacks)
         earlier = [] if saved is None else history_of(saved)
         for record in earlier:
             book.epoch(record)
@@ -345,7 +350,10 @@ def _run(
             folder.write(summary)
             book.finish(summary)
     weights = _own(state) if job.bring_weights else None
-    outcome = RunOutcome(config, history, summary, facts, path, data.shape, outputs_for(data), weights)
+    noted = () if callbacks is None or not job.bring_weights else tuple(callbacks.attributes())
+    outcome = RunOutcome(
+        config, history, summary, facts, path, data.shape, outputs_for(data), weights, None, noted
+    )
     if speaks:
         _print_end(outcome, summary, data, pipeline)
     return outcome

@@ -143,6 +143,8 @@ class RunOutcome:
         shape: of one input of the model.
         outputs: of the model.
         weights: the model's state by name, as tensors, if it was asked for.
+        callbacks: the pickled attributes of the caller's objects, as rank 0's copies have them; None: they
+            cannot be pickled.
     """
 
     config: TrainConfig
@@ -154,6 +156,7 @@ class RunOutcome:
     outputs: int
     weights: dict[str, Any] | None
     stopped: str | None = None
+    callbacks: tuple[bytes | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tutti.replica import Replica
 from tutti.state import State
 from tutti.strategies.base import Worker
 from tutti.training.balance import SpeedBalance
+from tutti.training.callbacks import Callbacks
 from tutti.training.progress import Progress
 
 
@@ -112,6 +113,7 @@ class Hooks:
         save: keeps the state of a run (collective): the updates made, this rank's state, and whether the run
             stops or ends here.
         trace: where each stage is noted; None: nowhere.
+        callbacks: the user's.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -120,3 +122,4 @@ class Hooks:
     checkpoint: Callable[[], None] | None = None
     save: Callable[[int, State, bool], None] | None = None
     trace: Trace | None = None
+    callbacks: Callbacks | None = None

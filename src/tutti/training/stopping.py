@@ -277,7 +277,7 @@ class Ending:
         better: what the run computes.
         validated: whether it has a validation part.
         restores_best: whether its final weights are those of the best epoch.
-        told: asks somebody else after each epoch why the run is to end with it (collective); None: nobody.
+        told: ask others after each epoch why the run is to end with it (collective).
 
     Raises:
         UnknownName, BadOption: the rule is about figures that the run does not have.
@@ -287,7 +287,7 @@ class Ending:
     better: Better = field(default_factory=dict)
     validated: bool = True
     restores_best: bool = False
-    told: Callable[[], str | None] | None = None
+    told: tuple[Callable[[], str | None], ...] = ()
 
     def __post_init__(self) -> None:
         if self.rule is not None:
@@ -296,8 +296,8 @@ class Ending:
     def why(self, history: Sequence[EpochRecord]) -> str | None:
         """Return why to end after these epochs, as a clause; None: go on (collective)."""
         found = None if self.rule is None else self.rule.why(history, self.better)
-        told = None if self.told is None else self.told()
-        return found or told
+        told = [why() for why in self.told]
+        return found or next(filter(None, told), None)
 
     @property
     def ranking(self) -> Ranking:

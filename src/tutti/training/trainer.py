@@ -186,6 +186,8 @@ class Trainer:
             self._agenda.start(self._step, self._begun)
         self._progress.begin(RunLength(self._updates, self._batches.updates), self._step)
         try:
+            if self._hooks.callbacks is not None:
+                self._hooks.callbacks.begin(self._step, self._history)
             with drawn_by_sample(module, self._batches.seed) as self._masks:
                 self._run()
         finally:
@@ -202,6 +204,8 @@ class Trainer:
                 self._pause_between_epochs(self._agenda)
         if self.ended is not None:
             self._end_early()
+        if self.stopped is None and self._hooks.callbacks is not None:
+            self._hooks.callbacks.end()
 
     @property
     def _begun(self) -> int:
@@ -221,6 +225,8 @@ class Trainer:
             self._progress.epoch(record)
             if self._hooks.on_epoch is not None:
                 self._hooks.on_epoch(record)
+            if self._hooks.callbacks is not None:
+                self._hooks.callbacks.epoch(record)
         self._judge()
 
     def _judge(self) -> None:
@@ -322,7 +328,8 @@ class Trainer:
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
         """Make the updates of one epoch, up to update number `last` of the run; or fewer, if it stops."""
-        stages, on_step, first, agenda = self._stages, self._hooks.on_step, self._step, self._agenda
+        stages, on_step, callbacks = self._stages, self._hooks.on_step, self._hooks.callbacks
+        first, agenda = self._step, self._agenda
         epoch, tally = open_epoch.number, open_epoch.tally
         start = epoch * self._batches.updates
         began = stages.start()
@@ -348,6 +355,9 @@ class Trainer:
                 self._balance.note(samples, computed - loaded)
             self._step = made + 1
             now = stages.lap(EXCHANGE)
+            if callbacks is not None:
+                callbacks.step(self._step)
+                now = stages.start()
             if now >= report:
                 rate = _rate(self._batches.samples(self._step - first), now - began)
                 self._progress.moment(Moment(epoch + 1, self._step, tally.here(glance=True), rate))

@@ -1,0 +1,142 @@
+"""Objects of the user's that look on while a run trains, and may end it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import cloudpickle
+from torch import nn
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.load_object import load_object
+from tutti.records.run import EpochRecord
+
+
+@dataclass
+class Course:
+    """The course of a run, as callbacks on one rank see it.
+
+    Attributes:
+        rank: the number of this rank among those that train.
+        ranks: how many there are.
+        model: the module, to be read only: its weights may lie in memory that all ranks share. Where each
+            worker has weights of its own, these are this worker's, and after an epoch what is evaluated.
+        step: the updates made since the run began; where each worker makes its own, those of this one.
+        history: the records of the epochs that are over; equal on all ranks but for the times.
+    """
+
+    rank: int
+    ranks: int
+    model: nn.Module
+    step: int = 0
+    history: Sequence[EpochRecord] = field(default_factory=list)
+    _reason: str | None = None
+
+    def stop(self, why: str) -> None:
+        """End the run with the epoch that is under way, or just over; one rank that asks is enough.
+
+        Args:
+            why: a clause for the summary: "the ratio of the losses has reached 2".
+        """
+        self._reason = self._reason or why
+
+
+class Callback:
+    """An object that looks on while a run trains; by itself it does nothing.
+
+    Every rank has a copy of its own, so what one rank alone shall do, such as to print, stands behind
+    `if course.rank == 0:`. The moments come in the order `begin`, (`step`..., `epoch`)..., `end`. An
+    exception in one ends the run, as an error of that rank.
+    """
+
+    def begin(self, course: Course) -> None:
+        """Look at the run before its first update, or where it goes on: then `course.step` is above 0."""
+
+    def step(self, course: Course) -> None:
+        """Look at an update that this rank has just made."""
+
+    def epoch(self, course: Course, record: EpochRecord) -> None:
+        """Look at an epoch whose validation is known; with `validate="background"` later ones have begun."""
+
+    def end(self, course: Course) -> None:
+        """Look at the final weights. Not called for a run that fails, or stops to go on another time."""
+
+
+class Callbacks:
+    """The callbacks of a run on one rank.
+
+    Args:
+        given: objects, or names of them or of their classes.
+        comm: the ranks that train.
+        model: what they train.
+
+    Raises:
+        UserError: a name finds nothing, or an object is no callback.
+    """
+
+    def __init__(
+        self, given: str | Callback | Sequence[str | Callback], comm: Communicator, model: nn.Module
+    ) -> None:
+        several = [given] if isinstance(given, Callback) else given
+        if isinstance(several, str):
+            several = [name.strip() for name in several.split(",") if name.strip()]
+        self._given = [one for one in several if not isinstance(one, str)]
+        self._all = [_found(one) for one in several]
+        self._comm, self._course = comm, Course(comm.rank, comm.size, model)
+
+    def begin(self, step: int, history: Sequence[EpochRecord]) -> None:
+        """Tell them that training begins after so many updates, and where further records will be."""
+        self._course.step, self._course.history = step, history
+        for one in self._all:
+            one.begin(self._course)
+
+    def step(self, step: int) -> None:
+        """Tell them of an update, the `step`-th of the run."""
+        self._course.step = step
+        for one in self._all:
+            one.step(self._course)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Tell them of an epoch, whose record is in the history."""
+        for one in self._all:
+            one.epoch(self._course, record)
+
+    def end(self) -> None:
+        """Tell them that the final weights are in place."""
+        for one in self._all:
+            one.end(self._course)
+
+    def why_end(self) -> str | None:
+        """Return why one of them, on the lowest rank that asks, wants the run to end (collective)."""
+        asked = self._comm.all_gather_objects(self._course._reason)
+        return next((str(reason) for reason in asked if reason is not None), None)
+
+    def attributes(self) -> list[bytes | None]:
+        """Return what each of the caller's objects has become, pickled; None if it cannot be."""
+        return [_pickled(one) for one in self._given]
+
+
+def _found(one: object) -> Callback:
+    found = load_object(one, "callback") if isinstance(one, str) else one
+    if isinstance(found, type) and issubclass(found, Callback):
+        found = found()
+    if not isinstance(found, Callback):
+        name = one if isinstance(one, str) else type(one).__name__
+        raise BadOption(f"'{name}' is no callback; derive its class from tutti.Callback")
+    return found
+
+
+def _pickled(one: Callback) -> bytes | None:
+    try:
+        return bytes(cloudpickle.dumps(vars(one)))
+    except Exception as error:
+        print(
+            f"tutti: warning: what the callback {type(one).__name__} has noted stays on rank 0 and is lost, "
+            f"as it cannot be pickled: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None

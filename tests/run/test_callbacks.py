@@ -1,0 +1,128 @@
+"""Callbacks see the moments of a run on every rank, and may end it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tutti
+from tutti.errors import BadOption, RankFailed
+
+INPUTS = torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(24, 2).float()
+TARGETS = (INPUTS[:, 0] > 0).long()
+
+OPTIONS: dict[str, Any] = {
+    "data": (INPUTS, TARGETS),
+    "model": "mlp",
+    "model_options": {"hidden": [3]},
+    "epochs": 4,
+    "batch_size": 8,
+    "validation": 0.25,
+    "quiet": True,
+}
+
+
+class Diary(tutti.Callback):
+    """Notes all that it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def begin(self, course: tutti.Course) -> None:
+        self.lines.append(f"begin {course.rank} of {course.ranks} at {course.step}")
+
+    def step(self, course: tutti.Course) -> None:
+        self.lines.append(f"step {course.step}")
+
+    def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
+        assert record.validation is not None
+        assert course.history[-1] == record
+        self.lines.append(f"epoch {record.epoch} of {len(course.history)}")
+
+    def end(self, course: tutti.Course) -> None:
+        self.lines.append(f"end {sum(p.numel() for p in course.model.parameters())}")
+
+
+class Impatient(tutti.Callback):
+    """Ends the run with epoch 2, on the last rank alone."""
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == course.ranks - 1 and course.step == 4:
+            course.stop("the last rank has seen enough")
+
+
+class Failing(tutti.Callback):
+    def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
+        if course.rank == 1:
+            raise ValueError("not with me")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_moments_come_in_order_and_the_callers_object_has_what_rank_0_noted(workers: int) -> None:
+    diary = Diary()
+    result = tutti.train(workers=workers, callbacks=diary, **{**OPTIONS, "epochs": 2})
+    steps = [f"step {number}" for number in range(1, 7)]
+    assert diary.lines == [
+        f"begin 0 of {workers} at 0",
+        *steps[:3],
+        "epoch 1 of 1",
+        *steps[3:],
+        "epoch 2 of 2",
+        f"end {result.summary.parameters}",
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["sync", "hogwild"])
+def test_one_rank_that_asks_ends_the_run_with_the_epoch_that_is_under_way(strategy: str) -> None:
+    result = tutti.train(workers=2, strategy=strategy, callbacks=[Diary(), Impatient()], **OPTIONS)
+    if strategy == "sync":
+        assert [record.epoch for record in result.history] == [1, 2]
+    assert result.summary.ended_early == "the last rank has seen enough"
+
+
+def test_a_resumed_run_tells_its_callbacks_where_it_goes_on(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    tutti.train(workers=1, out=out, checkpoint="1 epoch", callbacks=Diary(), **{**OPTIONS, "epochs": 2})
+    diary = Diary()
+    tutti.train(workers=1, resume=out, callbacks=diary, **OPTIONS)
+    assert diary.lines[:2] == ["begin 0 of 1 at 6", "epoch 2 of 2"]  # its end is part of the longer run
+    assert diary.lines[2:6] == ["step 7", "step 8", "step 9", "epoch 3 of 3"]
+
+
+def test_an_error_in_a_callback_ends_the_run_and_names_the_rank() -> None:
+    with pytest.raises(RankFailed, match=r"(?s)rank 1.*not with me"):
+        tutti.train(workers=2, callbacks=[Failing()], **OPTIONS)
+
+
+def test_a_file_may_have_the_callbacks(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import tutti\n"
+        "class Watch(tutti.Callback):\n"
+        "    def epoch(self, course, record):\n"
+        "        course.stop(f'seen {record.epoch}')\n"
+    )
+    result = tutti.train(workers=1, callbacks=f"{tmp_path}/mine.py:Watch", **OPTIONS)
+    assert result.summary.ended_early == "seen 1"
+
+
+def test_what_cannot_be_pickled_stays_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    class Locked(tutti.Callback):
+        lock: object = None
+
+        def begin(self, course: tutti.Course) -> None:
+            self.lock = threading.Lock()
+
+    callback = Locked()
+    tutti.train(workers=1, callbacks=callback, **{**OPTIONS, "epochs": 1})
+    assert callback.lock is None
+    assert "what the callback Locked has noted stays on rank 0" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("given", [Diary, print, 3, [Diary(), None]])
+def test_what_is_no_callback_is_refused(given: Any) -> None:
+    with pytest.raises(BadOption, match=r"tutti\.Callback"):
+        tutti.train(workers=1, callbacks=given, **OPTIONS)
