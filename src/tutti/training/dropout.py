@@ -1,11 +1,12 @@
 """Dropout drawn by sample: which of its numbers a layer drops does not depend on who computes the sample.
 
-    word = mix(random(seed, epoch) + random(layer, call) + GOLDEN * (2**32 * sample + element))
+    row = mix(random(seed, epoch) + random(layer, call) + GOLDEN * 2**32 * sample + random(dim) * place + ...)
+    word = mix(row + GOLDEN * element)
     a number is dropped if its word < p * 2**32
 
 So any number of ranks draws what one process draws, whatever the passes and the batches of each. This holds
-for torch's dropout layers on a CPU, where the first dimension of their inputs is the samples of the pass.
-Elsewhere they draw from the rank's generator, and so does what is no such layer.
+on a CPU for torch's dropout layers, for `torch.nn.functional.dropout` and for the dropout of attention, where
+the first dimension of their inputs is the samples of the pass. All else draws from the rank's generator.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tutti.training.dropout_functions import functions_drawn
 from tutti.training.sample_words import Words, keys_of, mix, steps, word
 
 _BLOCK: Final = 1 << 14
 """Words that are mixed at once, so that they stay in the cache."""
+
+_PLACES: Final = 2
+"""Tells the words of places from other uses."""
 
 _ALPHA: Final = 1.7580993408473766
 """The limit of SELU far below zero, its sign changed: what AlphaDropout puts for a number."""
@@ -78,14 +83,26 @@ class SampleMasks:
             return None
         if self._keys is None:
             self._keys = keys_of(samples, self._seed, self._epoch, 1)
-        each = math.prod(shape[1:])
-        pairs, keys = steps(-(-each // 2)), (self._keys + word(*layer.encode(), self._call(layer)))[:, None]
-        kept, rows = np.empty((len(samples), each), dtype=np.bool_), max(1, _BLOCK // max(1, len(pairs)))
-        for start in range(0, len(samples), rows):
+        keys = _of_rows(self._keys + word(*layer.encode(), self._call(layer)), shape[1:-1])[:, None]
+        each = shape[-1] if len(shape) > 1 else 1
+        pairs = steps(-(-each // 2))
+        kept, rows = np.empty((len(keys), each), dtype=np.bool_), max(1, _BLOCK // max(1, len(pairs)))
+        for start in range(0, len(keys), rows):
             # Two numbers of 32 bits each.
             words = mix(keys[start : start + rows] + pairs).view(np.uint32)
             np.greater_equal(words[:, :each], round(p * 2**32), out=kept[start : start + rows])
         return torch.from_numpy(kept).view(*shape)
+
+    def draw_each(self, function: str, shape: Sequence[int], p: float) -> Tensor | None:
+        """Return the same of a function, which may have several rows in turn for each sample.
+
+        Attention layers put the heads of each sample there.
+        """
+        rows, samples = shape[0], 0 if self._samples is None else len(self._samples)
+        if not samples or rows % samples:
+            return None
+        kept = self.draw(f"functional.{function}", (samples, rows // samples, *shape[1:]), p)
+        return None if kept is None else kept.view(*shape)
 
     def _call(self, layer: str) -> int:
         """Return how often the layer was called before in this pass.
@@ -98,6 +115,17 @@ class SampleMasks:
             self._calls[drawn] = self._called[layer]
             self._called[layer] += 1
         return self._calls[drawn]
+
+
+def _of_rows(keys: Words, sizes: Sequence[int]) -> Words:
+    """Return where the words of each row of numbers begin, with those of the samples.
+
+    They depend on the place of the row, not on how many there are: where sequences are padded to the longest
+    one of a pass, a sample's numbers are drawn the same whatever the others are.
+    """
+    for dim, size in enumerate(sizes):
+        keys = (keys[:, None] + np.arange(size, dtype=np.uint64) * word(_PLACES, dim)).reshape(-1)
+    return mix(keys) if sizes else keys
 
 
 class SampleDropout:
@@ -134,34 +162,34 @@ class SampleDropout:
         dims = _CHANNELS.get(type(self._layer))
         if inputs.dim() == 0 or (dims is not None and inputs.dim() not in dims):
             return None
-        shape = inputs.shape if dims is None else (*inputs.shape[:2], *[1] * (inputs.dim() - 2))
-        return self._masks.draw(self._name, shape, p)
+        if dims is None:
+            return self._masks.draw(self._name, inputs.shape, p)
+        kept = self._masks.draw(self._name, inputs.shape[:2], p)
+        return None if kept is None else kept.view(*kept.shape, *[1] * (inputs.dim() - 2))
 
 
 @contextmanager
-def drawn_by_sample(module: nn.Module, seed: int) -> Iterator[SampleMasks | None]:
-    """Have the dropout layers of a model draw by sample meanwhile.
+def drawn_by_sample(module: nn.Module, seed: int) -> Iterator[SampleMasks]:
+    """Have the dropout layers of a model, and the functions that it calls, draw by sample meanwhile.
 
     Args:
         module: the model.
         seed: of the run.
 
     Yields:
-        What must be told of each pass; None: the model has no such layer.
+        What must be told of each pass.
     """
     layers = {
         name: layer
         for name, layer in module.named_modules()
         if type(layer) in _LAYERS and "forward" not in vars(layer)
     }
-    if not layers:
-        yield None
-        return
     masks = SampleMasks(seed)
     for name, layer in layers.items():
         layer.forward = SampleDropout(layer, name, masks)
     try:
-        yield masks
+        with functions_drawn(masks.draw_each):
+            yield masks
     finally:
         for layer in layers.values():
             del layer.forward

@@ -140,7 +140,7 @@ class Trainer:
         self._ending = ending or Ending()
         best = BestWeights(self.replica, self.comm, self._ending.ranking)
         self._best = best if self._ending.restores_best else None
-        self._masks: SampleMasks | None = None
+        self._masks = SampleMasks(schedule.batches.seed)
         function = objective.loss.function
         # Of a loss that is a function there is nothing to remember.
         self._loss_module = function if isinstance(function, nn.Module) else nn.Module()
@@ -572,8 +572,7 @@ class Trainer:
 
     def _pass(self, batch: Batch, epoch: int, tally: Tally) -> float:
         """Add this batch's gradient, and count its samples; returns the denominator of its losses."""
-        if self._masks is not None:
-            self._masks.begin(epoch, batch.samples)
+        self._masks.begin(epoch, batch.samples)
         computed = self._compute_batch(batch)
         weight = len(computed.targets) if computed.weight is None else computed.weight
         tally.add(computed.loss, computed.outputs, computed.targets, weight)

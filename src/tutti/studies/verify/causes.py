@@ -103,8 +103,7 @@ def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -
     module = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=()), torch.no_grad(), drawn_by_sample(module, seed=0) as masks:
         torch.manual_seed(seed)
-        if masks is not None:
-            masks.begin(0, batch.samples)
+        masks.begin(0, batch.samples)
         return objective.arithmetic.forward(module, objective.arithmetic.inputs(batch.inputs))
 
 

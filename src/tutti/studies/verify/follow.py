@@ -91,8 +91,7 @@ class Sequential:
         # The parallel run draws its random numbers from where this one drew them.
         with torch.random.fork_rng(devices=()), drawn_by_sample(self.module, self._seed) as masks:
             for batch in batches:
-                if masks is not None:
-                    masks.begin(epoch, batch.samples)
+                masks.begin(epoch, batch.samples)
                 loss, weight = self.task.measure_loss(self.module, batch)
                 torch.autograd.backward(loss * len(batch.targets))
                 total, whole = total + loss.item() * len(batch.targets), whole + weight
@@ -142,13 +141,12 @@ class Parallel:
             self._schedule.step()
         return StepResult(loss, gradient, end_to_end(self.portion.state(), self._names))
 
-    def _forward_backward(self, number: int, passes: Sequence[Batch], masks: SampleMasks | None) -> float:
+    def _forward_backward(self, number: int, passes: Sequence[Batch], masks: SampleMasks) -> float:
         """Add this rank's share to its gradient; returns the loss over the whole batch."""
         self.worker.share = sum(batch.share for batch in passes)
         total, weight = torch.zeros(1, dtype=torch.float64), 0.0
         for batch in passes:
-            if masks is not None:
-                masks.begin(number // self.batches.updates, batch.samples)
+            masks.begin(number // self.batches.updates, batch.samples)
             if self.portion.compute is not None:
                 computed = self.portion.compute(batch)
                 found = computed.loss, len(computed.targets) if computed.weight is None else computed.weight
