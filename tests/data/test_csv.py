@@ -86,6 +86,28 @@ def test_a_table_without_names_takes_positions(read):
         read("1,2,0\n3,4,1\n")
 
 
+def test_a_line_of_numbers_and_a_class_is_a_sample_and_no_line_of_names(read):
+    rows = "5.1,3.5,cat\n4.9,3,dog\n6,2,cat\n"
+    inputs, targets, contents = read(rows, target=-1)
+    assert (inputs[:, 1].tolist(), targets.tolist()) == ([3.5, 3, 2], [0, 1, 0])
+    assert contents.columns == ("0", "1")
+    # A name that is no class of the rows below stays a name, also above columns called by numbers.
+    inputs, _, contents = read("2019,2020,kind\n" + rows, target=-1)
+    assert (len(inputs), contents.columns) == (3, ("2019", "2020"))
+
+
+def test_the_numbers_by_which_pandas_names_columns_are_no_sample(read):
+    inputs, targets, _ = read("0,1,2\n5,6,1\n7,8,0\n", target=-1)
+    assert (inputs.tolist(), targets.tolist()) == ([[5, 6], [7, 8]], [1, 0])
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
+    table = f"{name},a,label\n7,1,0\n8,2,1\n"
+    assert read(table)[0].tolist() == [[1], [2]]
+    assert read(table, columns=["a", 0])[0].tolist() == [[1, 7], [2, 8]]
+
+
 def test_more_rows_than_one_block_stay_in_order(read):
     rows = "".join(f"{row},{row % 3}\n" for row in range(10_000))
     inputs, targets, _ = read(f"a,y\n{rows}")

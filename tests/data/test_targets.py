@@ -186,3 +186,10 @@ def test_whole_numbers_are_amounts_for_a_model_of_amounts():
     found = read([1, 2, 2], known=KnownClasses(None))
     assert found.classes is None
     assert found.parts["train"].dtype == np.float32
+
+
+def test_a_class_without_a_name_is_no_missing_label():
+    known = KnownClasses(2, ("", "cat"))
+    assert read(["cat", "", "cat"], known=known).parts["train"].tolist() == [1, 0, 1]
+    found = read([1, 0, -100], labels=("", "cat"), known=known)
+    assert found.parts["train"].tolist() == [1, 0, -100]

@@ -23,6 +23,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import unlabelled
 from tutti.data.sources import with_columns
 from tutti.errors import BadData, BadModel, BadOption, BadRunFolder
+from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder
 from tutti.run import evaluate, predict
 from tutti.run import train as training
@@ -264,3 +265,84 @@ def test_tables_named_by_a_pattern_are_read_in_the_order_of_training_too(runs: P
     assert np.allclose(np.load(out), tutti.load(runs / "table").probabilities(TABLE[rows]), rtol=1e-6)
     assert with_columns(f"{tmp_path}/part-{{0..1}}.csv", {}, ("a", "b")) == {"columns": ["a", "b"]}
     assert with_columns("digits", {}, ("a", "b")) == {}
+
+
+KIND = {"data_options": {"target": "kind"}}
+
+
+def evaluated(run: Path, data: str, **options: Any) -> Evaluation:
+    """The figures of a run's model on other data."""
+    fields = {
+        **TrainConfig.read(run, trust=True).as_json(),
+        "data": data,
+        "data_options": {},
+        "validation": 0.0,
+    }
+    config = TrainConfig.from_json({**fields, **options})
+    job = EvaluateJob(config, str(run), None, str(run), True)
+    return VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
+
+
+@pytest.mark.parametrize("form", ["npz", "h5"])
+def test_columns_of_arrays_are_found_by_their_names_too(runs: Path, tmp_path: Path, form: str) -> None:
+    target = [NAMES[k] for k in KINDS]
+    straight = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, target])
+    turned = table(tmp_path / "b.csv", "z,x,y,kind", [*TABLE[:, [2, 0, 1]].T, target])
+    assert main(["data", "convert", turned, f"{tmp_path}/b.{form}", "--data.target", "kind"]) == 0
+    given = f"{tmp_path}/b.{form}"
+    assert evaluated(runs / "table", given) == evaluated(runs / "table", straight, **KIND)
+    wanted = predicted(runs / "table", straight, tmp_path / "a.npy", options={"target": "kind"})
+    assert np.array_equal(np.load(predicted(runs / "table", given, tmp_path / "b.npy")), np.load(wanted))
+
+
+def test_arrays_that_lack_a_column_of_training_are_refused(runs: Path, tmp_path: Path) -> None:
+    path = f"{tmp_path}/a.npz"
+    np.savez(path, x=TABLE, y=np.array(NAMES)[KINDS], column_names=["x", "y", "w"])
+    with pytest.raises(BadData, match="no inputs called 'z', on which the model was trained; it has x, y, w"):
+        evaluated(runs / "table", path)
+    with pytest.raises(BadData, match="no inputs called 'z'"):
+        predicted(runs / "table", path, tmp_path / "a.npy")
+
+
+def test_columns_of_a_frame_are_found_by_their_names(runs: Path) -> None:
+    model = tutti.load(runs / "table")
+    frame = pyarrow.table({"z": TABLE[:, 2], "text": ["a"] * 900, "x": TABLE[:, 0], "y": TABLE[:, 1]})
+    assert np.array_equal(model.outputs(frame), model.outputs(TABLE))
+
+
+def test_other_data_of_a_run_with_weights_of_its_samples_have_the_classes_of_training(tmp_path: Path) -> None:
+    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
+    np.save(tmp_path / "w.npy", np.ones(900))
+    run = trained(tmp_path / "run", data=data, **KIND, sampling=f"{tmp_path}/w.npy")
+    some = np.flatnonzero(KINDS > 0)  # no ants, so that bees are class 0 there
+    other = table(tmp_path / "b.csv", "x,y,z,kind", [*TABLE[some].T, [NAMES[k] for k in KINDS[some]]])
+    right = tutti.load(run).predict(TABLE[some]) == np.array(NAMES)[KINDS[some]]
+    assert evaluated(run, other, **KIND).metrics["accuracy"] == right.mean()
+
+
+def test_other_data_are_weighed_by_the_counts_of_the_classes_in_training(tmp_path: Path) -> None:
+    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
+    options = {"validation": 0.0, "class_weights": "balanced", "precision": "fp64"}
+    run = trained(tmp_path / "run", data=data, **KIND, **options)
+    some = np.flatnonzero((KINDS > 0) | (np.arange(900) % 9 == 0))
+    other = table(tmp_path / "b.csv", "x,y,z,kind", [*TABLE[some].T, [NAMES[k] for k in KINDS[some]]])
+    counts = np.bincount(KINDS)
+    weight = torch.tensor(len(KINDS) / (3 * counts))
+    outputs = torch.from_numpy(tutti.load(run).outputs(TABLE[some]))
+    loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(KINDS[some]), weight)
+    assert evaluated(run, other, **KIND).loss == pytest.approx(float(loss), abs=1e-12)
+
+
+def test_changed_data_of_the_run_are_seen_as_those_it_was_trained_on(tmp_path: Path) -> None:
+    path = tmp_path / "i.npz"
+    np.savez(path, x=IMAGES, y=np.arange(60) % 3, x_test=IMAGES, y_test=np.arange(60) % 3)
+    run = trained(tmp_path / "run", data=str(path), precision="fp64")
+    config = TrainConfig.read(run, trust=True)
+    job = EvaluateJob(config, str(run), "test", str(run), False)
+
+    def loss() -> float:
+        return VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0].loss
+
+    before = loss()
+    np.savez(path, x=IMAGES // 2, y=np.arange(60) % 3, x_test=IMAGES, y_test=np.arange(60) % 3)
+    assert loss() == before

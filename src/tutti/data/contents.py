@@ -135,12 +135,21 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
         f"'y_val'), or 'x' and 'y'"
     )
     alone = {part: (values[key], None) for (part, kind), key in slots.items() if kind == "inputs"}
+    columns = _texts(values.get(_COLUMNS, ()))
     if not labelled and alone:
-        return Contents(name, alone)
+        _refuse_other_columns(alone, columns, what)
+        return Contents(name, alone, columns=columns)
     pairs = pair_up(slots, ("inputs", "targets"), what, explained)
     parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
     names = next((values[key] for key in _NAMES if key in values), ())
-    columns = _texts(values.get(_COLUMNS, ()))
+    _refuse_other_columns(parts, columns, what)
+    return Contents(name, parts, _whole(values.get(_CLASSES)), _texts(names), columns)
+
+
+def _refuse_other_columns(
+    parts: Mapping[str, tuple[object, object]], columns: tuple[str, ...], what: str
+) -> None:
+    """Refuse names that are not as many as the columns of inputs."""
     for part, (inputs, _) in parts.items():
         shape = tuple(getattr(inputs, "shape", ()))
         if columns and shape[1:] != (len(columns),):
@@ -148,7 +157,6 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
                 f"{shape}; give a name for each column, or none"
             )
-    return Contents(name, parts, _whole(values.get(_CLASSES)), _texts(names), columns)
 
 
 def to_keys(contents: Contents[Rows, Array]) -> dict[str, Rows]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,9 @@ _ABSENT_BYTES: Final = np.array(sorted(text.encode() for text in ABSENT))
 MOST_NAME: Final = 256
 """The longest text that is the name of a class: with each text goes room for the longest."""
 
+_INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
+"""The names of an index that had none, in Parquet files and in CSV files that were read and written again."""
+
 _SHOWN = 20
 
 
@@ -40,7 +44,7 @@ def choose(names: Sequence[str], target: object, columns: object, what: str, lab
     Args:
         names: of its columns.
         target: the name or the position of the target, or several; None: the one whose name says it.
-        columns: those of the inputs; None: all others.
+        columns: those of the inputs; None: all others, but for the index of a frame.
         what: the table, for messages.
         labelled: whether there must be a target; without, it is no input where the table has it, nor read.
 
@@ -60,7 +64,7 @@ def choose(names: Sequence[str], target: object, columns: object, what: str, lab
     else:
         targets = _positions(names, target, "target", what)
     if columns is None:
-        inputs = tuple(at for at in range(len(names)) if at not in targets)
+        inputs = tuple(at for at in range(len(names)) if at not in targets and not _counts_rows(names[at]))
     else:
         inputs = _positions(names, columns, "columns", what)
     if not inputs:
@@ -71,6 +75,11 @@ def choose(names: Sequence[str], target: object, columns: object, what: str, lab
     if both:
         raise BadOption(f"the column '{names[both[0]]}' is input and target at once; leave it out of one")
     return Choice(inputs, targets)
+
+
+def _counts_rows(name: str) -> bool:
+    """Tell whether a column is the index of a frame, by the names that pandas gives it in files."""
+    return name.strip() == "" or _INDEX.fullmatch(name) is not None
 
 
 def _positions(names: Sequence[str], given: object, option: str, what: str) -> tuple[int, ...]:

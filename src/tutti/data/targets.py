@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -88,10 +89,12 @@ def with_checked_targets(
         return _kept(contents, floats, None, ())
     whole = {part: _whole(part, values, classes) for part, values in flat.items()}
     if known is not None and known.names and contents.labels:
-        names = np.array([*contents.labels, ""])
+        names = np.array(contents.labels)
         for part, values in whole.items():
             _refuse_outside(part, values, len(contents.labels), given=False)
-        return _numbered(contents, {part: names[values.clip(-1)] for part, values in whole.items()}, known)
+        absent = {part: values == NO_LABEL for part, values in whole.items()}
+        texts = {part: names[values.clip(0)] for part, values in whole.items()}
+        return _numbered(contents, texts, known, absent)
     largest = max(int(values.max()) for values in whole.values())
     if largest == NO_LABEL:
         raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
@@ -197,13 +200,17 @@ def _blocks(values: Array) -> list[Array]:
 
 
 def _numbered(
-    contents: Contents[Stored[Rows], Array], flat: dict[str, Array], known: KnownClasses
+    contents: Contents[Stored[Rows], Array],
+    flat: dict[str, Array],
+    known: KnownClasses,
+    absent: Mapping[str, Array] = MappingProxyType({}),
 ) -> Contents[Stored[Rows], Array]:
-    """Give the names of classes the numbers that a model knows; a name that is empty is no label."""
-    numbers = {name: number for number, name in enumerate(known.names)} | {"": NO_LABEL}
+    """Give the names of classes the numbers that a model knows, where no label is absent."""
+    numbers = {name: number for number, name in enumerate(known.names)}
     found = {}
     for part, values in flat.items():
-        names, at = np.unique(_as_texts(values), return_inverse=True)
+        gone = absent.get(part, np.zeros(values.shape, dtype=bool))
+        names, at = np.unique(_as_texts(values)[~gone], return_inverse=True)
         unknown = [str(name) for name in names if str(name) not in numbers]
         if unknown:
             trained = ", ".join(known.names) or ("numbers" if known.count else "amounts")
@@ -211,7 +218,8 @@ def _numbered(
                 f"{contents.name} has the class '{unknown[0]}', but the model was trained on {trained}; give "
                 "data of the same classes"
             )
-        found[part] = np.array([numbers[str(name)] for name in names], np.int64)[at].reshape(values.shape)
+        found[part] = np.full(values.shape, NO_LABEL)
+        found[part][~gone] = np.array([numbers[str(name)] for name in names], np.int64)[at]
     return _kept(contents, found, known.count, known.names)
 
 

@@ -134,6 +134,8 @@ class TrainedOn(Record):
         dtype: of the inputs as they are stored, such as "uint8"; empty: unknown.
         columns: the names of the inputs, where each is a column of a table.
         inputs: each of them, where there are several, or sequences; shape and scale are empty then.
+        class_weights: the weights of classes in the loss, or of labels of 0 and of 1, that were balanced by
+            the counts of these data, a line for each; empty: there were none.
     """
 
     name: str
@@ -147,6 +149,7 @@ class TrainedOn(Record):
     dtype: str = ""
     columns: tuple[str, ...] = ()
     inputs: tuple[SeenInput, ...] = ()
+    class_weights: tuple[tuple[float, ...], ...] = ()
 
     @property
     def of_inputs(self) -> Shape:

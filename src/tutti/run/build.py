@@ -128,7 +128,8 @@ def open_config_data(
         given, options = given_data(job)
     # Where samples are asked for by their numbers, they stay in their stored order.
     by_number = config.split is not None or config.predictions or config.sampling not in (None, BALANCED)
-    if pool is None and not by_number:
+    # To evaluate takes no numbers, and only `open_data` finds the classes of a model.
+    if pool is None and (not by_number or (known is not None and config.split is None)):
         return open_data(given, comm, config.validation, config.seed, options, known)
     pool = pool or open_pool(given, comm, options)
     place = None if config.split is None else split_of(config.split)
@@ -152,8 +153,13 @@ def outputs_for(dataset: DataSet) -> int:
     return dataset.classes or max(1, math.prod(dataset.train.targets.shape[1:]))
 
 
-def trained_on(dataset: DataSet) -> TrainedOn:
-    """Return what must be known to show a model other data as it saw these."""
+def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
+    """Return what must be known to show a model other data as it saw these.
+
+    Args:
+        dataset: these data.
+        balanced: the weights of classes in the loss that come from their counts; None: there are none.
+    """
     stored, scale, inputs = dataset.train.stored_inputs, dataset.train.scale, []
     if isinstance(stored, Columns):
         names = stored.names or [""] * len(stored.columns)
@@ -172,6 +178,7 @@ def trained_on(dataset: DataSet) -> TrainedOn:
         "" if isinstance(stored, Columns) else str(stored.dtype).removeprefix("torch."),
         dataset.columns,
         tuple(inputs),
+        () if balanced is None else tuple(map(tuple, balanced.reshape(len(balanced), -1).tolist())),
     )
 
 
@@ -425,8 +432,13 @@ def _count(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
-def prepare_task(job: Job, dataset: DataSet) -> Task:
+def prepare_task(job: Job, dataset: DataSet, trained: TrainedOn | None = None) -> Task:
     """Build the model, and see that model, data, loss and metrics fit each other.
+
+    Args:
+        job: has the configuration.
+        dataset: what is to be learned, or evaluated.
+        trained: what the model was trained on before, if these may be other data.
 
     Raises:
         UserError: they do not.
@@ -435,13 +447,21 @@ def prepare_task(job: Job, dataset: DataSet) -> Task:
     arithmetic = Arithmetic(config.precision, config.layout, config.device)
     if arithmetic.has_room_for(dataset.nbytes):
         dataset = dataset.on(config.device)
-    loss = named_loss(named_or_given(job, "loss"), dataset, config.loss_options, config.class_weights)
+    weights = class_weights_of(config, trained)
+    loss = named_loss(named_or_given(job, "loss"), dataset, config.loss_options, weights)
     metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
     objective = Objective(loss, metrics, dataset.classes, arithmetic)
     objective = check_fit(module, dataset.train, objective)
     return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)
+
+
+def class_weights_of(config: TrainConfig, trained: TrainedOn | None) -> str | Tensor | None:
+    """Return the weights of classes in the loss: balanced ones are those of what the model was trained on."""
+    if config.class_weights != BALANCED or trained is None or not trained.class_weights:
+        return config.class_weights
+    return torch.tensor(trained.class_weights, dtype=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.data import DataSet
+from tutti.data import DataSet, Part
 from tutti.data.sources import with_columns
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData
@@ -17,9 +21,9 @@ from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
-from tutti.run.jobs import load_job
+from tutti.run.jobs import Job, load_job
 from tutti.run.train_job import PARTS, EvaluateJob
-from tutti.run.trained import dtype_of, in_columns, refuse_other_inputs, scale_seen
+from tutti.run.trained import dtype_of, in_columns, order_of, refuse_other_inputs, scale_seen
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
@@ -40,20 +44,15 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         for note in job.notes:
             print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
     with seeded(job.config.seed):
-        if job.other_data:
-            trained = RunFolder(Path(job.folder)).read(TrainedOn)
-            options = with_columns(job.config.data, job.config.data_options, trained.columns)
-            job = replace(job, config=replace(job.config, data_options=options))
-            dataset = seen_as(open_config_data(job, comm, known=known_classes(trained)), trained)
-        else:
-            dataset = open_config_data(job, comm)
+        trained = RunFolder(Path(job.folder)).read(TrainedOn)
+        dataset = open_seen(job, comm, trained)
         # Other data of one part are to be evaluated whole.
         whole = job.part is None and job.other_data and dataset.test is None
         name = "train" if whole else job.part or "test"
         if getattr(dataset, name) is None:
             have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
             raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
-        task = prepare_task(job, dataset)
+        task = prepare_task(job, dataset, trained)
         load_from(Path(job.weights), task.module, comm)
         result = task.evaluate(getattr(task.dataset, name), comm)
     assert result is not None
@@ -63,12 +62,47 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     return result
 
 
-def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
-    """Other data, seen by the model as it saw the data that it was trained on: same scale, same classes.
+def open_seen(job: Job, comm: Communicator, trained: TrainedOn) -> DataSet:
+    """Open the data of a configuration as a model sees them (collective).
+
+    Those that it was trained on, too: they may have changed since.
 
     Raises:
-        BadData: it has another shape, or classes that the model does not know.
+        UserError: they cannot be read, or do not fit the model.
     """
+    config = job.config
+    if config.split is not None:
+        return seen_as(open_config_data(job, comm), trained)
+    options = with_columns(config.data, config.data_options, trained.columns)
+    job = replace(job, config=replace(config, data_options=options))
+    found = open_config_data(job, comm, known=KnownClasses(trained.classes, trained.labels))
+    return seen_as(found, trained, "columns" in config.data_options)
+
+
+def _columns(part: Part, order: list[int]) -> Tensor:
+    """Copy some columns of a table."""
+    return cast("Tensor", part.stored_inputs).index_select(1, torch.tensor(order))
+
+
+def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataSet:
+    """Other data, seen by the model as it saw the data that it was trained on.
+
+    They get the same scale, the same classes and the same order of columns.
+
+    Args:
+        dataset: the other data.
+        trained: what the model was trained on.
+        chosen: the user has chosen their columns, which are taken as they are.
+
+    Raises:
+        BadData: it has another shape, or columns or classes that the model does not know.
+    """
+    order = None if chosen else order_of(dataset.name, dataset.columns, trained.columns)
+    if order is not None:
+        dataset = replace(
+            dataset.with_parts(lambda part: replace(part, stored_inputs=_columns(part, order))),
+            columns=trained.columns,
+        )
     if trained.inputs:
         dataset = dataset.with_parts(partial(in_columns, trained.inputs))
     refuse_other_inputs(dataset.name, dataset.shape, dtype_of(dataset.train), trained)
@@ -83,8 +117,3 @@ def seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
         name: replace(part, scale=scale) for name in PARTS if (part := getattr(dataset, name)) is not None
     }
     return replace(dataset, **scaled, classes=trained.classes, labels=trained.labels)
-
-
-def known_classes(trained: TrainedOn) -> KnownClasses:
-    """Return the classes that a model was trained on."""
-    return KnownClasses(trained.classes, trained.labels)

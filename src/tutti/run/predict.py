@@ -23,7 +23,7 @@ from tutti.run.build import open_config_data, seeded
 from tutti.run.jobs import load_job
 from tutti.run.prediction_files import SUFFIXES, Meaning
 from tutti.run.train_job import PARTS, PredictJob
-from tutti.run.trained import Predictor, dtype_of, load_trained, refuse_other_inputs
+from tutti.run.trained import Predictor, dtype_of, load_trained, order_of, refuse_other_inputs
 from tutti.run.trained_run import UNUSED, find_run
 from tutti.training.precision import Arithmetic
 from tutti.training.prediction import PASS, Block, outputs_of
@@ -87,12 +87,16 @@ def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[s
         options.setdefault("missing", "mean")
     stream = open_inputs(job.config.data, comm, options, job.part)
     found = stream.outline
-    refuse_other_inputs(found.name, found.shape, found.dtype, data)
+    chosen = "columns" in job.config.data_options
+    order = None if chosen else order_of(found.name, found.columns, data.columns)
+    shape = found.shape if order is None else (len(order),)
+    refuse_other_inputs(found.name, shape, found.dtype, data)
 
     def blocks() -> Blocks:
         start = 0
         for stored in stream.blocks(PASS):
-            yield torch.arange(start, start + len(stored)), Block(len(stored), partial(_copy, stored))
+            laid = stored if order is None else stored.index_select(1, torch.tensor(order))
+            yield torch.arange(start, start + len(stored)), Block(len(stored), partial(_copy, laid))
             start += len(stored)
 
     what = found.name if found.part is None else f"{found.part} part of {found.name}"

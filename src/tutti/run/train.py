@@ -62,6 +62,8 @@ from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
+from tutti.training.losses import weights_in
+from tutti.training.losses.class_weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
 from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
@@ -401,7 +403,8 @@ def _run_folder(
         try:
             folder.reserve_weights(task.nbytes)
             folder.write_config(config.as_json(), seal(config.as_json()))
-            folder.write(trained_on(data))
+            of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
+            folder.write(trained_on(data, of_classes))
             folder.write(facts)
             folder.note_start(start)
             yield folder

@@ -21,6 +21,7 @@ from typing_extensions import override
 from tutti import models
 from tutti.data.arrays import part_columns, stored_dtype
 from tutti.data.columns import Column, Columns, Inputs, columns_of, each_of, mapped, sequences_in
+from tutti.data.formats.parquet import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
@@ -77,12 +78,13 @@ class Predictor(nn.Module, ABC):
 
         Args:
             inputs: an array, a tensor or nested lists, of shape (samples, ...), as they were stored in
-                training: pixels from 0 to 255, other numbers as they are. Several are a dict or a tuple.
+                training: pixels from 0 to 255, other numbers as they are. Several are a dict or a tuple. Of a
+                frame those columns are taken, by their names, that the model was trained on.
 
         Raises:
             BadData: they are of another shape or type than those of the training.
         """
-        part = self.given(_as_part(inputs, self.data))
+        part = self.given(_as_part(_in_order(inputs, self.data), self.data))
         refuse_other_inputs("the inputs", part.shape, dtype_of(part), self.data)
         device = next(chain(self.parameters(), self.buffers()), part.stored_targets).device
         with evaluating(self), torch.no_grad():
@@ -375,6 +377,34 @@ def refuse_other_inputs(name: str, shape: Shape, dtype: torch.dtype | None, trai
         )
 
 
+def order_of(name: str, columns: Sequence[str], trained: Sequence[str]) -> list[int] | None:
+    """Return where other data have the columns that a model was trained on; None: as they were there.
+
+    Data without names, such as arrays, are taken as they are. So are positions in a table without a line of
+    names: its target may be elsewhere.
+
+    Args:
+        name: of the other data, for the message.
+        columns: the names of their inputs.
+        trained: those in training.
+
+    Raises:
+        BadData: they have not all of them.
+    """
+    numbers = all(one.isdecimal() for one in trained)
+    if not (columns and trained) or [*columns] == [*trained]:
+        return None
+    if numbers and sorted(columns) != sorted(trained):
+        return None
+    missing = next((one for one in trained if columns.count(one) != 1), None)
+    if missing is not None:
+        raise BadData(
+            f"{name} has {columns.count(missing) or 'no'} inputs called '{missing}', on which the model was "
+            f"trained; it has {', '.join(columns[:10])}: call them as in training, each once"
+        )
+    return [columns.index(one) for one in trained]
+
+
 def _numbers(dtype: str) -> str:
     return "float" if dtype.startswith(("float", "bfloat")) else dtype
 
@@ -394,6 +424,17 @@ def _as_part(inputs: object, data: TrainedOn) -> Part:
     stored = found[0].rows if given.single else Columns(tuple(found), given.names)
     part = Part(stored, torch.zeros(count))
     return in_columns(data.inputs, part) if data.inputs else part
+
+
+def _in_order(inputs: object, data: TrainedOn) -> object:
+    """Return the columns of a frame that a model was trained on, in their order; other inputs as they are."""
+    if not is_frame(inputs) or all(name.isdecimal() for name in data.columns):
+        return inputs
+    names = [*data.columns]
+    if not data.dtype.startswith("float"):  # of arrays that had names
+        frame: Any = inputs
+        return frame.select(names) if hasattr(frame, "select") else frame[names]
+    return read_frame(inputs, columns=names, missing=_missing(data), labelled=False).parts["train"][0]
 
 
 def _missing(data: TrainedOn) -> str:

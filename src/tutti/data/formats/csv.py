@@ -17,7 +17,7 @@ from tutti.data.formats import Format
 from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
 from tutti.data.pile import Pile
 from tutti.data.rows import Array, chosen
-from tutti.data.tables import ABSENT, Choice, Texts, choose, targets_of
+from tutti.data.tables import ABSENT, Choice, Column, Texts, choose, targets_of
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -54,7 +54,15 @@ class Csv(Format):
             BadData: the file is broken, or there is a text where a number is due.
         """
         with open_text(path) as file:
-            return _read(path, _rows_of(path, file), target, columns, missing, labelled)
+            rows = _rows_of(path, file)
+            found = _read(path, rows, target, columns, missing, labelled)
+        if found is not None:
+            return found
+        with open_text(path) as file:
+            rows = _rows_of(path, file)
+            again = _read(path, rows, target, columns, missing, labelled, named=False)
+        assert again is not None, "all lines are rows"
+        return again
 
 
 def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
@@ -82,12 +90,19 @@ def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
 
 
 def _read(
-    path: Path, rows: Iterator[list[str]], target: object, columns: object, missing: str, labelled: bool
-) -> Contents[object]:
+    path: Path,
+    rows: Iterator[list[str]],
+    target: object,
+    columns: object,
+    missing: str,
+    labelled: bool,
+    named: bool = True,
+) -> Contents[object] | None:
+    """Read a table; None: its first line was taken for names, and turns out to be a row."""
     first = next(rows, None)
     if first is None:
         raise BadData(f"{path} has no rows; give a table with a row for each sample")
-    if all(_is_number(cell) for cell in first):
+    if not named or not _are_names(first):
         names, rows = [str(at) for at in range(len(first))], chain([first], rows)
         if target is None and labelled:
             raise BadData(
@@ -103,7 +118,10 @@ def _read(
     used = tuple(names[at] for at in choice.inputs)
     if not labelled:
         return Contents(stem_of(path), {"train": (pile.rows(), None)}, columns=used)
-    targets, kept = targets_of([goal.column() for goal in goals], missing, str(path))
+    found = [goal.column() for goal in goals]
+    if named and _is_row(first, choice, found):
+        return None
+    targets, kept = targets_of(found, missing, str(path))
     inputs = chosen(pile.rows(), np.flatnonzero(kept))
     return Contents(stem_of(path), {"train": (inputs, targets)}, columns=used)
 
@@ -152,6 +170,23 @@ def _number(path: Path, text: str, names: list[str], choice: Choice, done: int, 
         f"{path} has a text where a number is due: row {done + row + 1:,}, column '{name}' has "
         f"'{text[:80]}'; mend it, or choose the columns of numbers by --data.columns A,B,..."
     )
+
+
+def _are_names(first: list[str]) -> bool:
+    """Tell whether the cells of the first line are names of columns.
+
+    They are where one is no number; and 0, 1, 2, ... are those of a frame of pandas that has none.
+    """
+    if len(first) > 2 and first == [str(at) for at in range(len(first))]:
+        return True
+    return not all(map(_is_number, first))
+
+
+def _is_row(first: list[str], choice: Choice, goals: list[Column]) -> bool:
+    """Tell whether the first line is a row like the others, whose only text is the name of a class."""
+    if len(goals) > 1 or not all(_is_number(first[at]) for at in choice.inputs):
+        return False
+    return bool(np.isin(first[choice.targets[0]].strip(), goals[0].values))
 
 
 def _is_number(text: str) -> bool:

@@ -58,6 +58,7 @@ class Hdf5(Format):
                     inputs = _features(path, names, features)
                     return Contents(path.stem, {"train": (inputs, _targets(path, names, labels))})
                 words = {name: name.rpartition("/")[2] for name in names}
+                _refuse_alike(path, words)
                 found: dict[str, object] = {
                     word: _inputs(path, names, name) if slot[1] == "inputs" else _targets(path, names, name)
                     for name, word in words.items()
@@ -109,6 +110,18 @@ def _names(file: Any) -> _Names:
 
     file.visititems(note)
     return found
+
+
+def _refuse_alike(path: Path, words: dict[str, str]) -> None:
+    """Refuse data sets of several groups that are called alike: nobody knows which of them are meant."""
+    first: dict[str, str] = {}
+    for name, word in words.items():
+        known = slot_of(word) is not None or word in EXTRA_KEYS
+        if known and first.setdefault(word, name) != name:
+            raise BadData(
+                f"{path} has '{first[word]}' and '{name}', which stand for the same; say which is meant by "
+                "--data.features NAME --data.labels NAME, or call those of the parts x_train, x_test, ..."
+            )
 
 
 def _all(names: _Names) -> str:

@@ -16,9 +16,9 @@ from tutti.records.ensemble import write_ensemble
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import WEIGHTS
 from tutti.run import summary_lines, trust
-from tutti.run.build import open_config_data, seeded
+from tutti.run.build import class_weights_of, seeded
 from tutti.run.config import TrainConfig
-from tutti.run.evaluate import known_classes, seen_as
+from tutti.run.evaluate import open_seen
 from tutti.run.jobs import load_job
 from tutti.run.predict import write_predictions
 from tutti.run.train_job import PARTS
@@ -102,18 +102,19 @@ def _load(network: nn.Module, place: str) -> None:
 def _opened(job: EnsembleJob, comm: Communicator) -> DataSet | None:
     """The data set, with inputs as they are stored; None: it has no test part, and no part was asked for."""
     trained = job.record.members[0].data
-    data = open_config_data(job, comm, known=known_classes(trained))
+    data = open_seen(job, comm, replace(trained, mean=(), std=(), fill=()))
     if getattr(data, job.part or "test") is None:
         if job.part is None:
             return None
         have = ", ".join(name for name in PARTS if getattr(data, name) is not None)
         raise BadData(f"{data.name} has no {job.part} part; it has: {have}. Choose one with --part")
-    return seen_as(data, replace(trained, mean=(), std=(), fill=()))
+    return data
 
 
 def _objective(job: EnsembleJob, data: DataSet, ensemble: Ensemble, arithmetic: Arithmetic) -> Objective:
     config = job.config
-    loss = named_loss(config.loss, data, config.loss_options, config.class_weights)
+    weights = class_weights_of(config, job.record.members[0].data)
+    loss = named_loss(config.loss, data, config.loss_options, weights)
     objective = Objective(loss, named_metrics(config.metrics, loss, data), data.classes, arithmetic)
     return check_fit(ensemble, data.train, objective)
 

@@ -30,7 +30,7 @@ from tutti.errors import BadData, BadModel, BadOption, UnknownName
 from tutti.load_object import call_with_options, takes_option
 from tutti.registry import Registry
 from tutti.training.losses.class_weights import weights_of_classes, weights_of_flags
-from tutti.training.losses.denominators import LossFunction, OfFlags, Weighed, of_labels
+from tutti.training.losses.denominators import LossFunction, OfFlags, OfLabels, Weighed, of_labels
 from tutti.training.target_kinds import are_flags, loss_for
 
 Fit = Callable[[Tensor, Tensor, int | None], str | None]
@@ -119,7 +119,7 @@ def named_loss(
     spec: str | LossFunction,
     dataset: DataSet,
     options: Mapping[str, Any] = MappingProxyType({}),
-    class_weights: str | None = None,
+    class_weights: str | Tensor | None = None,
 ) -> Loss:
     """Return the loss that `spec` means.
 
@@ -383,14 +383,23 @@ def _asks_for_all(function: Callable[..., object]) -> bool:
     return parameters[1:2] == ["batch"]
 
 
-def weighted(loss: Loss, given: str, dataset: DataSet) -> Loss:
+def weights_in(loss: Loss) -> Tensor | None:
+    """Return the weights of classes, or of labels of 0 and of 1, in a loss; None: it has none."""
+    function = loss.function
+    if isinstance(function, OfFlags):
+        return function.weights
+    return function.weight if isinstance(function, OfLabels) else None
+
+
+def weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
     """Return a loss in which the samples of each class, or labels of 0 and 1, have a weight.
 
     Its denominator is the sum of the weights, so the answer is the same however a batch is cut.
 
     Args:
         loss: on labels.
-        given: "balanced", by the counts of the training part, or the weights, separated by commas.
+        given: "balanced", by the counts of the training part; the weights, separated by commas; or a tensor
+            with a row for each class.
         dataset: the targets of its training part are counted.
 
     Raises:
@@ -403,10 +412,13 @@ def weighted(loss: Loss, given: str, dataset: DataSet) -> Loss:
     if own is not None:
         classes = dataset.classes or int(targets.max()) + 1
         counted = targets[targets != own.ignore_index]
-        weights = weights_of_classes(given, counted, classes)
+        weights = given if isinstance(given, Tensor) else weights_of_classes(given, counted, classes)
+        weights = weights.flatten()
         return replace(loss, function=replace(own, weight=weights), weighed=True)
     if loss.each is not None and targets.is_floating_point() and are_flags(targets):
-        function = OfFlags(loss.each, weights_of_flags(given, targets))
+        own_shape = targets.shape[1:] if isinstance(given, Tensor) and given.shape[1] > 1 else ()
+        weights = weights_of_flags(given, targets) if isinstance(given, str) else given.view(2, *own_shape)
+        function = OfFlags(loss.each, weights)
         return replace(loss, function=function, labels=False, weighed=True)
     raise BadOption(
         "--class-weights are for cross_entropy, nll and focal on class numbers, and for bce and focal on "
