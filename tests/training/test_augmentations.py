@@ -118,6 +118,17 @@ def test_mixtures_are_of_two_samples_that_were_changed_before() -> None:
     assert values.shape == (41, 2)
 
 
+def test_samples_are_mixed_with_others_that_are_drawn_by_the_same_weights() -> None:
+    chances = torch.zeros(41, dtype=torch.float64)
+    chances[[3, 7]] = torch.tensor([1.0, 3.0]).double()
+    mixed = Augmentation("mixup", {"mixup": 1.0}, PART, 0, classes=41, chances=chances)
+    samples = torch.tensor([3]).repeat(400) + 41 * torch.arange(400)  # as if drawn anew each time
+    some = torch.full((400,), 3)
+    _, shares = mixed(0, samples, *PART.take(some))
+    assert set(shares.nonzero()[:, 1].tolist()) == {3, 7}
+    assert 0.7 < float((shares[:, 7] > 0).double().mean()) < 0.8
+
+
 def test_losses_take_mixed_samples_or_are_refused() -> None:
     shares = torch.full((2, 3), 1 / 3)
     dataset = DataSet("d", Part(STORED, torch.arange(41) % 3), None, None, 3, ())

@@ -65,6 +65,14 @@ def half_a_batch() -> Part:
     return Part(part.inputs, targets)
 
 
+def a_batch_without() -> Part:
+    """What all ranks have of the second batch has no label."""
+    part = blobs(67)
+    targets = part.targets.clone()
+    targets[Batches(part, BATCH, seed=5).order(0)[BATCH : 2 * BATCH]] = -100
+    return Part(part.inputs, targets)
+
+
 def nothing() -> Part:
     part = blobs(40)
     return Part(part.inputs, torch.full_like(part.targets, -100))
@@ -90,6 +98,12 @@ def focal(outputs: Tensor, targets: Tensor) -> Tensor:
     chances = outputs.softmax(1)[torch.arange(len(targets)), targets]
     weights = torch.tensor([1.0, 5.0, 0.25, 0.0])[targets]
     return (-weights * (1 - chances) ** 1.5 * chances.log()).sum() / weights.sum()
+
+
+def of_what_counts(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the labels; where there is none, zero."""
+    total = functional.cross_entropy(outputs, targets, reduction="sum")
+    return total / max(1, int((targets >= 0).sum()))
 
 
 MEANS: dict[str, tuple[Part, Given, LossFunction]] = {
@@ -123,6 +137,7 @@ MEANS: dict[str, tuple[Part, Given, LossFunction]] = {
     ),
     "sum and weight": (gaps(), a_sum_with_its_weight, its_mean),
     "a rank without": (half_a_batch(), "cross_entropy", functional.cross_entropy),
+    "a batch without": (a_batch_without(), "cross_entropy", of_what_counts),
 }
 """The samples, the loss as it is given to the loop, and the same by torch."""
 
@@ -212,7 +227,7 @@ def test_training_is_that_of_torch_however_a_batch_is_cut(name: str, ranks: int,
         assert mine.train.metrics == one.train.metrics
 
 
-@pytest.mark.parametrize("name", ["without labels", "class weights", "sum and weight"])
+@pytest.mark.parametrize("name", ["without labels", "class weights", "sum and weight", "a batch without"])
 def test_a_parameter_server_divides_by_what_came(name: str) -> None:
     expected = by_torch(name)
     for _, weights in trained(3, name, strategy=ParamServer()):

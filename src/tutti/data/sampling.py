@@ -63,10 +63,22 @@ def draw(cumulated: Tensor, generator: torch.Generator) -> Tensor:
     Returns:
         Positions, int64.
     """
-    points = torch.rand(len(cumulated), generator=generator, dtype=torch.float64) * cumulated[-1]
+    return found_at(cumulated, torch.rand(len(cumulated), generator=generator, dtype=torch.float64))
+
+
+def found_at(cumulated: Tensor, points: Tensor) -> Tensor:
+    """Return the samples that numbers from 0 to below 1 stand for.
+
+    Args:
+        cumulated: as for `draw`.
+        points: the numbers, float64, of any shape.
+
+    Returns:
+        Positions, int64, of that shape.
+    """
     # The first whose sum is above the point: none with weight 0. A point may be rounded up to the whole sum.
     last = torch.searchsorted(cumulated, cumulated[-1])
-    return torch.searchsorted(cumulated, points, right=True).minimum(last)
+    return torch.searchsorted(cumulated, points * cumulated[-1], right=True).minimum(last)
 
 
 def _balanced(targets: Tensor) -> Tensor:

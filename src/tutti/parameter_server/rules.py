@@ -510,7 +510,8 @@ class Rounds(OptimizerRule):
         came, share, weight, spoiled, _ = counts.tolist()
         if came < self._workers and (self.waits or share < self._quorum - ROUNDING):
             return Outcome.HELD
-        self._close(push, 0.0 if spoiled else weight)
+        # Without any sample there is nothing to learn; where no label counts, the gradient is zero.
+        self._close(push, weight if share > 0 and not spoiled else None)
         return Outcome.APPLIED
 
     def _present(self) -> Tensor:
@@ -520,15 +521,15 @@ class Rounds(OptimizerRule):
             present[[n for n, p in enumerate(self.parameters) if p in self.missing]] = 0
         return present
 
-    def _close(self, push: Push, weight: float) -> None:
+    def _close(self, push: Push, weight: float | None) -> None:
+        """Make the step of a round by the sum of the gradients / their weight; None: make none."""
         # Not before: others may be waiting to read what the round before has led to.
         for centre, edit in zip(push.centre, self._edits, strict=False):
             centre.add_(edit)
             edit.zero_()
         totals, counts, brought = self._views[push.slot], self._counts[push.slot], self._brought[push.slot]
-        # Without any sample there is nothing to learn, and no mean.
-        if weight > 0:
-            if abs(weight - 1) > EPSILON:
+        if weight is not None:
+            if weight > 0 and abs(weight - 1) > EPSILON:
                 for total in totals:
                     total.div_(weight)
             clip(totals, self._norm, self._value)

@@ -315,8 +315,13 @@ def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     return config.accumulate * strategy.passes
 
 
-def augmentation(job: Job, task: Task) -> Augmentation | None:
+def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augmentation | None:
     """Return what changes the training batches, if the configuration names something.
+
+    Args:
+        job: has the configuration.
+        task: what is learned.
+        chances: weights of the samples, by which epochs draw them; None: each is taken once.
 
     Raises:
         UserError: there is no such transform, or it is not for these samples or this loss.
@@ -325,7 +330,7 @@ def augmentation(job: Job, task: Task) -> Augmentation | None:
     if config.augment is None:
         return None
     given, options = named_or_given(job, "augment"), config.augment_options
-    found = Augmentation(given, options, data.train, config.seed, data.classes)
+    found = Augmentation(given, options, data.train, config.seed, data.classes, chances)
     if data.classes is not None and found.example.is_floating_point():
         refuse_without_shares(task.objective.loss, found.example)
     return found
@@ -519,7 +524,7 @@ def assemble(
     config = resolved(job.config, comm, task, strategy, optimizer)
     chances = build_chances(job, task.dataset)
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
-    batches.augment = augmentation(job, task)
+    batches.augment = augmentation(job, task, chances)
     updates = Schedule(batches, config.epochs, config.steps, balance=balance)
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))

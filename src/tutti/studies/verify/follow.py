@@ -188,8 +188,9 @@ class _Runs:
 
     def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
         data, size, seed = task.dataset, job.config.batch_size, job.config.seed
-        whole = Batches(data.train, size, seed=seed, chances=build_chances(job, data))
-        whole.augment = augmentation(job, task)
+        chances = build_chances(job, data)
+        whole = Batches(data.train, size, seed=seed, chances=chances)
+        whole.augment = augmentation(job, task, chances)
         _, (first,) = next(whole.epoch(0))
         self._rounds, self._updates = _rounds(whole), whole.updates
         self._random = is_random(task.objective, task.module, first)

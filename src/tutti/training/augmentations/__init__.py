@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
+from tutti.data.sampling import found_at
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.registry import Registry
 from tutti.training.sample_words import Words, keys_of, mix, steps, word
@@ -46,6 +47,7 @@ class SampleRandom:
         pick: returns samples of the data by their numbers, changed as those of the batch were before; None:
             there are no others.
         count: how many samples the data have.
+        cumulated: the sums of the weights by which an epoch draws samples; None: it takes each once.
     """
 
     def __init__(
@@ -55,9 +57,11 @@ class SampleRandom:
         classes: int | None = None,
         pick: Callable[[Tensor], tuple[Inputs, Tensor]] | None = None,
         count: int = 0,
+        cumulated: Tensor | None = None,
     ) -> None:
         self._keys, self._device, self._draws = keys, device, 0
         self._classes, self._pick, self._count = classes, pick, count
+        self._cumulated = cumulated
 
     def uniform(self, *shape: int) -> Tensor:
         """Draw numbers of 24 bits from 0 to below 1, of shape (samples, *shape), float32."""
@@ -75,9 +79,11 @@ class SampleRandom:
         return torch.from_numpy(found.astype(np.float32)).to(self._device)
 
     def others(self) -> tuple[Inputs, Tensor]:
-        """Draw another sample of the data for each, with its targets."""
+        """Draw another sample of the data for each, with its targets; by the weights of `--sampling`."""
         assert self._pick is not None, "a batch of data has others"
-        return self._pick(self.integers(self._count))
+        if self._cumulated is None:
+            return self._pick(self.integers(self._count))
+        return self._pick(found_at(self._cumulated, self.integers(1 << 32).double().cpu() / (1 << 32)))
 
     def shares(self, targets: Tensor) -> Tensor:
         """Return class numbers as shares of the classes, of shape (samples, classes, ...); floats stay."""
@@ -102,6 +108,7 @@ class Augmentation:
         part: the samples that are trained on.
         seed: of the run.
         classes: how many there are; None: the targets are floats.
+        chances: weights of the samples, by which epochs draw them; None: each is taken once.
 
     Attributes:
         example: the targets of a few samples, as they become.
@@ -118,7 +125,9 @@ class Augmentation:
         part: Part,
         seed: int,
         classes: int | None = None,
+        chances: Tensor | None = None,
     ) -> None:
+        self._cumulated = None if chances is None else chances.cumsum(0)
         self._seed, self._transforms = seed, _transforms(spec, options)
         self._part, self._classes = part, classes
         few = torch.arange(min(2, len(part)))
@@ -151,7 +160,8 @@ class Augmentation:
             # Others that a sample is mixed with are changed by that sample's numbers, too.
             pick = partial(self._picked, epoch, samples, at, use + len(self._transforms) * (at + 1))
             keys = keys_of(samples, self._seed, epoch, use + at)
-            random = SampleRandom(keys, targets.device, self._classes, pick, len(self._part))
+            kept = self._classes, pick, len(self._part), self._cumulated
+            random = SampleRandom(keys, targets.device, *kept)
             found = transform(inputs, targets, random)
             if not isinstance(found, tuple) or len(found) != 2:
                 raise BadOption(
