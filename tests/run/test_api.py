@@ -171,7 +171,7 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"batch_size": "many"}, "batch_size is 'many'; give a whole number"),
         ({"lr": -1.0}, "lr is -1.0; give a finite number above 0"),
         ({"class_weights": [1, 2.5]}, "class_weights are 2 numbers, but there are 5 classes"),
-        ({"precision": "fp16"}, "use precision='bf16', which has the range of fp32"),
+        ({"precision": "fp16", "parallel": "pipeline"}, "use precision='bf16', which needs none, or leave"),
         ({"epochs": 1, "steps": 1}, "both epochs and steps are given"),
         (
             {"data": (INPUTS, torch.arange(120.0) % 5)},

@@ -287,7 +287,7 @@ class TrainConfig:
     )
     clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
     clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
-    precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16", "fp64"))
+    precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16", "fp16", "fp64"))
     layout: str = option("contiguous", "memory format of 4-d tensors", ("contiguous", "channels_last"))
     device: str = option("cpu", "where to compute; cuda is for one worker", ("cpu", "cuda"))
     cuda_graph: str = option(
@@ -478,6 +478,12 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield f"{given} is given, but no --augment; name it there, such as --augment crop"
     if c.augment is not None and c.cuda_graph == "on":
         yield "--augment changes each batch, which no graph records; leave --cuda-graph on out"
+    if c.precision == "fp16" and (c.parallel is not None or c.cuda_graph == "on"):
+        other = "--cuda-graph on" if c.parallel is None else f"--parallel {c.parallel}"
+        yield (
+            "--precision fp16 scales the loss by the gradient of the whole model; use --precision "
+            f"bf16, which needs none, or leave {other} out"
+        )
     if c.parallel is None and c.parallel_options:
         given = f"--parallel.{next(iter(c.parallel_options))}"
         yield f"{given} is given, but no --parallel; name a way, such as --parallel pipeline"
@@ -500,11 +506,6 @@ def _check(config: TrainConfig) -> None:
         raise BadOption(
             f"--device is '{config.device}'; give --device cuda, and choose the GPU in the environment: "
             f"CUDA_VISIBLE_DEVICES={number}"
-        )
-    if config.precision == "fp16":
-        raise BadOption(
-            "--precision fp16 would need the loss to be scaled, which is not done here; use --precision "
-            "bf16, which has the range of fp32 and needs no scaling"
         )
     for f in fields(config):
         choices = f.metadata["choices"]

@@ -89,6 +89,8 @@ def captured_by(
         raise BadOption(NEEDS_GPU_SAMPLES)
     if not on_gpu or isinstance(batches, Queue) or wanted == "off" or batches.augment is not None:
         return None
+    if config.precision == "fp16":
+        return None
     if objective.loss.weighed:
         if wanted == "on":
             raise BadOption(

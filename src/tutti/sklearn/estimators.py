@@ -70,7 +70,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         workers: how many ranks train. One trains in this process; several are processes of their own.
         threads: of each rank. By default one worker uses as many as torch does in this process, of which
             joblib gives each of its processes a share; several divide the cores.
-        precision: arithmetic of forward and backward: "fp32", "bf16" or "fp64".
+        precision: arithmetic of forward and backward: "fp32", "bf16", "fp16" or "fp64".
         device: "cpu" or "cuda".
         random_state: decides the initial weights, the validation part and the order of the samples. A whole
             number is the seed of `tutti.train`.

@@ -16,7 +16,8 @@ from tutti.errors import BadOption
 from tutti.training import of_keras
 from tutti.training.outputs import the_output
 
-_SHORT = (torch.bfloat16, torch.float16)
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SHORT = tuple(_HALF.values())
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Arithmetic:
     """The precision, memory layout and device of a model's computations.
 
     Attributes:
-        precision: "fp32"; "bf16": the weights stay fp32, matrix products and convolutions run in bfloat16
-            (autocast); or "fp64", to compare runs beyond the rounding of fp32.
+        precision: "fp32"; "bf16" or "fp16": the weights stay fp32, matrix products and convolutions run in
+            bfloat16 or float16 (autocast); or "fp64", to compare runs beyond the rounding of fp32.
         layout: "contiguous", or "channels_last" for 4-d inputs and weights.
         device: "cpu" or "cuda".
 
@@ -108,8 +109,8 @@ class Arithmetic:
         kind: Any = type(module)
         if _is_of_keras(kind) and isinstance(module, nn.Module):
             inputs, told = of_keras.arguments(module, inputs), {"training": module.training}
-        if self.precision == "bf16":
-            with torch.autocast(self.device, dtype=torch.bfloat16):
+        if self.precision in _HALF:
+            with torch.autocast(self.device, dtype=_HALF[self.precision]):
                 return _called(module, inputs, told)
         if isinstance(inputs, Tensor):
             return module(inputs, **told)

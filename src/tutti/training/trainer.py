@@ -35,6 +35,7 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite_check import FiniteCheck, refuse_broken_weights, refuse_loss, refuse_sum
 from tutti.training.learning_rate import LearningRate
+from tutti.training.loss_scale import LossScale
 from tutti.training.module_memory import ModuleMemory
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
@@ -133,6 +134,7 @@ class Trainer:
         self._step, self._steps, self._lr = 0, 0, math.nan
         self._shares: dict[float, Tensor] = {}
         self._finite_check = FiniteCheck()
+        self._scale = self._loss_scale()
         self._history: list[EpochRecord] = []
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
@@ -149,6 +151,12 @@ class Trainer:
         self.ended: str | None = None
         self.restored: EpochRecord | None = None
         self.final: Evaluation | None = None
+
+    def _loss_scale(self) -> LossScale | None:
+        if self._arithmetic.precision != "fp16":
+            return None
+        together = not self._batches.own and self.worker.waits
+        return LossScale(self.replica, self.comm if together else None)
 
     def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
         """Train to the end (collective).
@@ -345,12 +353,14 @@ class Trainer:
             samples, weight = (0, 0.0) if late else self._compute(passes, epoch, tally)
             computed = stages.last
             self._lr = self._learning_rate.value
-            if not late and (samples or not self._batches.own):
+            if late or not (samples or not self._batches.own):
+                self.worker.skip()
+            elif self._scale is not None and not self._scale.unscale():
+                self.worker.give_up()
+            else:
                 self._divide(made, passes, samples, weight)
                 self.worker.step()
                 self._steps += 1
-            else:
-                self.worker.skip()
             if self._balance is not None:
                 self._balance.note(samples, computed - loaded)
             self._step = made + 1
@@ -451,6 +461,7 @@ class Trainer:
             "schedule": self._learning_rate.state(),
             "buffers": mean_buffers(module, self.comm),
             "remembered": remembered,
+            "scale": None if self._scale is None else self._scale.state(),
             "history": [to_json(record) for record in self._history],
             "unvalidated": [to_json(record) for record in self._unvalidated],
         }
@@ -461,6 +472,7 @@ class Trainer:
             "tally": tally.state(),
             "schedule": self._learning_rate.state(),
             "steps": self._steps,
+            "scale": None if self._scale is None else self._scale.state(),
             "stages": self._stages.seconds(),
             "traffic": self.worker.traffic.values(),
         }
@@ -524,6 +536,9 @@ class Trainer:
         for memory, values in zip(self._memories, remembered["modules"], strict=True):
             memory.load_state(values)
         load_buffers(self._loss_module, remembered["buffers"])
+        scale = (own or at).get("scale")
+        if self._scale is not None and scale is not None:
+            self._scale.load_state(scale)
         self._learning_rate.load_state((own or at)["schedule"], at["updates"], self._step)
         self._lr = at["lr"]
         if "worker" in saved.shared:  # Otherwise it was another strategy's.
@@ -588,9 +603,10 @@ class Trainer:
         outputs, loss, weight = self._objective.compute(self.replica.module, inputs, targets)
         self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
-        share = self._shares.get(batch.share)
+        factor = batch.share if self._scale is None else batch.share * self._scale.factor
+        share = self._shares.get(factor)
         if share is None:
-            share = self._shares[batch.share] = loss.new_tensor(batch.share)
+            share = self._shares[factor] = loss.new_tensor(factor)
         torch.autograd.backward(loss, share)
         return Computed(self._arithmetic.number(loss), outputs.detach(), targets, weight)
 
