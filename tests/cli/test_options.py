@@ -95,6 +95,7 @@ def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
         (["--batchsize=3"], "unknown option '--batchsize'; did you mean '--batch-size'?"),
         (["mlp", "lenet"], "unknown argument 'lenet'"),
         (["--epochs", "five"], "'five' is not a whole number"),
+        (["--batch-size", "five"], "'five' is not a whole number"),
         (["--lr", "fast"], "'fast' is not a number"),
         (["--epochs"], "argument --epochs: expected one argument"),
         (["--lr", "-1e-3"], "--lr is -0.001; give a finite number above 0"),

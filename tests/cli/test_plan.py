@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tutti.cli.main import main
-from tutti.studies.autotune import plan as planning
 
 SMALL = ("mlp", "--model.hidden", "16")
 
@@ -39,13 +38,14 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(planning, "SHORT_BUDGET_S", 0.5)
-    assert main(["train", *SMALL, "--epochs", "1", "-n", "1", "--plan", "auto", "--out", "a"]) == 0
+    chosen = ["--plan", "auto", "--precision", "auto", "--batch-size", "auto", "--budget", "0.5"]
+    assert main(["train", *SMALL, "--epochs", "1", "-n", "1", *chosen, "--out", "a"]) == 0
     planned = capsys.readouterr().out
-    assert planned.startswith("plan: measuring for at most 0.5 s\nplan: measured ")
+    assert planned.startswith("plan: measuring for at most 0.5 s\nplan: ")
     config = json.loads((tmp_path / "a/config.json").read_text())
-    assert (config["workers"], config["layout"], config["batch_size"]) == ("1", "contiguous", 32)
-    assert f"1 rank x {config['threads']} thread" in planned
+    assert (config["workers"], config["layout"]) == ("1", "contiguous")
+    assert f"plan: batch {config['batch_size']}: " in planned
+    assert f"plan: bf16 is {'chosen' if config['precision'] == 'bf16' else 'not chosen'}: " in planned
     assert main(["train", "--config", "a", "--out", "b"]) == 0
     assert "plan: measuring" not in capsys.readouterr().out
     assert json.loads((tmp_path / "b/config.json").read_text()) == config

@@ -18,10 +18,11 @@ from tutti.errors import BadOption, UnknownName, UserError
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
-from tutti.studies.autotune import measure, race
+from tutti.studies.autotune import batch_size, measure, race
 from tutti.studies.autotune import plan as planning
 from tutti.studies.autotune.candidates import Candidate, Choices
-from tutti.studies.autotune.plan import PlanJob, plan, planned
+from tutti.studies.autotune.following import Twins
+from tutti.studies.autotune.plan import PlanJob, measured, plan, planned
 from tutti.studies.autotune.race import Contender, Fate, Timing
 from tutti.studies.autotune.recommendation import Recommendation
 
@@ -52,15 +53,16 @@ class Flattened(nn.Module):
 def rehearsed(
     config: TrainConfig,
     shapes: tuple[tuple[int, int], ...] = ((1, 1), (2, 1)),
-    shown: tuple[str, ...] = (),
+    dared: tuple[str, ...] = (),
     precisions: tuple[str, ...] = ("fp32",),
     layouts: tuple[str, ...] = ("contiguous", "channels_last"),
     deadline: float = 1000.0,
     least_s: float = 0.0,
+    grows: bool = False,
 ) -> Recommendation:
     """What ranks in one process find out."""
     choices = Choices(shapes, precisions, layouts, (config.batch_size,))
-    job = PlanJob(config, choices, shown, allowed_cores(), deadline, least_s, quiet=True)
+    job = PlanJob(config, choices, dared, allowed_cores(), deadline, least_s, grows, quiet=True)
 
     def rank(comm: Communicator) -> Recommendation | None:
         return measure.work(comm, pickle.dumps(job))
@@ -92,7 +94,7 @@ def test_the_layout_of_a_model_without_convolutions_is_no_choice() -> None:
 
 
 def test_other_precisions_are_measured_beside_the_pick() -> None:
-    found = rehearsed(MLP, shown=("bf16",))
+    found = rehearsed(MLP, dared=("bf16",))
     assert found.others[0].candidate == found.pick.candidate
     assert {way.candidate.precision for way in found.others[1:]} == {"bf16"}
     assert all(way.rate for way in found.others)
@@ -192,7 +194,7 @@ def test_ranks_are_started_once_and_unbound_as_many_as_the_largest_way_needs(
     assert (chosen.workers, chosen.cores, chosen.warnings) == (4, (), ())
     assert before + 33 <= job.deadline <= time.monotonic() + 33
     assert job.least_s == 16.5
-    assert (job.choices.shapes, job.shown) == (((1, 1), (1, 4), (2, 2), (4, 1)), ("bf16",))
+    assert (job.choices.shapes, job.dared) == (((1, 1), (1, 4), (2, 2), (4, 1)), ("bf16",))
     assert found.pick.candidate == FAST
     assert found.seconds >= 0
 
@@ -209,18 +211,18 @@ def test_a_busy_machine_is_warned_of(
 
 
 @pytest.mark.parametrize(
-    ("fixed", "precisions", "shown"),
+    ("fixed", "precisions", "dared"),
     [((), ("fp32", "bf16"), ()), (("precision",), (), ()), (("workers",), (), ("bf16",))],
 )
-def test_another_precision_is_shown_only_where_nothing_was_said_about_it(
+def test_another_precision_is_dared_only_where_nothing_was_said_about_it(
     monkeypatch: pytest.MonkeyPatch,
     fixed: tuple[str, ...],
     precisions: tuple[str, ...],
-    shown: tuple[str, ...],
+    dared: tuple[str, ...],
 ) -> None:
     jobs = caught(monkeypatch, (FAST, 1.0))
     plan(CNN, fixed, precisions=precisions)
-    assert jobs[0][0].shown == shown
+    assert jobs[0][0].dared == dared
 
 
 def test_training_takes_what_was_picked_and_keeps_what_was_given(
@@ -230,10 +232,69 @@ def test_training_takes_what_was_picked_and_keeps_what_was_given(
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     config = planned(replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"))
     assert (config.workers, config.threads, config.layout, config.lr) == ("2", 2, "channels_last", 0.1)
-    assert (jobs[0][0].choices.shapes, jobs[0][0].shown, jobs[0][0].quiet) == (((2, 2),), (), True)
+    assert (jobs[0][0].choices.shapes, jobs[0][0].dared, jobs[0][0].quiet) == (((2, 2),), ("bf16",), True)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "plan: measuring for at most 20 s"
     assert said[1].startswith("plan: measured 1 combination in ")
+
+
+def test_what_was_left_to_a_measurement_is_chosen_on_the_ranks_of_any_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = caught(monkeypatch, (replace(FAST, ranks=4, threads=1), 2.0))
+    monkeypatch.setattr("tutti.launch.placement.allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    config = measured(CNN, {"layout"}, 7.0)
+    ((job, _),) = jobs
+    assert (job.choices.shapes, job.choices.layouts) == (((4, 1),), ("contiguous", "channels_last"))
+    assert (job.dared, job.grows) == ((), False)
+    assert config == replace(CNN, layout="channels_last")
+    assert capsys.readouterr().out.startswith("plan: measuring for at most 7 s\n")
+    measured(CNN, {"precision"}, silent=True)
+    assert (jobs[1][0].dared, jobs[1][0].choices.layouts) == (("bf16",), ("contiguous",))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_batch_that_is_chosen_takes_the_rate_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = caught(monkeypatch, (Candidate(4, 1, "fp32", "contiguous", 256), 2.0))
+    monkeypatch.setattr("tutti.launch.placement.allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
+    given = replace(CNN, batch_size=1, schedule="linear_scaling", lr=0.1)
+    config = measured(given, {"batch_size"}, silent=True)
+    assert (jobs[0][0].grows, jobs[0][0].choices.batch_sizes) == (True, (32,))
+    assert (config.batch_size, config.schedule_options, config.workers) == (256, {"factor": 8.0}, "auto")
+
+
+def test_a_growing_batch_is_measured_before_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "GAIN", -1.0)
+    monkeypatch.setattr(batch_size, "TURN_S", 0.0)
+    found = rehearsed(MLP, grows=True)
+    assert found.ladder is not None
+    assert [rung.candidate.batch_size for rung in found.ladder.rungs] == [32, 64, 128]
+    assert found.ladder.ended == "256 would leave an epoch fewer than 10 updates"
+    assert {way.candidate.batch_size for way in found.ways} == {128}
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_faster_precision_is_picked_if_short_trainings_follow(
+    monkeypatch: pytest.MonkeyPatch, follows: bool
+) -> None:
+    real, asked = measure.Rehearsal.measure, list[object]()
+
+    def faster(self: measure.Rehearsal, one: Candidate, steps: int) -> Timing:
+        found = real(self, one, steps)
+        return replace(found, seconds=0.001 * steps if one.precision == "bf16" else 0.1 * steps)
+
+    def trained(job: object, comm: object, task: object, pair: tuple[Candidate, ...], updates: int) -> Twins:
+        asked.append((pair, updates))
+        return Twins("bf16", updates, 2.3, (0.5, 0.6, 0.7), (0.5, 0.6, 0.7) if follows else (1.5, 1.6, 1.7))
+
+    monkeypatch.setattr(race, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(measure.Rehearsal, "measure", faster)
+    monkeypatch.setattr(measure, "short_trainings", trained)
+    found = rehearsed(replace(MLP, steps=60), dared=("bf16",), layouts=("contiguous",))
+    alone = Candidate(1, len(allowed_cores().physical), "bf16", "contiguous", 32)
+    assert asked == [((replace(alone, precision="fp32"), alone), 60)]
+    assert found.pick.candidate.precision == ("bf16" if follows else "fp32")
 
 
 def test_training_without_a_choice_is_not_measured(
@@ -241,7 +302,7 @@ def test_training_without_a_choice_is_not_measured(
 ) -> None:
     jobs = caught(monkeypatch)
     given = replace(CNN, workers="2", threads=1, layout="channels_last")
-    assert planned(given, ("workers", "threads", "layout")) == given
+    assert planned(given, ("workers", "threads", "layout", "precision")) == given
     said = capsys.readouterr().out
     assert (jobs, said) == ([], "plan: 2 ranks x 1 thread: the options leave nothing to choose\n")
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
+
 from tutti.errors import BadModel
 from tutti.records.json_lines import to_json
+from tutti.studies.autotune.batch_size import Ladder
 from tutti.studies.autotune.candidates import Candidate
+from tutti.studies.autotune.following import Twins
 from tutti.studies.autotune.race import Contender, Fate, Timing
 from tutti.studies.autotune.recommendation import Recommendation, Way
 
@@ -67,23 +71,58 @@ def test_ways_are_told_apart_by_what_differs() -> None:
     assert "fp32" not in found.why()[0]
 
 
-def test_a_faster_precision_is_offered_but_not_picked() -> None:
+FASTER = [way(RANKS, *[900.0] * 5), way(SHORT, *[1800.0] * 5)]
+ALIKE = Twins("bf16", 60, 2.0, (0.5, 0.6, 0.7), (0.51, 0.59, 0.7))
+OTHERWISE = Twins("bf16", 60, 2.0, (0.5, 0.6, 0.7), (0.9, 1.0, 1.1))
+
+
+def test_a_faster_precision_whose_loss_follows_is_picked() -> None:
     ways = [way(RANKS, *[1000.0] * 5), way(THREADS, 500.0)]
-    others = [way(RANKS, *[900.0] * 5), way(SHORT, *[1800.0] * 5)]
-    found = Recommendation(ways, others)
+    found = Recommendation(ways, FASTER, twins=ALIKE)
+    assert found.pick is FASTER[1]
+    said = "bf16 is chosen: 2 ranks x 1 thread in bf16 is 2.00 times as fast, and after 60 updates its loss"
+    assert found.why()[1].startswith(said)
+    assert [found.ratio(one) for one in (*ways, *FASTER)] == [0.5, 0.25, 0.5, 1.0]
+    assert [one is found.pick for one in found.rows()] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("twins", "reason"),
+    [
+        (OTHERWISE, "is 2.00 times as fast, but after 60 updates its loss differs from fp32's by 66.67%"),
+        (None, "is 2.00 times as fast, but no time was left to compare its loss: raise --budget"),
+    ],
+)
+def test_a_faster_precision_whose_loss_does_not_follow_is_told_but_not_picked(
+    twins: Twins | None, reason: str
+) -> None:
+    found = Recommendation([way(RANKS, *[1000.0] * 5)], FASTER, twins=twins)
     assert found.pick.candidate == RANKS
-    assert found.ratio(others[1]) == 2.0
-    assert (
-        "2 ranks x 1 thread in bf16 would be 2.00 times as fast (--precisions fp32,bf16 lets"
-        in found.why()[1]
-    )
+    assert found.ratio(FASTER[1]) == 2.0
+    assert reason in found.why()[1]
 
 
-def test_a_precision_that_may_not_be_faster_is_not_offered() -> None:
-    others = [way(RANKS, 1000.0), way(SHORT, 1200.0)]
-    assert len(Recommendation([way(RANKS, 1000.0)], others).why()) == 1
-    once = [way(RANKS, 1000.0), way(SHORT, 5000.0)]
-    assert len(Recommendation([way(RANKS, 1000.0)], once).why()) == 1
+@pytest.mark.parametrize(
+    ("speed", "reason"),
+    [
+        (1200.0, "it is not surely faster here (1.20 times that speed, give or take 50%)"),
+        (300.0, "it has 30% of that speed here"),
+    ],
+)
+def test_a_precision_that_is_not_surely_faster_is_not_picked(speed: float, reason: str) -> None:
+    others = [way(RANKS, 1000.0), way(SHORT, speed)]
+    found = Recommendation([way(RANKS, 1000.0)], others, twins=ALIKE)
+    assert (found.faster, found.pick.candidate) == (None, RANKS)
+    assert found.why()[1] == f"bf16 is not chosen: {reason}"
+
+
+def test_before_a_training_only_what_there_was_to_choose_is_told() -> None:
+    several = Recommendation([way(RANKS, *[1000.0] * 5), way(THREADS, 500.0)], seconds=9.4)
+    assert [line.partition(":")[0] for line in several.in_short()] == ["measured 2 combinations in 9 s"]
+    found = Recommendation([way(RANKS, *[1000.0] * 5)], FASTER, twins=ALIKE)
+    assert [line.partition(":")[0] for line in found.in_short()] == ["bf16 is chosen"]
+    batch = Recommendation([way(RANKS, 1000.0)], ladder=Ladder([way(RANKS, 1000.0)], "128 gains 4%", 0))
+    assert batch.in_short() == ["batch 64: 1,000 samples/s on 2 ranks x 1 thread; 128 gains 4%"]
 
 
 def test_the_table_has_every_way_once_and_says_what_became_of_it() -> None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import Options, TrainConfig, flag, help_of, type_name
+from tutti.run.config import MEASURED, Options, TrainConfig, flag, help_of, type_name
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
@@ -22,6 +22,13 @@ TARGET: Final = "accuracy on the validation part, 0 to 1"
 """The text about the option --target."""
 
 _METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER", "weights": "PLACE"}
+
+_AUTO = {
+    "precision": "auto: bf16 if it is faster here and its loss follows that of fp32 in short trainings",
+    "layout": "auto: the faster one here",
+    "batch_size": "auto: doubled from 32 on while that makes training at least a tenth faster",
+}
+"""The meaning of "auto" for the fields of `MEASURED`."""
 
 _NEGATIVE = re.compile(r"(-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf)$")
 """Values that are no options; argparse itself would take -1e-3 for one."""
@@ -87,6 +94,7 @@ class Parser(argparse.ArgumentParser):
         leave_out: Collection[str] = (),
         only: Collection[str] = (),
         defaults: Mapping[str, str] = MappingProxyType({}),
+        auto: Collection[str] = (),
     ) -> None:
         """Add an option for each field of `TrainConfig` but the model.
 
@@ -94,6 +102,7 @@ class Parser(argparse.ArgumentParser):
             leave_out: fields without an option.
             only: the fields with an option; by default all others.
             defaults: what the help says the default is, where it is not that of `TrainConfig`.
+            auto: the fields that the command can choose by measuring; others refuse that in a sentence.
         """
         kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
         kept = [f for f in kept if f.name in only or not only]
@@ -108,15 +117,17 @@ class Parser(argparse.ArgumentParser):
                     *names, action=BooleanOptionalAction, default=argparse.SUPPRESS, help=_help(f)
                 )
                 continue
-            shown = f.metadata["choices"] and "{" + ",".join(f.metadata["choices"]) + "}"
+            choices = [*f.metadata["choices"], *(["auto"] if f.name in auto else [])]
+            shown = f.metadata["choices"] and "{" + ",".join(choices) + "}"
             metavar = {"int": "N", "float": "X"}.get(type_name(f), "NAME")
+            kind = {"int": int, "float": float}.get(type_name(f), str)
             self.add_argument(
                 *names,
                 dest=f.name,
-                type={"int": int, "float": float}.get(type_name(f), str),
+                type=_number_or_auto if kind is int and f.name in MEASURED else kind,
                 default=argparse.SUPPRESS,
                 metavar=shown or _METAVARS.get(f.name, metavar),
-                help=_help(f, defaults.get(f.name)),
+                help=_help(f, defaults.get(f.name)) + (f"; {_AUTO[f.name]}" if f.name in auto else ""),
             )
         if not self.dotted:
             return
@@ -140,6 +151,10 @@ def _parsed(kind: Callable[[str], float], words: str, text: str) -> float:
         return kind(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not {words}") from None
+
+
+def _number_or_auto(text: str) -> int | str:
+    return text if text == "auto" else int(_parsed(int, "a whole number", text))
 
 
 def _help(f: Field[Any], default: str | None = None) -> str:
@@ -218,6 +233,12 @@ def numbers_of(text: str, flag: str, example: str) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise BadOption(f"{flag} is '{text}'; give whole numbers with commas, such as {example}")
     return [int(word) for word in words]
+
+
+def without_auto(given: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Take out the fields that are left to a measurement; returns the others, and the names of those."""
+    asked = {name for name in MEASURED if given.get(name) == "auto"}
+    return {name: value for name, value in given.items() if name not in asked}, asked
 
 
 def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:

@@ -11,11 +11,12 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, command_words, config_from, numbers_of, words_of
+from tutti.cli.options import Parser, command_words, config_from, numbers_of, without_auto, words_of
 from tutti.errors import BadOption
 from tutti.records.json_lines import to_json
 from tutti.registry import part
-from tutti.run.config import OF_LONG_RUNS, Options, flag
+from tutti.run.config import MEASURED, OF_LONG_RUNS, Options, flag
+from tutti.studies.autotune.batch_size import with_batch
 from tutti.studies.autotune.plan import BUDGET_S, plan
 
 
@@ -23,9 +24,9 @@ from tutti.studies.autotune.plan import BUDGET_S, plan
 class PlanCommand(Command):
     """Measure which ranks, threads, layout and precision are fastest here.
 
-    How many ranks with how many threads, in which memory layout and, when allowed, in which precision
-    and batch size. What is clearly slower than the best is stopped early. Options that are given are
-    kept. Prints the command to use.
+    How many ranks with how many threads, in which memory layout and precision and, when asked, with which
+    batch size. What is clearly slower than the best is stopped early; bf16 is chosen if its loss follows that
+    of fp32 in short trainings. Options that are given are kept. Prints the command to use.
     """
 
     example = "tutti plan lenet --data mnist --batch-size 128"
@@ -37,8 +38,8 @@ class PlanCommand(Command):
         parser.option("--budget", budget, "SECONDS", BUDGET_S, type=float)
         parser.option(
             "--precisions",
-            "precisions to choose from, with commas, such as fp32,bf16 (default: that of --precision; what "
-            "bf16 would bring is measured too, but not chosen, because it rounds more)",
+            "precisions to choose from by their speed alone, with commas, such as fp32,bf16 (default: "
+            "that of --precision, or else bf16 only if its loss follows that of fp32)",
             "NAMES",
             "",
         )
@@ -50,10 +51,14 @@ class PlanCommand(Command):
         )
         parser.option("--json", "write all that was measured there", "FILE")
         parallel = ("parallel", "parallel_options", "hosts", "servers", "levels", "server_period")
-        parser.config_options(leave_out=("validate", *OF_LONG_RUNS, *parallel, "balance", "log", "out"))
+        left_out = ("validate", *OF_LONG_RUNS, *parallel, "balance", "log", "out")
+        parser.config_options(leave_out=left_out, auto=MEASURED)
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        given, asked = without_auto(given)
+        if "batch_size" in asked and own.batch_sizes:
+            raise BadOption("both --batch-size auto and --batch-sizes are given; give one of them")
         for one, several in (("precision", own.precisions), ("batch_size", own.batch_sizes)):
             if one in given and several:
                 raise BadOption(f"both {flag(one)} and {flag(one)}s are given; give one of them")
@@ -65,9 +70,12 @@ class PlanCommand(Command):
             budget_s=own.budget,
             precisions=words_of(own.precisions),
             batch_sizes=numbers_of(own.batch_sizes, "--batch-sizes", "64,128"),
+            grows="batch_size" in asked,
             exhaustive=own.exhaustive,
         )
-        command = shlex.join(["tutti", "train", *command_words(found.pick.candidate.applied_to(config))])
+        pick = found.pick.candidate
+        chosen = pick.applied_to(with_batch(config, pick.batch_size) if "batch_size" in asked else config)
+        command = shlex.join(["tutti", "train", *command_words(chosen)])
         found.show(sys.stdout)
         print(*found.why(), sep="\n")
         print(f"measured in {found.seconds:.0f} s\n\n{command}", flush=True)

@@ -9,18 +9,19 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from, numbers_of
+from tutti.cli.options import Parser, config_from, numbers_of, without_auto
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import MEASURED, Options, TrainConfig
 from tutti.run.finished import outcome_again
+from tutti.run.measured_values import BUDGET_S
 from tutti.run.resume import Resume, check_same, placed
 from tutti.run.start import run as run_job
 from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
-from tutti.studies.autotune.plan import planned
+from tutti.studies.autotune.plan import measured, planned
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -62,10 +63,13 @@ class TrainCommand(Command):
         )
         parser.option(
             "--plan",
-            "measure first, for some seconds, which ranks, threads and layout are fastest on this machine; "
-            "those that are given as options are kept",
+            "measure first, for some seconds, which ranks, threads, layout and precision are fastest on "
+            "this machine; those that are given as options are kept, and bf16 is chosen only if its loss "
+            "follows that of fp32",
             choices=("auto",),
         )
+        budget = "how long to measure at most, for --plan auto, --precision auto and their like"
+        parser.option("--budget", budget, "SECONDS", BUDGET_S, type=float)
         parser.trust_option()
         parser.option(
             "--trace",
@@ -76,19 +80,24 @@ class TrainCommand(Command):
         parser.option("--profile", profile, "A-B", type=_steps)
         ranks = "on which ranks --profile looks (default: 0)"
         parser.option("--profile-ranks", ranks, "R,...")
-        parser.config_options()
+        parser.config_options(auto=MEASURED)
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        given, asked = without_auto(given)
         resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
         if resume is not None and resume.goes_on:
             config = _resumed(own, resume, given, dotted)
             if outcome_again(resume, config) is not None:
                 return 0
+            # It was chosen when the run began.
+            given, asked = {**given, "precision": config.precision}, set()
         else:
             config = config_of(own, given, dotted)
         if own.plan is not None:
-            config = planned(config, given)
+            config = planned(config, given, "batch_size" in asked, own.budget)
+        elif asked:
+            config = measured(config, asked, own.budget)
         outcome = run_job(TrainJob(config, trace=own.trace, profile=_profiled(own), resume=resume))
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED

@@ -27,6 +27,7 @@ from tutti.run.config import Options, TrainConfig
 from tutti.run.curves import curves, frame
 from tutti.run.finished import outcome_again
 from tutti.run.given_optimizer import OptimizerAgain
+from tutti.run.measured_values import BUDGET_S, take_auto, with_measured
 from tutti.run.pickled_arguments import by_name, named_or_given
 from tutti.run.resume import Resume, check_same, placed
 from tutti.run.start import run
@@ -96,7 +97,7 @@ class TrainOptions(TypedDict, total=False):
     stop: str | None
     restore_best: bool
     time_limit: str | None
-    batch_size: int
+    batch_size: int | str
     accumulate: int
     optimizer_options: Options
     lr: float | None
@@ -184,7 +185,8 @@ def train(
             this is the result.
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
-            written when `out` names one.
+            written when `out` names one. precision, layout and batch_size may be "auto": then a measurement
+            of at most 20 s chooses them first, and the result's configuration has what it chose.
 
     Returns:
         The trained model, the history and the summary.
@@ -228,12 +230,17 @@ def train(
     weights = options.get("class_weights")
     if isinstance(weights, Sequence) and not isinstance(weights, str):
         options["class_weights"] = ",".join(map(str, weights))
-    config = TrainConfig.from_json({**values, **options})
+    plain = dict(options)
+    asked = take_auto(plain)
+    config = TrainConfig.from_json({**values, **plain})
     resumed = None if resume is None else Resume.find(str(resume), config.out)
     outcome = None
     if resumed is not None and resumed.goes_on:
-        config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **options})
+        # What was left to a measurement was chosen when the run began.
+        config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **plain})
         outcome = outcome_again(resumed, config, quiet)
+    elif asked:
+        config = with_measured(config, asked, BUDGET_S, objects, quiet)
     write = config.out is not None
     floats = str(torch.get_default_dtype()).removeprefix("torch.")
     job = TrainJob(

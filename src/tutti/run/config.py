@@ -41,6 +41,9 @@ OBJECT: Final = "object:"
 UNDIVIDED: Final = "none"
 """The layout in which each rank has the whole model, where a configuration must say so."""
 
+MEASURED: Final = ("precision", "layout", "batch_size")
+"""The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
+
 MOST_BYTES: Final = 1 << 20
 """A larger file is no configuration."""
 
@@ -500,6 +503,12 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
 
 
 def _check(config: TrainConfig) -> None:
+    for name in MEASURED:
+        if getattr(config, name) == AUTO:
+            raise BadOption(
+                f"{flag(name)} auto is for 'tutti train', 'tutti plan' and tutti.train, which measure before "
+                "they train; have 'tutti plan' choose once, and give its pick here"
+            )
     _check_types(config)
     if config.device.startswith("cuda:"):
         number = config.device.removeprefix("cuda:")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from tutti.errors import BadOption
-from tutti.run.config import TrainConfig
+from tutti.run.config import OBJECT, TrainConfig
 
 LAYOUTS: Final = ("contiguous", "channels_last")
 """Either gives the same results up to rounding, so either may be chosen."""
@@ -121,8 +121,8 @@ def choices_for(
 
 def _speed_decides(strategy: str) -> bool:
     """Tell whether a strategy makes the same updates with any number of ranks."""
-    if strategy == "auto":
-        return True
+    if strategy == "auto" or strategy.startswith(OBJECT):
+        return strategy == "auto"
     from tutti.strategies import named  # it imports torch
 
     return named(strategy).joins_gradients

@@ -4,29 +4,36 @@
     rank 1         ▸ 2 ranks x 1 thread: steps │       ▸ sleeps                    │       ▸ ...
 
 The steps are those of the training loop, on the user's data, with loss and metrics. The learning rate is
-zero: that is the same work, and no number of steps can make the model diverge.
+zero: that is the same work, and no number of steps can make the model diverge. The short trainings that
+decide on a precision have the real one (`short_training.py`); they are rank 0's alone.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Final, cast
 
+import psutil
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.data import Batches
-from tutti.errors import UserError
+from tutti.errors import BadOption, UserError
+from tutti.exports.sources import load_from
 from tutti.launch.cores import bind
 from tutti.launch.placement import share_host
 from tutti.model_parallel.base import Whole
 from tutti.run.build import (
+    DEFAULT_EPOCHS,
     Assembly,
     Task,
     assemble,
@@ -36,11 +43,15 @@ from tutti.run.build import (
     reseed,
     seeded,
 )
+from tutti.run.config import TrainConfig
 from tutti.run.jobs import load_job
+from tutti.studies.autotune.batch_size import Memory, climb, largest, with_batch
 from tutti.studies.autotune.candidates import Candidate
+from tutti.studies.autotune.following import LEAST_UPDATES, ORDERS, Twins, updates_within
 from tutti.studies.autotune.plan import PlanJob
-from tutti.studies.autotune.race import Contender, Timing, race
+from tutti.studies.autotune.race import FEW, Contender, Fate, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
+from tutti.studies.autotune.short_training import short_trainings
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.run_parts import Schedule
@@ -49,8 +60,14 @@ from tutti.training.trainer import Trainer
 WARM: Final = 10
 """One step in so many of a turn is made beforehand and does not count: caches and threads are another's."""
 
-MOST_FOR_CHOICE: Final = 0.75
-"""Of the time, if there are other precisions to be measured afterwards."""
+FOR_BATCH: Final = 0.4
+"""The share of the time in which the batch grows, if it may."""
+
+FOR_CHOICE: Final = 0.4
+"""The share of what is left then for the race, if there are other precisions to be tried afterwards ..."""
+
+FOR_SPEED: Final = 0.3
+"""... and of what is left after that, for their speed. The rest is for short trainings."""
 
 
 Order = tuple[Candidate, int]
@@ -94,6 +111,13 @@ class Rehearsal:
         while (order := self._comm.broadcast_object(None)) is not None:
             self._obey(cast("Order", order))
 
+    def train_twins(self, pair: tuple[Candidate, Candidate], updates: int) -> Twins:
+        """Make short trainings in both ways, on rank 0, which has measured them before."""
+        alone = self._team(1)
+        assert alone is not None, "rank 0 belongs to every team"
+        self._occupy(pair[0], 0)
+        return short_trainings(self._job, alone, self._task, pair, updates)
+
     def _obey(self, order: Order) -> Timing | UserError | None:
         """The steps of an order, or why they cannot be made; nothing on ranks that have no part in them."""
         one, steps = order
@@ -112,9 +136,13 @@ class Rehearsal:
             check_smallest_batch(model, batches, arithmetic=arithmetic)
         except UserError as error:
             return error
-        if steps >= WARM // 2:
-            _train(parts, Schedule(batches, steps=max(1, steps // WARM)))
-        return _train(parts, Schedule(batches, steps=steps))
+        try:
+            if steps >= WARM // 2:
+                _train(parts, Schedule(batches, steps=max(1, steps // WARM)))
+            return _train(parts, Schedule(batches, steps=steps))
+        except torch.OutOfMemoryError as error:  # of a GPU, where there is one rank
+            torch.cuda.empty_cache()
+            return BadOption(f"the GPU's memory is too small: {str(error).partition('.')[0]}")
 
     def _team(self, ranks: int) -> Communicator | None:
         """The first so many ranks (collective over all, the first time)."""
@@ -175,6 +203,8 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
     job = load_job(payload, PlanJob)
     with seeded(job.config.seed), _borrowed_cores():
         task = prepare_task(job, open_config_data(job, comm))
+        if job.config.weights is not None:
+            load_from(Path(job.config.weights), task.module, comm)
         reseed(job.config.seed, 1 + comm.rank)
         rehearsal = Rehearsal(job, comm, task)
         if comm.rank:
@@ -182,33 +212,95 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
             return None
         if not job.quiet:
             print(task.described(), flush=True)
-        found = _measure_all(job, comm, task.module, rehearsal)
+        found = _measure_all(job, comm, task, rehearsal)
         rehearsal.end()
         return found
 
 
-def _measure_all(job: PlanJob, comm: Communicator, module: nn.Module, rehearsal: Rehearsal) -> Recommendation:
-    """First what may be chosen, then other precisions, beside the best of these."""
-    choices = job.choices if has_images(module) else replace(job.choices, layouts=job.choices.layouts[:1])
-    candidates = choices.candidates()
+def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehearsal) -> Recommendation:
+    """First the batch, then what may be chosen freely, then other precisions beside the best of these."""
+    choices, clock = job.choices, comm.clock
+    if not has_images(task.module):
+        choices = replace(choices, layouts=choices.layouts[:1])
+    first = choices.candidates()[0]
     # The very first step makes torch import and set up much that all later ones find there. Whatever is wrong
     # with this candidate, the race will find it again.
     with suppress(UserError):
-        rehearsal.measure(candidates[0], 1)
-    began = comm.clock()
+        rehearsal.measure(first, 1)
+    began = clock()
     deadline = max(job.deadline, began + job.least_s)
-    end = began + (deadline - began) * (MOST_FOR_CHOICE if job.shown else 1.0)
 
-    def measured(candidates: list[Candidate], end: float) -> list[Contender[Candidate]]:
-        return race(candidates, rehearsal.measure, comm.clock, end, exhaustive=job.exhaustive)
+    def share(of: float) -> float:
+        return clock() + (deadline - clock()) * of
 
-    ways = measured(candidates, end)
-    others: list[Contender[Candidate]] = []
-    if job.shown and comm.clock() < deadline:
-        best = Recommendation(ways).pick.candidate
-        further = replace(choices, precisions=job.shown).candidates()
-        others = measured([best, *further], deadline)
-    return Recommendation(ways, others)
+    ladder = None
+    if job.grows:
+        most = largest(len(task.dataset.train))
+        ladder = climb(
+            first, most, rehearsal.measure, clock, share(FOR_BATCH), partial(memory, job.config.device)
+        )
+        choices = replace(choices, batch_sizes=(ladder.pick,))
+        job = replace(job, config=with_batch(job.config, ladder.pick))
+
+    def raced(candidates: list[Candidate], end: float) -> list[Contender[Candidate]]:
+        return race(candidates, rehearsal.measure, clock, end, exhaustive=job.exhaustive)
+
+    candidates = choices.candidates()
+    if len(candidates) > 1 or not (job.dared or job.grows):
+        ways = raced(candidates, share(FOR_CHOICE) if job.dared else deadline)
+    else:
+        ways = [Contender(candidates[0], Fate.RACING, rehearsal.measure(candidates[0], 1))]
+    found = Recommendation(ways, ladder=ladder)
+    if not job.dared or clock() >= deadline:
+        return found
+    further = replace(choices, precisions=job.dared).candidates()
+    found = replace(found, others=raced([found.pick.candidate, *further], share(FOR_SPEED)))
+    faster = found.faster
+    if faster is None:
+        return found
+    return replace(found, twins=compare_twins(job, task, rehearsal, faster.candidate, clock, deadline))
+
+
+def compare_twins(
+    job: PlanJob,
+    task: Task,
+    rehearsal: Rehearsal,
+    one: Candidate,
+    clock: Callable[[], float],
+    deadline: float,
+) -> Twins:
+    """Train shortly in fp32 and in the precision of a candidate, with the same batches, in several orders.
+
+    It is done on one rank with all cores: it can fail there without the others, and the updates are those
+    of any number of ranks.
+    """
+    alone = replace(one, ranks=1, threads=max(1, len(job.cores.physical)))
+    pair = replace(alone, precision="fp32"), alone
+    try:
+        update_s = sum(rehearsal.measure(each, FEW).seconds / FEW for each in pair)
+    except UserError as error:
+        return Twins(one.precision, problem=f"it cannot be trained on one rank: {error}")
+    run = run_length(job.config, len(task.dataset.train))
+    updates = updates_within(deadline - clock(), update_s, run)
+    if updates < LEAST_UPDATES:
+        if run < LEAST_UPDATES:
+            return Twins(one.precision, problem=f"the run's {run} updates are too few to see what it changes")
+        least = LEAST_UPDATES * ORDERS * update_s
+        return Twins(one.precision, problem=f"short trainings would take {least:.0f} s more: raise --budget")
+    return rehearsal.train_twins(pair, updates)
+
+
+def run_length(config: TrainConfig, samples: int) -> int:
+    """Return how many updates a run makes, by its configuration."""
+    return config.steps or (config.epochs or DEFAULT_EPOCHS) * max(1, -(-samples // config.batch_size))
+
+
+def memory(device: str) -> Memory:
+    """Look at the memory of this process and of its host, or of its GPU."""
+    if device != "cpu":
+        return Memory(torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Memory(peak, psutil.virtual_memory().available)
 
 
 def has_images(module: nn.Module) -> bool:

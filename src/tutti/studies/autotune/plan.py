@@ -1,11 +1,17 @@
-"""The fastest way to run a training on this machine, found by measuring. Needs no torch."""
+"""The fastest way to run a training on this machine, found by measuring. Needs no torch.
+
+                ranks, threads      layout      precision                    batch size
+--plan auto     race                race        race, then short trainings   as given
+--X auto        as in a run         as given    as given                     as given, but for X
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 from typing_extensions import override
@@ -14,17 +20,17 @@ from tutti.errors import BadOption
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-from tutti.run.config import TrainConfig
+from tutti.records.untrusted import MOST_RANKS
+from tutti.run.config import MEASURED, TrainConfig
 from tutti.run.jobs import Job
+from tutti.run.measured_values import BUDGET_S as BEFORE_TRAINING_S
 from tutti.run.start import announce, run
+from tutti.studies.autotune.batch_size import first_batch, with_batch
 from tutti.studies.autotune.candidates import Choices, choices_for
 from tutti.studies.autotune.recommendation import Recommendation
 
 BUDGET_S: Final = 50.0
 """Seconds that a plan may take, when nothing is said."""
-
-SHORT_BUDGET_S: Final = 20.0
-"""Seconds that measuring before a training may take."""
 
 BUSY: Final = 0.25
 """The share of the cores from which on it is worth a warning that others use them."""
@@ -39,7 +45,8 @@ class PlanJob(Job):
 
     Attributes:
         choices: what may be chosen.
-        shown: further precisions to measure, for information.
+        dared: precisions that round more, which are picked if they are faster and their loss follows.
+        grows: the batch is doubled while that gains enough.
         cores: of this host, that the ranks share.
         deadline: when the measurements are to end, by the clock of the host's communicators.
         least_s: seconds that they get at least, however late they begin.
@@ -50,10 +57,11 @@ class PlanJob(Job):
     announced: ClassVar[bool] = False
 
     choices: Choices
-    shown: tuple[str, ...]
+    dared: tuple[str, ...]
     cores: Cores
     deadline: float
     least_s: float = 0.0
+    grows: bool = False
     exhaustive: bool = False
 
     @override
@@ -69,8 +77,11 @@ def plan(
     budget_s: float = BUDGET_S,
     precisions: Sequence[str] = (),
     batch_sizes: Sequence[int] = (),
+    grows: bool = False,
     exhaustive: bool = False,
+    objects: Mapping[str, bytes] = MappingProxyType({}),
     quiet: bool = False,
+    silent: bool = False,
 ) -> Recommendation:
     """Measure the ways in which a training can be run on this machine.
 
@@ -79,10 +90,14 @@ def plan(
         fixed: the fields of `config` that are decided: of workers, threads, precision, layout, batch_size.
         budget_s: seconds that this may take, and a step longer. If more than half of them are gone before
             the ranks are ready, measuring takes half of them all the same.
-        precisions: that may be chosen; by default that of `config`; what bf16 would bring is measured too.
+        precisions: that may be chosen for their speed alone; by default that of `config`, or bf16 if it is
+            faster and its loss follows.
         batch_sizes: that may be chosen; by default that of `config`, as another one trains differently.
+        grows: the batch is doubled from 32 on while that gains enough, and then chosen.
         exhaustive: measure all ways until the budget is used up, instead of stopping the slow ones early.
+        objects: what was given as Python objects, as `Job` has them.
         quiet: print only what is measured for how long, and warnings.
+        silent: print nothing at all.
 
     Returns:
         What was measured, and what to take.
@@ -95,40 +110,98 @@ def plan(
     began = time.monotonic()
     _refuse_elsewhere(config, budget_s)
     cores = allowed_cores()
+    if grows:
+        # The first batch has samples for all ranks, however many there are.
+        shapes = choices_for(replace(config, batch_size=MOST_RANKS), fixed, cores.usable).shapes
+        config = replace(config, batch_size=first_batch(max(ranks for ranks, _ in shapes)))
     choices = choices_for(config, fixed, cores.usable, precisions, batch_sizes)
-    warning = others_at_work(cores.usable)
-    if warning is not None:
-        announce(f"warning: {warning}")
-    announce(f"measuring for at most {budget_s:g} s")
+    if not silent:
+        warning = others_at_work(cores.usable)
+        if warning is not None:
+            announce(f"warning: {warning}")
+        announce(f"measuring for at most {budget_s:g} s")
     open_to_others = not precisions and "precision" not in fixed and config.precision == "fp32"
-    shown = ("bf16",) if open_to_others else ()
-    end, least_s = began + budget_s, LEAST * budget_s
-    job = PlanJob(config, choices, shown, cores, end, least_s, exhaustive=exhaustive, quiet=quiet)
+    dared = ("bf16",) if open_to_others else ()
+    job = PlanJob(
+        config,
+        choices,
+        dared,
+        cores,
+        deadline=began + budget_s,
+        least_s=LEAST * budget_s,
+        grows=grows,
+        exhaustive=exhaustive,
+        objects=dict(objects),
+        quiet=quiet or silent,
+    )
     found = run(job)
     assert isinstance(found, Recommendation)
     return replace(found, seconds=time.monotonic() - began)
 
 
-def planned(config: TrainConfig, fixed: Collection[str]) -> TrainConfig:
-    """The configuration with what a short measurement has chosen in it; prints the result in a line.
+def planned(
+    config: TrainConfig,
+    fixed: Collection[str],
+    grows: bool = False,
+    budget_s: float = BEFORE_TRAINING_S,
+    objects: Mapping[str, bytes] = MappingProxyType({}),
+    silent: bool = False,
+) -> TrainConfig:
+    """The configuration with what a short measurement has chosen in it; prints what and why in a few lines.
 
     Args:
         config: what to train.
         fixed: the fields of it that are decided.
+        grows: the batch size is to be chosen.
+        budget_s: seconds that this may take.
+        objects: what was given as Python objects, as `Job` has them.
+        silent: print nothing.
 
     Raises:
         TuttiError: as `plan` does.
     """
-    _refuse_elsewhere(config, SHORT_BUDGET_S)
-    only = choices_for(config, fixed, allowed_cores().usable).candidates()
-    if len(only) == 1:
-        announce(f"{only[0].shape}: the options leave nothing to choose")
-        return only[0].applied_to(config)
-    found = plan(config, {*fixed, "precision"}, budget_s=SHORT_BUDGET_S, quiet=True)
-    measured = sum(way.rate is not None for way in found.ways)
-    ways = f"{measured} combination{'' if measured == 1 else 's'}"
-    announce(f"measured {ways} in {found.seconds:.0f} s: {found.why()[0]}")
-    return found.pick.candidate.applied_to(config)
+    _refuse_elsewhere(config, budget_s)
+    if not grows and ("precision" in fixed or config.precision != "fp32"):
+        only = choices_for(config, fixed, allowed_cores().usable).candidates()
+        if len(only) == 1:
+            if not silent:
+                announce(f"{only[0].shape}: the options leave nothing to choose")
+            return only[0].applied_to(config)
+    found = plan(config, fixed, budget_s=budget_s, grows=grows, objects=objects, quiet=True, silent=silent)
+    if not silent:
+        for line in found.in_short():
+            announce(line)
+    one = found.pick.candidate
+    return one.applied_to(with_batch(config, one.batch_size) if grows else config)
+
+
+def measured(
+    config: TrainConfig,
+    asked: Collection[str],
+    budget_s: float = BEFORE_TRAINING_S,
+    objects: Mapping[str, bytes] = MappingProxyType({}),
+    silent: bool = False,
+) -> TrainConfig:
+    """The configuration with measured values of the fields that were left to that; ranks are as in any run.
+
+    Args:
+        config: what to train, with defaults in place of what is asked.
+        asked: of `MEASURED`.
+        budget_s: seconds that this may take.
+        objects: what was given as Python objects, as `Job` has them.
+        silent: print nothing.
+
+    Raises:
+        TuttiError: as `plan` does.
+    """
+    _refuse_elsewhere(config, budget_s)
+    grows = "batch_size" in asked
+    # A batch that may grow has samples for all ranks.
+    place = Job(replace(config, batch_size=MOST_RANKS) if grows else config).placement()
+    placed = replace(config, workers=str(place.workers), threads=place.threads)
+    fixed = {"workers", "threads", *MEASURED} - set(asked)
+    found = planned(placed, fixed, grows, budget_s, objects, silent)
+    return replace(found, workers=config.workers, threads=config.threads)
 
 
 def others_at_work(cores: int) -> str | None:

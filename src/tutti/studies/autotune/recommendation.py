@@ -9,7 +9,9 @@ from typing import IO, Any, Final
 from rich import box
 from rich.table import Table
 
+from tutti.studies.autotune.batch_size import Ladder
 from tutti.studies.autotune.candidates import Candidate
+from tutti.studies.autotune.following import Twins
 from tutti.studies.autotune.race import Contender, Fate, equals, gap, leader, racing
 from tutti.terminal import console_on
 
@@ -25,25 +27,55 @@ class Recommendation:
 
     Attributes:
         ways: those to choose from.
-        others: further ones that were measured against the pick: other precisions, which change the numbers.
+        others: the best of them again, beside ways in another precision, which rounds more.
+        ladder: the batch sizes that were measured; None: it was given.
+        twins: short trainings in that other precision; None: it was not faster, or not tried.
         seconds: that all of it took, the start of the ranks included.
     """
 
     ways: Sequence[Way]
     others: Sequence[Way] = field(default_factory=list)
+    ladder: Ladder | None = None
+    twins: Twins | None = None
     seconds: float = 0.0
 
     @property
     def pick(self) -> Way:
-        """The fastest; of those that are as fast within the noise, the simplest."""
+        """The best of the ways, or the faster one in another precision if its loss follows."""
+        faster = self.faster
+        return faster if faster is not None and self.twins is not None and self.twins.follows else self.best
+
+    @property
+    def best(self) -> Way:
+        """The fastest to choose from; of those that are as fast within the noise, the simplest."""
         return min(equals(self.ways), key=lambda way: way.candidate.complexity)
 
+    @property
+    def faster(self) -> Way | None:
+        """The fastest in another precision, if it is surely faster than the best of the ways."""
+        reference = self._reference()
+        if reference is None or not racing(self.others):
+            return None
+        way = leader(self.others)
+        to = gap(way, reference)
+        return None if way is reference or len(way.turns) < 2 or to.ratio - to.noise <= 1 else way
+
     def why(self) -> list[str]:
-        """The reason for the pick, and what other numbers would bring, one sentence each."""
-        return [self._reason(), *self._alternative()]
+        """The batch size, the reason for the pick, and what another precision brings, one sentence each."""
+        batch = [] if self.ladder is None else [self.ladder.why()]
+        return [*batch, self._reason(), *self._precision()]
+
+    def in_short(self) -> list[str]:
+        """What was measured and chosen, one line for each choice that there was."""
+        batch = [] if self.ladder is None else [self.ladder.why()]
+        measured = sum(way.rate is not None for way in self.ways)
+        ways = f"{measured} combination{'' if measured == 1 else 's'}"
+        raced = f"measured {ways} in {self.seconds:.0f} s: {self._reason()}"
+        others = [*batch, *self._precision()]
+        return [raced, *others] if len(self.ways) > 1 or not others else others
 
     def _reason(self) -> str:
-        pick = self.pick
+        pick = self.best
         found = f"{self._name(pick)}: {pick.rate or 0:,.0f} samples/s"
         even = [way for way in equals(self.ways) if way is not pick]
         if even:
@@ -68,35 +100,53 @@ class Recommendation:
         telling = [text for part, text in parts.items() if len({getattr(c, part) for c in every}) > 1]
         return ", ".join([one.shape, *telling])
 
-    def _alternative(self) -> list[str]:
-        """The best of the other precisions, if it is surely faster than the pick."""
-        reference = self._reference()
-        if reference is None or not racing(self.others):
-            return []
-        best = leader(self.others)
-        to = gap(best, reference)
-        if best is reference or len(best.turns) < 2 or to.ratio - to.noise <= 1:
-            return []
-        precision = best.candidate.precision
-        return [
-            f"{precision} rounds more, so it is not chosen: {self._name(best)} in {precision} would be "
-            f"{to.ratio:.2f} times as fast (--precisions {self.pick.candidate.precision},{precision} lets "
-            "the plan choose it; compare the accuracy)"
-        ]
+    def _precision(self) -> list[str]:
+        """What another precision would bring, and whether it is chosen."""
+        reference, faster = self._reference(), self.faster
+        rivals = [way for way in self.others if way is not reference and way.rate is not None]
+        if reference is None or not rivals:
+            tried = [way for way in self.others if way is not reference]
+            return (
+                [f"{tried[0].candidate.precision} is not chosen: {self._remark(tried[0])}"] if tried else []
+            )
+        if faster is None:
+            way = max(rivals, key=lambda way: gap(way, reference).ratio)
+            to, name = gap(way, reference), way.candidate.precision
+            if to.ratio + to.noise < 1:
+                return [f"{name} is not chosen: it has {to.ratio:.0%} of that speed here"]
+            speed = f"{to.ratio:.2f} times that speed, give or take {to.noise:.0%}"
+            return [f"{name} is not chosen: it is not surely faster here ({speed})"]
+        name, times = faster.candidate.precision, gap(faster, reference).ratio
+        speed = f"{self._name(faster)} in {name} is {times:.2f} times as fast"
+        if self.twins is None:
+            return [
+                f"{name} is not chosen: {speed}, but no time was left to compare its loss: raise --budget"
+            ]
+        if self.twins.follows:
+            return [f"{name} is chosen: {speed}, and {self.twins.why()}"]
+        return [f"{name} is not chosen: {speed}, but {self.twins.why()}"]
 
     def _reference(self) -> Way | None:
-        """The pick, as it was measured beside the other precisions."""
-        candidate = self.pick.candidate
+        """The best of the ways, as it was measured beside the other precision."""
+        candidate = self.best.candidate
         return next((way for way in self.others if way.candidate == candidate and way.rate), None)
 
     def ratio(self, way: Way) -> float | None:
         """The speed of a way / that of the pick, from the rounds that both took part in; None: unknown."""
-        reference = self.pick if any(way is one for one in self.ways) else self._reference()
-        return None if way.rate is None or reference is None else gap(way, reference).ratio
+        if way.rate is None:
+            return None
+        if way is self.pick:
+            return 1.0
+        reference, pick = self._reference(), self.pick
+        if not any(way is one for one in self.ways):
+            reference = pick if any(pick is one for one in self.others) else reference
+            return None if reference is None else gap(way, reference).ratio
+        of_best = gap(way, self.best).ratio
+        return of_best if pick is self.best or reference is None else of_best / gap(pick, reference).ratio
 
     def rows(self) -> list[Way]:
         """All ways, the fastest first, and those that were not measured last."""
-        further = [way for way in self.others if way.candidate != self.pick.candidate]
+        further = [way for way in self.others if way.candidate != self.best.candidate]
         return sorted([*self.ways, *further], key=lambda way: -(self.ratio(way) or 0.0))
 
     def show(self, stream: IO[str]) -> None:
@@ -139,6 +189,8 @@ class Recommendation:
             "pick": asdict(self.pick.candidate),
             "why": self.why(),
             "seconds": self.seconds,
+            "batch_sizes": None if self.ladder is None else [self._record(way) for way in self.ladder.rungs],
+            "short_trainings": None if self.twins is None else self.twins.as_json(),
             "candidates": [self._record(way) for way in self.rows()],
         }
 

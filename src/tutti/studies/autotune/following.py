@@ -1,0 +1,112 @@
+"""The verdict of short trainings on a precision: whether its loss follows that of fp32. Needs no torch.
+
+    order 0   fp32 ────╮ loss 0.613       bf16 ────╮ 0.611      difference -0.002
+    order 1   fp32 ───╮  loss 0.640       bf16 ───╮  0.645      difference +0.005
+    order 2   fp32 ────╮ loss 0.598       bf16 ────╮ 0.599      difference +0.001
+              spread of fp32 0.021                              deviation 0.003: it follows
+
+All trainings begin with the same weights. Those of a row are twins: they see the same batches, draw the same
+dropout, and differ in the precision alone. Their loss is measured on the same samples afterwards.
+
+With fp32's losses l_k and its twin's l_k + d_k over K orders, bf16 follows if
+
+    sqrt(mean d_k^2) <= s = sqrt(sum (l_k - mean l)^2 / (K - 1))
+
+so if rounding changes the loss no more than another order of the batches does, about which nobody cares. With
+K = 3 and normal losses, s^2 / sigma^2 is exponential with mean 1, so a precision whose loss is worse by a
+constant c sigma passes with the probability exp(-c^2): 99 % for a tenth of sigma, 37 % for sigma, 2 % for
+twice sigma. And the loss must have fallen by more than s: a training that learns nothing cannot show what is
+lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Final
+
+ORDERS: Final = 3
+"""How many orders of the batches there are."""
+
+LEAST_UPDATES: Final = 20
+"""A shorter training says nothing: the first updates of most optimizers are not like the later ones."""
+
+MOST_UPDATES: Final = 100
+"""A longer one is not needed: rounding that spoils a training does so in each update."""
+
+
+@dataclass(frozen=True)
+class Twins:
+    """The losses of short trainings in fp32, and of their twins in another precision.
+
+    Attributes:
+        precision: of the twins.
+        updates: of each training.
+        before: the loss before the first update.
+        reference: the losses in fp32 afterwards, one for each order of the batches.
+        twins: those in the other precision.
+        problem: why there is nothing to compare; empty: there is.
+    """
+
+    precision: str
+    updates: int = 0
+    before: float = math.nan
+    reference: tuple[float, ...] = ()
+    twins: tuple[float, ...] = ()
+    problem: str = ""
+
+    @property
+    def deviation(self) -> float:
+        """The root of the mean square of the differences between twins."""
+        pairs = zip(self.twins, self.reference, strict=True)
+        return math.sqrt(fmean((twin - loss) ** 2 for twin, loss in pairs))
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over the orders of the batches, in fp32."""
+        return stdev(self.reference)
+
+    @property
+    def learned(self) -> bool:
+        """True if fp32's loss has fallen by more than it varies."""
+        return self.before - fmean(self.reference) > self.spread
+
+    @property
+    def follows(self) -> bool:
+        """True if the precision may be chosen."""
+        return not self.problem and self.learned and self.deviation <= self.spread
+
+    def why(self) -> str:
+        """Say what was seen, as a clause."""
+        if self.problem:
+            return self.problem
+        loss = abs(fmean(self.reference)) or 1.0
+        off, spread = f"{self.deviation / loss:.2%}", f"{self.spread / loss:.2%}"
+        if not self.learned:
+            return (
+                f"in {self.updates} updates the loss in fp32 fell by no more than the {spread} that another "
+                "order of the batches changes it by, which shows nothing"
+            )
+        verdict = "no more than" if self.follows else "more than"
+        return (
+            f"after {self.updates} updates its loss differs from fp32's by {off}, {verdict} the {spread} of "
+            f"another order of the batches ({len(self.reference)} orders)"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """All of it as JSON values."""
+        figures = {"deviation": self.deviation, "spread": self.spread} if not self.problem else {}
+        return {**vars(self), **figures, "follows": self.follows, "why": self.why()}
+
+
+def updates_within(seconds: float, update_s: float, run: int) -> int:
+    """Return how many updates each training may have.
+
+    Args:
+        seconds: that all may take.
+        update_s: seconds of an update in fp32 and one in the other precision together.
+        run: the updates of the run; a longer training would not be a short one.
+    """
+    # Each training is followed by a look at the loss, and begins with making the model: a tenth or so.
+    return min(MOST_UPDATES, run, int(0.9 * seconds / (ORDERS * max(update_s, 1e-9))))

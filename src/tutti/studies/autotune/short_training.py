@@ -1,0 +1,128 @@
+"""Short trainings from the first weights, with the real learning rate: in one precision, and in another."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from tutti.comm.base import Communicator
+from tutti.data import Part
+from tutti.errors import NotFinite, UserError
+from tutti.model_parallel.base import Whole
+from tutti.run.build import Task, assemble, build_strategy, reseed
+from tutti.run.jobs import Job
+from tutti.studies.autotune.candidates import Candidate
+from tutti.studies.autotune.following import ORDERS, Twins
+from tutti.training.evaluation import evaluate
+from tutti.training.precision import Arithmetic
+from tutti.training.trainer import Trainer
+
+PROBED_BATCHES: Final = 4
+"""The loss is measured on the samples of so many batches ..."""
+
+PROBED_LEAST: Final = 128
+"""... and on at least so many."""
+
+
+def short_trainings(
+    job: Job, comm: Communicator, task: Task, pair: tuple[Candidate, Candidate], updates: int
+) -> Twins:
+    """Train twins: in both ways from the same weights with the same batches, in several orders of these.
+
+    A schedule of the learning rate goes its whole way in these updates, so its largest rate is seen.
+
+    Args:
+        job: what to train, and how.
+        comm: of this process alone.
+        task: with the first weights; it stays as it is.
+        pair: one rank in fp32, and the same in another precision.
+        updates: of each training.
+
+    Returns:
+        The losses, or the problem that the other precision has.
+    """
+    size = pair[0].batch_size
+    probe = some_of(task.dataset.validation or task.dataset.train, max(PROBED_LEAST, PROBED_BATCHES * size))
+    losses: tuple[list[float], list[float]] = ([], [])
+    before, precision = float("nan"), pair[1].precision
+    for order in range(ORDERS):
+        for way, found in zip(pair, losses, strict=True):
+            try:
+                before, after = train_shortly(job, comm, task, way, updates, order, probe)
+            except NotFinite:
+                return Twins(precision, updates, problem=f"its loss is not finite in {way.precision}")
+            except UserError as error:
+                return Twins(precision, updates, problem=f"a short training cannot be made: {error}")
+            found.append(after)
+    return Twins(precision, updates, before, tuple(losses[0]), tuple(losses[1]))
+
+
+def train_shortly(
+    job: Job, comm: Communicator, task: Task, way: Candidate, updates: int, order: int, probe: Part
+) -> tuple[float, float]:
+    """Train a copy of the task's model.
+
+    Args:
+        job: what to train.
+        comm: of this process alone.
+        task: with the first weights.
+        way: to train.
+        updates: how many.
+        order: of the batches, from 0.
+        probe: the samples that the loss is measured on.
+
+    Returns:
+        The loss before and afterwards.
+
+    Raises:
+        NotFinite: the loss became NaN or inf.
+        UserError: the schedule is not for so few updates.
+    """
+    config = replace(
+        way.applied_to(job.config),
+        seed=job.config.seed + order,
+        epochs=None,
+        steps=updates,
+        stop=None,
+        restore_best=False,
+    )
+    arithmetic = Arithmetic(way.precision, way.layout, config.device)
+    module = arithmetic.prepare(copy.deepcopy(task.module))
+    task = replace(task, objective=replace(task.objective, arithmetic=arithmetic, metrics=()))
+    with_learned_offset(module, task)
+    strategy = build_strategy(job, 1)
+    parts = assemble(replace(job, config=config), comm, task, strategy, Whole(module, comm))
+    reseed(config.seed, 0)
+    before = evaluate(module, probe, comm, task.objective).here().loss
+    module.train()
+    Trainer(parts.workers, parts.task.objective, parts.schedule).fit()
+    return before, evaluate(module, probe, comm, task.objective).here().loss
+
+
+def with_learned_offset(module: nn.Module, task: Task) -> None:
+    """Have the model's outputs begin at the mean of the targets, where these are amounts.
+
+    A model of 1000 +- 1 spends most of its training on the way to 1000, where all precisions are alike;
+    only there does it show that numbers with 8 bits cannot tell 1000 from 1001. A last layer whose bias has
+    learned the mean rounds its outputs as this does.
+    """
+    if not task.objective.loss.amounts:
+        return
+    mean = task.dataset.train.targets.to(torch.float64).mean(dim=0)
+
+    def shifted(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+            return outputs
+        return outputs + mean.to(outputs)
+
+    module.register_forward_hook(shifted)
+
+
+def some_of(part: Part, count: int) -> Part:
+    """Return some samples of a part, drawn the same way each time."""
+    drawn = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:count].to(part.device)
+    return replace(part, rows=drawn if part.rows is None else part.rows.index_select(0, drawn))

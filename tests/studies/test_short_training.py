@@ -1,0 +1,154 @@
+"""Short trainings in fp32 and bf16: models that bf16 serves, and models that it spoils."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.run.build import Task, open_config_data, prepare_task, seeded
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import Job
+from tutti.run.pickled_arguments import by_name
+from tutti.studies.autotune.candidates import Candidate
+from tutti.studies.autotune.following import Twins
+from tutti.studies.autotune.short_training import short_trainings, some_of
+
+FP32 = Candidate(1, 1, "fp32", "contiguous", 32)
+PAIR = FP32, replace(FP32, precision="bf16")
+
+
+class Offset(nn.Module):
+    """A linear model of weights around 50 whose sum is taken off again: updates are below a step of bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((10, 64), 50.0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        flat = inputs.flatten(1)
+        return nn.functional.linear(flat, self.weight) - 50 * flat.sum(1, keepdim=True)
+
+
+class Deep(nn.Module):
+    """30 layers that each blow up what they get: rounding grows from layer to layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Flatten()]
+        for _ in range(30):
+            layer = nn.Linear(64, 64)
+            nn.init.normal_(layer.weight, std=3 / 8)
+            layers += [layer, nn.Tanh()]
+        self.layers = nn.Sequential(*layers, nn.Linear(64, 10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layers(inputs)
+        return found
+
+
+def tried(updates: int = 40, task: Task | None = None, **given: object) -> Twins:
+    """What short trainings of a model on data say."""
+    objects = {name: given.pop(name) for name in ("model", "data") if name in given}
+    values, pickled = by_name(objects)
+    config = TrainConfig(**{**values, **given})  # type: ignore[arg-type]
+    job = Job(config, objects=pickled, quiet=True)
+
+    def rank(comm: Communicator) -> Twins:
+        with seeded(0):
+            found = task or prepare_task(job, open_config_data(job, comm))
+            before = [one.clone() for one in found.module.state_dict().values()]
+            result = short_trainings(job, comm, found, PAIR, updates)
+            after = found.module.state_dict().values()
+            assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+        return result
+
+    (found,) = VirtualWorld(ranks=1).run(rank)
+    return found
+
+
+def amounts(offset: float) -> tuple[np.ndarray, np.ndarray]:
+    """A smooth function of 4 numbers, with values `offset` +- 1."""
+    drawn = np.random.default_rng(0)
+    inputs = drawn.standard_normal((600, 4)).astype(np.float32)
+    targets = np.tanh(inputs.sum(axis=1, keepdims=True)) + drawn.normal(0, 0.1, (600, 1)) + offset
+    return inputs, targets.astype(np.float32)
+
+
+def test_an_ordinary_model_follows() -> None:
+    found = tried(model="mlp", data="digits", model_options={"hidden": [32]})
+    assert found.follows, found.why()
+    assert len(found.reference) == len(found.twins) == 3
+    assert found.before > max(found.reference)
+
+
+def test_the_same_twice_is_the_same() -> None:
+    first, again = (tried(20, model="mlp", data="digits", model_options={"hidden": [8]}) for _ in range(2))
+    assert first == again
+
+
+def test_twins_in_fp32_do_not_differ() -> None:
+    values = TrainConfig(model="mlp", data="digits", model_options={"hidden": [8], "dropout": 0.5})
+    job = Job(values, quiet=True)
+
+    def rank(comm: Communicator) -> Twins:
+        with seeded(0):
+            return short_trainings(
+                job, comm, prepare_task(job, open_config_data(job, comm)), (FP32, FP32), 20
+            )
+
+    (found,) = VirtualWorld(ranks=1).run(rank)
+    assert found.reference == found.twins
+    assert len(set(found.reference)) == 3
+
+
+@pytest.mark.parametrize(("offset", "follows"), [(0.0, True), (1000.0, False)])
+def test_amounts_that_bf16_cannot_tell_apart_are_seen_before_they_are_learned(
+    offset: float, follows: bool
+) -> None:
+    found = tried(model="mlp", data=amounts(offset), model_options={"hidden": [32]}, lr=0.003)
+    assert found.follows is follows, found.why()
+
+
+def test_updates_below_the_steps_of_bf16_are_seen() -> None:
+    found = tried(model=Offset, data="digits", lr=0.003)
+    assert not found.follows, found.why()
+
+
+def test_a_deep_model_that_amplifies_rounding_is_seen() -> None:
+    found = tried(model=Deep, data="digits")
+    assert not found.follows, found.why()
+
+
+def test_a_training_that_diverges_is_told() -> None:
+    found = tried(model="mlp", data="digits", optimizer="sgd", lr=1e30)
+    assert found.problem == "its loss is not finite in fp32"
+
+
+def test_a_schedule_that_is_too_long_for_a_short_training_is_told() -> None:
+    found = tried(model="mlp", data="digits", schedule="warmup_cosine", schedule_options={"warmup": 500})
+    assert not found.follows
+    assert "a short training cannot be made: schedule 'warmup_cosine' cannot be made" in found.problem
+
+
+def test_some_samples_are_always_the_same_and_each_once() -> None:
+    found: list[Tensor] = []
+
+    def rank(comm: Communicator) -> None:
+        job = Job(TrainConfig(data="digits"), quiet=True)
+        part = open_config_data(job, comm).train
+        some = some_of(some_of(part, 200), 100)
+        assert len(some) == 100
+        taken, again = some.rows, some_of(some_of(part, 200), 100).rows
+        assert taken is not None
+        assert again is not None
+        found.extend((taken, again))
+
+    VirtualWorld(ranks=1).run(rank)
+    assert torch.equal(*found)
+    assert len(found[0].unique()) == 100
