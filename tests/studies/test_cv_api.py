@@ -10,9 +10,11 @@ import pytest
 import torch
 from sklearn.model_selection import GroupShuffleSplit
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.records.run_folder import RunFolder
 from tutti.records.splits import read_split
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.api import CrossValidated
@@ -129,6 +131,27 @@ def test_a_fold_is_an_ordinary_run_of_files(result: CrossValidated) -> None:
     assert again.summary.validation.metrics["accuracy"] == result.scores["mlp/none"].folds[1]
 
 
+def test_what_a_single_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
+    given: dict[str, Any] = {
+        "data": DataLoader(data, batch_size=7),
+        "class_weights": np.array([1, 2]),
+        "sampling": TARGETS + 1,
+        "augment": [lambda inputs, targets, _: (inputs, targets)],
+        "cv": 2, "epochs": 1, "threads": 1, "quiet": True,
+    }  # fmt: skip
+    found = tutti.cross_validate("mlp", **given, out=str(tmp_path / "farm"))
+    assert not found.failed
+    config = RunFolder(found.folder / "jobs/mlp/none/fold-0").config()
+    assert (config["batch_size"], config["class_weights"]) == (7, "1,2")
+    again = {**given, "sampling": 3 - TARGETS, "resume": True}
+    with pytest.raises(BadOption, match="given sampling is array"):
+        tutti.cross_validate("mlp", **again, out=str(tmp_path / "farm"))
+    again = {**given, "augment": [lambda inputs, targets, _: (-inputs, targets)], "resume": True}
+    tutti.cross_validate("mlp", **again, out=str(tmp_path / "farm"))
+    assert "the code of the given augment is not what" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changed", "kind", "message"),
     [
@@ -144,6 +167,18 @@ def test_a_fold_is_an_ordinary_run_of_files(result: CrossValidated) -> None:
         ({"score": "f1", "data": (INPUTS, INPUTS[:, 0])}, BadOption, "the targets are floats; use mae"),
         ({"resume": True, "out": None}, BadOption, "needs out"),
         ({"groups": [1, 2]}, tutti.BadData, "60 samples"),
+        ({"groups": [None, *range(59)]}, tutti.BadData, "sample 0 has no group, but None"),
+        ({"groups": np.array(["a", *range(59)], object)}, tutti.BadData, "the groups have no order"),
+        ({"workers": "auto"}, BadOption, "^workers is auto; give a whole number"),
+        ({"job_timeout": 10}, BadOption, "job_timeout is '10'; give a length of time with its units"),
+        ({"sweep": {"lr": []}}, BadOption, "sweep lr is .*give a list of at least one value"),
+        ({"sweep": {"lr": "0.1,0.2"}}, BadOption, "sweep lr is '0.1,0.2'; give a list"),
+        ({"models": {"": "mlp", "..": "lenet"}}, BadOption, "the models '' and '..' are both called '-'"),
+        (
+            {"optimizer": torch.optim.SGD(nn.Linear(6, 2).parameters(), lr=0.1)},
+            BadOption,
+            "the optimizer is an SGD over the parameters of one module",
+        ),
         (
             {"models": Broken, "cv": 2, "groups": None},
             TuttiError,

@@ -15,7 +15,7 @@ import tutti
 from tutti.errors import BadOption
 from tutti.records.farm_folder import FarmFolder
 from tutti.run.config import TrainConfig
-from tutti.studies.given_code import modules_given, say_other_code
+from tutti.studies.given_code import numbers_given, say_other_code
 
 FILE = "def net(shape, outputs):\n    return {}\n"
 
@@ -38,14 +38,14 @@ def _module(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def test_modules_are_told_by_their_weights() -> None:
-    same = modules_given(_pickled(_module(0)))
-    assert same == modules_given(_pickled(_module(0)))
+    same = numbers_given(_pickled(_module(0)))
+    assert same == numbers_given(_pickled(_module(0)))
     assert list(same) == ["given model m"]
     other = _module(0)
     other[1] = nn.Dropout(0.1)  # type: ignore[index]
-    said = [modules_given(_pickled(one)) for one in (_module(1), _module(0, torch.bfloat16), other)]
+    said = [numbers_given(_pickled(one)) for one in (_module(1), _module(0, torch.bfloat16), other)]
     assert len({one["given model m"] for one in [same, *said]}) == 4
-    assert modules_given(_pickled(_code("x"))) == {}
+    assert numbers_given(_pickled(_code("x"))) == {}
 
 
 @pytest.mark.parametrize("kind", [lambda net: net, lambda net: nn.Sequential(net(2, 2)), partial])

@@ -57,6 +57,8 @@ def test_a_search_from_python(
         tutti.tune(net, data, space, epoch=3)  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r"metrics own\.py:hits and --objective hits:higher"):
         tutti.tune(net, data, space, objective="own.py:hits")
+    with pytest.raises(UserError, match="is auto; give a whole number"):
+        tutti.tune(net, data, space, workers="auto")  # type: ignore[arg-type]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="the trials have loss, accuracy"):
         tutti.tune(net, data, space, trials=1, objective="top5", epochs=1, blocks=1, threads=1, quiet=True)

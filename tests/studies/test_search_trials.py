@@ -194,7 +194,7 @@ METHODS = [
         ("cma-es", "none", 2),
         ("genetic", "asha", 3),
         ("tpe", "wilcoxon", 4),
-        ("tpe", "data", 3),
+        ("tpe", "data", 6),
         ("gp", "none", 1),
         ("grid", "none", 1),
     )

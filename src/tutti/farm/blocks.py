@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
@@ -220,8 +221,9 @@ def place_blocks(
             f"a farm starts its ranks itself, but {started_by().launcher.value} has started this process; "
             "run the command without it"
         )
-    for name, value in (("--block", block), ("--blocks", blocks), ("--threads", threads)):
-        if value is not None and value < 1:
+    given: dict[str, object] = {"--block": block, "--blocks": blocks, "--threads": threads}
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, Integral) or value < 1):
             raise BadOption(f"{name} is {value}; give a whole number of at least 1")
     workers = block - servers
     if workers < 1:

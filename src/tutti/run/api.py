@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -217,7 +219,7 @@ def train(
         _refuse_uncallable("metrics", one)
     if isinstance(optimizer, Optimizer):
         optimizer = OptimizerAgain(optimizer, model)
-    data = _without_loaders(data, options, quiet)
+    data = without_loaders(data, options, quiet)
     if isinstance(model, nn.Module):
         refuse_overlaps(model)  # the copies that the ranks get would not show it
     given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
@@ -227,9 +229,7 @@ def train(
     given["callbacks"] = watchers or None
     values, objects = by_name(given)
     values |= {"workers": str(workers)}
-    weights = options.get("class_weights")
-    if isinstance(weights, Sequence) and not isinstance(weights, str):
-        options["class_weights"] = ",".join(map(str, weights))
+    spell_class_weights(options)
     plain = dict(options)
     asked = take_auto(plain)
     config = TrainConfig.from_json({**values, **plain})
@@ -272,7 +272,7 @@ def train(
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
 
 
-def _without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
+def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
     """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given.
 
     Raises:
@@ -291,6 +291,32 @@ def _without_loaders(data: object, options: TrainOptions, quiet: bool) -> object
         print(first.said, flush=True)
     found = [one.dataset if isinstance(one, Unloaded) else one for one in loaders]
     return tuple(found) if pair else found[0]
+
+
+def spell_class_weights(options: TrainOptions) -> None:
+    """Put the weights of classes, which may be numbers, as a configuration has them."""
+    weights = options.get("class_weights")
+    if weights is not None and not isinstance(weights, str):
+        options["class_weights"] = ",".join(map(str, np.asarray(weights).tolist()))
+
+
+def weights_of(sampling: object) -> object:
+    """Return the weights of samples as an array; a name or a path as it is."""
+    given = sampling is None or isinstance(sampling, str | PathLike)
+    return sampling if given else np.asarray(sampling, dtype=np.float64)
+
+
+def refuse_built(optimizer: object) -> None:
+    """Refuse an optimizer over the parameters of one module, where several models are trained.
+
+    Raises:
+        BadOption: it is one.
+    """
+    if isinstance(optimizer, Optimizer):
+        raise BadOption(
+            f"the optimizer is an {type(optimizer).__name__} over the parameters of one module, and each run "
+            "has a model of its own; give its class, or a function of the parameters"
+        )
 
 
 def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from tutti.errors import BadRunFolder
 from tutti.records.farm_folder import FarmFolder
@@ -25,14 +26,19 @@ from tutti.run.trust import code_named, place_of_code
 _DIGITS = 12
 
 
-def modules_given(objects: Mapping[str, bytes]) -> dict[str, str]:
-    """Describe the modules among objects, as fields of a farm's question: by their class and their weights.
+def numbers_given(objects: Mapping[str, bytes]) -> dict[str, str]:
+    """Describe the modules and arrays among objects, as fields of a farm's question, by their numbers.
 
     Args:
         objects: pickled, by what they are called.
     """
     loaded = _loaded(objects)
-    return {f"given {name}": _described(one) for name, one in loaded.items() if _is_module(one)}
+    modules = {f"given {name}": _described(one) for name, one in loaded.items() if _is_module(one)}
+    arrays = {name: one for name, one in loaded.items() if isinstance(one, np.ndarray)}
+    return modules | {
+        f"given {name}": f"array {hashlib.sha256(one.tobytes()).hexdigest()[:_DIGITS]}"
+        for name, one in arrays.items()
+    }
 
 
 def say_other_code(folder: FarmFolder, configs: Iterable[TrainConfig], objects: Mapping[str, bytes]) -> None:
@@ -106,8 +112,10 @@ def _digest_of_file(name: str) -> str:
 
 def _digest_of_code(value: Any) -> str:
     """Return the digest of the functions that an object brings, without those of torch; empty for none."""
-    parts = [type(one) for one in value.modules()] if _is_module(value) else [value]
-    codes = [code for part in dict.fromkeys(parts) for code in _codes(part)]
+    parts = list(value) if isinstance(value, list | tuple) else [value]
+    if _is_module(value):
+        parts = list(dict.fromkeys(type(one) for one in value.modules()))
+    codes = [code for part in parts for code in _codes(part)]
     found = hashlib.sha256()
     for code in codes:
         _add(found, code)

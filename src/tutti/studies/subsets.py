@@ -4,14 +4,17 @@
     subset 1   a third, those of 0 among them    the trials that are among the best third so far
     subset 2   all                               of these again
 
+With folds each has such subsets of its training part, and one that is held out whole.
+
 It is successive halving with samples in place of epochs (subsets of a data set, in Li et al., Hyperband, JMLR
 18, 2018), and asynchronous (Li et al., A system for massively parallel hyperparameter tuning, 2020). A run on
-a larger subset begins anew, so each is an ordinary run. All are compared on the same validation part, which
-is that of an ordinary run. Runs on a rank: it imports torch.
+a larger subset begins anew, so each is an ordinary run. All are compared on the same held-out samples: the
+validation part of an ordinary run, or those of the folds. Runs on a rank: it imports torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -25,26 +28,39 @@ LEAST: Final = 2
 
 
 def subsets_of(
-    targets: NDArray[Any], validation: float, seed: int, classes: int | None, divisors: tuple[int, ...]
+    targets: NDArray[Any],
+    wholes: Sequence[Split],
+    seed: int,
+    classes: int | None,
+    divisors: tuple[int, ...],
 ) -> tuple[Split, ...]:
-    """Divide the samples: each subset has its share of each class, and the larger ones have the smaller ones.
+    """Divide training parts: a subset has its share of each class, and the larger ones have the smaller ones.
 
     Args:
-        targets: of all training samples.
-        validation: the share of them that is held out, the same for all.
-        seed: decides which.
+        targets: of all samples.
+        wholes: the training parts, with what is held out beside each.
+        seed: decides which samples are in a subset.
         classes: how many there are; None: the targets are amounts.
-        divisors: a subset has one in so many of the samples that are not held out.
+        divisors: a subset has one in so many samples of its training part.
+
+    Returns:
+        The subsets of all parts by the first divisor, then those by the next one.
 
     Raises:
         BadData: a part would be empty.
         BadOption: there are too few samples.
     """
-    kept, held_out = split(targets, validation, seed, classes)
-    if len(kept) < LEAST * max(divisors):
+    least = min(len(one.train) for one in wholes)
+    if least < LEAST * max(divisors):
         raise BadOption(
-            f"--successive data trains on one in {max(divisors)} samples first, and there are {len(kept):,}; "
+            f"--successive data trains on one in {max(divisors)} samples first, and there are {least:,}; "
             "leave it out"
         )
-    parts = (kept if one == 1 else kept[split(targets[kept], 1 / one, seed, classes)[1]] for one in divisors)
-    return tuple(Split(part, held_out) for part in parts)
+
+    def subset(whole: Split, divisor: int) -> Split:
+        kept = whole.train
+        if divisor == 1:
+            return whole
+        return Split(kept[split(targets[kept], 1 / divisor, seed, classes)[1]], whole.test)
+
+    return tuple(subset(whole, divisor) for divisor in divisors for whole in wholes)

@@ -33,7 +33,8 @@ def seconds_of(text: str, flag: str) -> float:
     Raises:
         BadOption: it is none, or not above 0.
     """
-    found = _DURATION.fullmatch(text.strip())
+    # Of a caller in Python it may be a number.
+    found = _DURATION.fullmatch(str(text).strip())
     if found is None or not any(found.groups()):
         raise BadOption(f"{flag} is '{text}'; give a length of time with its units, such as 3h50m, 90s or 2d")
     seconds = sum(

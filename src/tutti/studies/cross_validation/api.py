@@ -22,7 +22,14 @@ from tutti.farm.blocks import place_blocks
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS
-from tutti.run.api import TrainOptions, other_floats
+from tutti.run.api import (
+    TrainOptions,
+    other_floats,
+    refuse_built,
+    spell_class_weights,
+    weights_of,
+    without_loaders,
+)
 from tutti.run.arguments import as_arguments
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.pickled_arguments import by_name
@@ -164,6 +171,8 @@ def cross_validate(
     blocks: int | None = None,
     loss: str | Callable[..., Any] = "auto",
     metrics: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "auto",
+    sampling: object = None,
+    augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     job_timeout: str | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -191,6 +200,8 @@ def cross_validate(
         blocks: runs at a time; by default as many as the cores allow, and no more than help.
         loss: as for `tutti.train`.
         metrics: as for `tutti.train`.
+        sampling: as for `tutti.train`: a weight for each sample of the training part, whatever the fold.
+        augment: as for `tutti.train`.
         job_timeout: after which time a run is given up, such as "10m".
         resume: go on with what is in `out`; runs that have finished are kept.
         quiet: print nothing.
@@ -222,8 +233,12 @@ def cross_validate(
     place_blocks(workers, blocks, threads, None)
     if resume and out is None:
         raise BadOption("resume=True needs out: the folder of the cross-validation to go on with")
+    refuse_built(optimizer)
+    data = without_loaders(data, options, quiet)
+    spell_class_weights(options)
     given: dict[str, object] = {"loss": loss, "metrics": metrics, "strategy": strategy or "auto"}
-    values, objects = by_name({**given, "optimizer": optimizer or "adam"})
+    given |= {"optimizer": optimizer or "adam", "sampling": weights_of(sampling), "augment": augment}
+    values, objects = by_name(given)
     config = TrainConfig.from_json({**values, **options})
     refuse_own_folds(config)
     there = GivenData.of(data, config)
@@ -288,5 +303,6 @@ def _choices(kind: str, given: object) -> list[Choice]:
             short = values[kind].removeprefix(OBJECT).rpartition(":")[2]
             choice = Choice(plain(short.rpartition(".")[2]), values, objects)
         found.append(choice if name is None else replace(choice, name=plain(str(name))))
-    refuse_alike(kind, [str(one) for _, one in named], [choice.name for choice in found])
+    given_as = [str(one if name is None else name) for name, one in named]
+    refuse_alike(kind, given_as, [choice.name for choice in found])
     return found

@@ -126,18 +126,20 @@ def contenders(
     Raises:
         UserError: an option cannot be crossed in, is unknown, or has a value that cannot be used.
     """
-    for name in sweep:
+    for name, values in sweep.items():
+        if isinstance(values, str) or not len(values):
+            raise BadOption(f"--sweep {name} is {values!r}; give a list of at least one value")
         part, dot, _ = name.partition(".")
         if (f"{part}_options" if dot else name) in NOT_SWEPT:
             raise BadOption(f"--sweep {name}: {NOT_SWEPT[part]}")
     found = {}
     for model, schedule, swept in itertools.product(models, schedules, crossed(sweep)):
-        values = {**config.as_json(), **model.values, **schedule.values}
+        common = {**config.as_json(), **model.values, **schedule.values}
         name = "/".join([model.name, schedule.name, *_swept(swept)])
         given = {**(objects or {}), **model.objects, **schedule.objects}
         if name in found:
             raise BadOption(f"two candidates would be called '{name}'; give --sweep each value once")
-        found[name] = Contender(with_options(values, swept), given)
+        found[name] = Contender(with_options(common, swept), given)
     return found
 
 

@@ -11,6 +11,7 @@ from tutti.data.contents import Contents
 from tutti.data.pool import PoolOutline
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
+from tutti.data.splits import split
 from tutti.errors import UserError
 from tutti.records.splits import Split
 from tutti.run.build import given_data, seeded
@@ -53,9 +54,18 @@ def samples_of(job: SamplesJob, contents: Contents[Stored[Rows], Array] | None =
     _, targets = contents.parts["train"]
     subsets: tuple[Split, ...] = ()
     if job.divisors:
-        share, seed = job.config.validation, job.config.seed
-        subsets = subsets_of(targets, share, seed, outline.classes, job.divisors)
+        wholes = _wholes(job, targets, outline)
+        subsets = subsets_of(targets, wholes, job.config.seed, outline.classes, job.divisors)
     return Samples(outline.name, targets, outline.classes, outline.labels, outline.fingerprint, subsets)
+
+
+def _wholes(job: SamplesJob, targets: Array, outline: PoolOutline) -> list[Split]:
+    """Return the parts that have subsets: those of each fold, or that of an ordinary run."""
+    if job.splitter is None:
+        return [Split(*split(targets, job.config.validation, job.config.seed, outline.classes))]
+    from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
+
+    return make_splits(job.splitter, targets, labels=outline.labels)
 
 
 def _refuse_unfit(job: TrainJob, outline: PoolOutline) -> None:

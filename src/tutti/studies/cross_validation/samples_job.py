@@ -23,6 +23,7 @@ class SamplesJob(Job):
         candidates: the runs.
         ranks: of each.
         divisors: of the subsets that `Samples` is to have, as in `tutti.studies.subsets`.
+        splitter: makes the folds whose training parts have these; None: the training part of a run has.
     """
 
     entry: ClassVar[str] = "tutti.studies.cross_validation.samples:work"
@@ -30,6 +31,7 @@ class SamplesJob(Job):
     candidates: tuple[TrainJob, ...]
     ranks: int
     divisors: tuple[int, ...] = ()
+    splitter: object = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Samples:
         classes: how many there are; None: the targets are amounts.
         labels: the classes' names; empty when unknown.
         fingerprint: tells the samples from those of other data.
-        subsets: those that were asked for, with the validation part.
+        subsets: those that were asked for, each with what is held out.
     """
 
     name: str

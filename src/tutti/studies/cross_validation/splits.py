@@ -194,8 +194,16 @@ def _checked(groups: ArrayLike, samples: int) -> Array:
             f"the groups have the shape {found.shape}, and there are {samples:,} samples; give one group for "
             "each sample"
         )
-    if found.dtype.kind == "f" and np.isnan(found).any():
-        raise BadData(f"sample {int(np.isnan(found).argmax())} has no group, but NaN; give each sample one")
+    # NaN is the only value that is not the same as itself.
+    lacking = np.fromiter((one is None or one != one for one in found), bool, samples)
+    if lacking.any():
+        first = int(lacking.argmax())
+        nothing = "None" if found[first] is None else "NaN"
+        raise BadData(f"sample {first} has no group, but {nothing}; give each sample one")
+    try:
+        np.unique(found)
+    except TypeError as error:
+        raise BadData(f"the groups have no order ({error}); give texts, or numbers") from error
     return found
 
 

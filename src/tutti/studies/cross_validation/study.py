@@ -38,7 +38,7 @@ from tutti.studies.cross_validation.jobs import FoldJobs
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.scores import MEASURES, Scores, score_folds, write_scores
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
-from tutti.studies.given_code import modules_given, say_other_code
+from tutti.studies.given_code import numbers_given, say_other_code
 
 KIND: Final = "cv"
 """The kind of a farm."""
@@ -483,7 +483,7 @@ def _record(question: CrossValidation, samples: Samples, splits: list[Split]) ->
         "jobs_each": len(splits),
         "splits": _digest(splits, samples.fingerprint),
         "fingerprint": samples.fingerprint,
-        **modules_given(question.objects),
+        **numbers_given(question.objects),
         **({} if question.floats is None else {"floats": question.floats}),
     }
 

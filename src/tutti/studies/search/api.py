@@ -14,7 +14,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
-from tutti.run.api import TrainOptions, other_floats
+from tutti.farm.blocks import place_blocks
+from tutti.run.api import (
+    TrainOptions,
+    other_floats,
+    refuse_built,
+    spell_class_weights,
+    weights_of,
+    without_loaders,
+)
 from tutti.run.arguments import as_arguments
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
@@ -75,6 +83,8 @@ def tune(
     strategy: str | Strategy | None = None,
     loss: str | Callable[..., Any] = "auto",
     metrics: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "auto",
+    sampling: object = None,
+    augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     workers: int = 1,
     blocks: int | None = None,
     storage: str | None = None,
@@ -109,6 +119,8 @@ def tune(
         strategy: as for `tutti.train`.
         loss: as for `tutti.train`.
         metrics: as for `tutti.train`.
+        sampling: as for `tutti.train`.
+        augment: as for `tutti.train`.
         workers: the ranks of each run.
         blocks: runs at a time; by default as many as the cores allow, and no more than help.
         storage: where the study is kept: "journal" or "sqlite", which are files in the folder, or the URL of
@@ -142,10 +154,15 @@ def tune(
             raise UnknownName("argument", name, TrainOptions.__annotations__, "See help(tutti.tune).")
     out, limit = options.pop("out", None), options.pop("time_limit", None)
     threads = options.pop("threads", None)
+    place_blocks(workers, blocks, threads, None)
     if resume and out is None:
         raise BadOption("resume=True needs out: the folder of the search to go on with")
+    refuse_built(optimizer)
+    data = without_loaders(data, options, quiet)
+    spell_class_weights(options)
     given: dict[str, object] = {"model": model, "loss": loss, "metrics": metrics}
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
+    given |= {"sampling": weights_of(sampling), "augment": augment}
     values, objects = by_name(given)
     there = GivenData.of(data, TrainConfig.from_json({**values, **options}))
     search = Search(

@@ -48,8 +48,12 @@ class SearchJobs:
     """The jobs of a search.
 
     With a pruner the folds of a trial are trained one after the other, and what is compared after each epoch
-    is the mean over the folds so far; otherwise all folds may be trained at once. Subsets of the data are
-    trained on one after the other, too; here they are called folds as well.
+    is the mean over the folds so far; otherwise all folds may be trained at once. Where subsets of the data
+    come one after the other, each is a stage: all folds of a subset may be trained at once. Here each run has
+    a fold of its own.
+
+        stage    0       1       2
+        jobs     0 1 2 │ 3 4 5 │ 6 7 8        of three folds, on three subsets
 
     Args:
         trials: the trials.
@@ -93,8 +97,8 @@ class SearchJobs:
         self._of[job.name] = trial, trial.given
         trial.given += 1
         trial.running += 1
-        # With a pruner the next fold waits for what this one says.
-        if self._prunes or trial.given == len(trial.jobs):
+        # With a pruner the next stage waits for what this one says.
+        if trial.given == len(trial.jobs) or (self._prunes and trial.given % self._together(trial) == 0):
             self._waiting.popleft()
         return job
 
@@ -124,7 +128,7 @@ class SearchJobs:
             self._finished(trial, fold, job, outcome.summary)
         if trial.failed or trial.pruned:
             self._waiting = deque(one for one in self._waiting if one is not trial)
-        elif trial.given < len(trial.jobs) and trial not in self._waiting:
+        elif trial.given < len(trial.jobs) and trial not in self._waiting and trial.running == 0:
             # What has begun comes to its end before something new begins.
             self._waiting.appendleft(trial)
         if trial.running == 0 and (trial.failed or trial.pruned or len(trial.ended) == len(trial.jobs)):
@@ -153,9 +157,17 @@ class SearchJobs:
         if trial.pruned:
             return
         trial.ended[fold] = [aim.of(summary) for aim in self._aims]
-        if self._rule.by_job:
-            self._trials.report(trial.number, self._rule.step(fold), trial.ended[fold][0])
-            trial.pruned = fold < len(trial.jobs) - 1 and self._trials.prunes(trial.number)
+        together = self._together(trial)
+        if self._rule.by_job and len(trial.ended) % together == 0:
+            stage = fold // together
+            # Their order is that in which they have ended.
+            worth = fmean(trial.ended[one][0] for one in range(stage * together, (stage + 1) * together))
+            self._trials.report(trial.number, self._rule.step(stage), worth)
+            last = len(trial.ended) == len(trial.jobs)
+            trial.pruned = not last and self._trials.prunes(trial.number)
+
+    def _together(self, trial: _Trial) -> int:
+        return self._rule.together(len(trial.jobs))
 
     def _end(self, trial: _Trial) -> None:
         if trial.failed:
@@ -171,7 +183,9 @@ class SearchJobs:
     def _worth(self, trial: _Trial) -> list[float]:
         """Return the values of a trial from those of its jobs."""
         ended = [trial.ended[fold] for fold in sorted(trial.ended)]
-        return ended[-1] if self._rule.by_last else [fmean(column) for column in zip(*ended, strict=True)]
+        if self._rule.by_last:
+            ended = ended[-self._together(trial) :]
+        return [fmean(column) for column in zip(*ended, strict=True)]
 
 
 def _mean_at(trial: _Trial, epoch: int) -> float:

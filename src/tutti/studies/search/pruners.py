@@ -35,7 +35,7 @@ class Pruner:
         about: it, in a few words.
         make: makes one for trials of so many epochs, those of all folds added up.
         by_job: it compares what the jobs of a trial end with, and not epochs.
-        by_last: what a trial is worth is what its last job ends with, and not the mean over its jobs.
+        by_last: what a trial is worth is what its last stage ends with, and not the mean over its jobs.
     """
 
     about: str
@@ -43,9 +43,13 @@ class Pruner:
     by_job: bool = False
     by_last: bool = False
 
-    def step(self, job: int) -> int:
-        """Return the number by which it knows the end of a job, counted from 0."""
-        return REDUCTION**job if self.by_last else job
+    def step(self, stage: int) -> int:
+        """Return the number by which it knows the end of a stage, counted from 0."""
+        return REDUCTION**stage if self.by_last else stage
+
+    def together(self, jobs: int) -> int:
+        """Return how many jobs of a trial make a stage, after which it may end."""
+        return jobs // len(DIVISORS) if self.by_last else 1
 
 
 def _asha(epochs: int) -> BasePruner:
@@ -131,7 +135,7 @@ def check_pruner(name: str, aims: list[Aim], folds: int, by_epochs: bool) -> Non
         raise BadOption(f"--pruner {name} compares epochs; give --epochs in place of --steps")
 
 
-def check_successive(given: str | None, pruner: str, aims: list[Aim], folds: int) -> None:
+def check_successive(given: str | None, pruner: str, aims: list[Aim]) -> None:
     """Refuse --successive with what it does not go with.
 
     Raises:
@@ -144,8 +148,6 @@ def check_successive(given: str | None, pruner: str, aims: list[Aim], folds: int
         raise UnknownName("value", given, [SUCCESSIVE], of="--successive")
     if pruner != "none":
         raise BadOption(f"--successive data ends trials itself; leave --pruner {pruner} out, or use it alone")
-    if folds > 1:
-        raise BadOption("--successive data holds out one validation part; leave --folds out")
     if len(aims) > 1:
         raise BadOption(f"--successive data compares trials by one objective; give one of {len(aims)}")
     if not aims[0].by_epoch:

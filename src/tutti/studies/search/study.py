@@ -35,10 +35,10 @@ from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
 from tutti.run.trust import seal
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
-from tutti.studies.cross_validation.splits import make_splits, splitter_of
+from tutti.studies.cross_validation.splits import Splitter, make_splits, splitter_of
 from tutti.studies.cross_validation.study import Blocks, keep_data
 from tutti.studies.crossing import with_options
-from tutti.studies.given_code import modules_given, say_other_code
+from tutti.studies.given_code import numbers_given, say_other_code
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.objectives import Aim, aims_of
 from tutti.studies.search.pruners import DIVISORS, RULES, check_pruner, check_successive
@@ -139,7 +139,7 @@ class Search:
         check_sampler(self.sampler, distributions_of(self.space), len(self.aims))
         by_epochs = self.config.steps is None and "steps" not in self.space.dimensions
         check_pruner(self.pruner, list(self.aims), self.folds, by_epochs)
-        check_successive(self.successive, self.pruner, list(self.aims), self.folds)
+        check_successive(self.successive, self.pruner, list(self.aims))
 
     def record(self) -> Json:
         """Return the question as JSON values: who resumes it must ask the same."""
@@ -190,7 +190,7 @@ class Search:
 
     def at_a_time(self, trials: int) -> int:
         """Return how many jobs there may be at a time, of so many trials."""
-        return min(self.count(trials), self.ahead) * (self.folds if self.rule == "none" else 1)
+        return min(self.count(trials), self.ahead) * (self.folds if self.pruner == "none" else 1)
 
     def config_of(self, options: Mapping[str, Any]) -> TrainConfig:
         """Return the configuration of a trial with these options.
@@ -210,14 +210,12 @@ class Search:
         """
         config, objects, prunable = self.config_of(options), dict(self.objects), self.pruner != "none"
         configs = [config]
-        if self.successive:
-            # The share is in the splits.
+        if self.successive or self.folds > 1:
+            # What is held out is in the splits.
             config = replace(config, validation=TrainConfig.validation)
-            configs = [replace(config, split=f"{splits}:{subset}") for subset in range(len(DIVISORS))]
-        elif self.folds > 1:
             configs = [
-                replace(config, split=f"{splits}:{fold}", seed=config.seed + fold)
-                for fold in range(self.folds)
+                replace(config, split=f"{splits}:{one}", seed=config.seed + one % self.folds)
+                for one in range(self.folds * (len(DIVISORS) if self.successive else 1))
             ]
         return [
             FarmJob(name, one, objects=objects, prunable=prunable, floats=self.floats)
@@ -227,9 +225,14 @@ class Search:
     def job_names(self, number: int) -> list[str]:
         """Return the names of the jobs of a trial."""
         trial = f"trial-{number:04}"
-        if self.successive:
-            return [f"{trial}/subset-{subset}" for subset in range(len(DIVISORS))]
-        return [trial] if self.folds == 1 else [f"{trial}/fold-{fold}" for fold in range(self.folds)]
+        stages = [f"{trial}/subset-{one}" for one in range(len(DIVISORS))] if self.successive else [trial]
+        if self.folds == 1:
+            return stages
+        return [f"{stage}/fold-{fold}" for stage in stages for fold in range(self.folds)]
+
+    def splitter(self) -> Splitter:
+        """Return what divides the samples into folds."""
+        return splitter_of(self.folds, 1, self.config.seed, self.stratified)
 
 
 def look(search: Search, blocks: Blocks, trials: int) -> Samples:
@@ -264,7 +267,8 @@ def samples_job(search: Search, blocks: Blocks) -> SamplesJob:
             check_files(config)
             found[repr(config)] = TrainJob(config, objects=objects)
     divisors = DIVISORS if search.successive else ()
-    return SamplesJob(search.config, tuple(found.values()), blocks.block, divisors, objects=objects)
+    splitter = search.splitter() if search.folds > 1 else None
+    return SamplesJob(search.config, tuple(found.values()), blocks.block, divisors, splitter, objects=objects)
 
 
 def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
@@ -275,10 +279,9 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
         BadRunFolder: something else is there, or the folder cannot be written.
     """
     splits = [*samples.subsets]
-    if search.folds > 1:
-        splitter = splitter_of(search.folds, 1, search.config.seed, search.stratified)
-        splits = make_splits(splitter, samples.targets, labels=samples.labels)
-    question = {**search.record(), **modules_given(search.objects), "fingerprint": samples.fingerprint}
+    if search.folds > 1 and not search.successive:
+        splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
+    question = {**search.record(), **numbers_given(search.objects), "fingerprint": samples.fingerprint}
     path = out or FOLDER / folder_name(search.config.model, samples.name)
     sealed = seal(search.config.as_json())
     folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
@@ -359,7 +362,8 @@ class Tuned:
         trials = [one for one in self.study.get_trials(deepcopy=False) if one.state in (COMPLETE, PRUNED)]
         whole = self.search.span * self.search.folds
         if RULES[self.search.rule].by_job:
-            shares = [1 / one for one in DIVISORS] if self.search.successive else [1.0] * self.search.folds
+            folds = self.search.folds
+            shares = [folds / one for one in DIVISORS] if self.search.successive else [1.0] * folds
             trained = [self.search.span * sum(shares[: len(one.intermediate_values)]) for one in trials]
             return sum(trained), whole * len(trials)
         trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
