@@ -20,7 +20,8 @@ from tutti.cli.main import main
 from tutti.errors import BadRunFolder
 from tutti.farm.coordinator import FarmOutcome
 from tutti.records.farm_folder import FarmFolder, JobState
-from tutti.records.run_folder import RunFolder, TrainedOn
+from tutti.records.predictions import Predictions
+from tutti.records.run_folder import PREDICTIONS, RunFolder, TrainedOn
 from tutti.records.splits import count_splits
 from tutti.studies.cross_validation.study import findings_of
 from tutti.studies.ensemble.choosing import read_trained
@@ -130,6 +131,26 @@ def test_a_fold_is_repeated_by_an_ordinary_run(farm: Path, tmp_path: Path) -> No
     assert main(["train", "--config", config, "--out", str(tmp_path / "run")]) == 0
     ours, theirs = (farm / "jobs/mlp/cosine/fold-2"), tmp_path / "run"
     assert (ours / "predictions.npz").read_bytes() == (theirs / "predictions.npz").read_bytes()
+
+
+def test_a_function_makes_the_same_data_for_all_folds(tmp_path: Path) -> None:
+    program, calls = tmp_path / "own.py", tmp_path / "calls"
+    program.write_text(
+        "import numpy as np\n"
+        "def make():\n"
+        f"    with open({str(calls)!r}, 'a') as file: file.write('x')\n"
+        "    x = np.random.normal(size=(60, 4)).astype('float32')\n"
+        "    return x, (x[:, 0] > 0).astype('int64')\n"
+    )
+    words = ["mlp", "--data", f"{program}:make", "--steps", "2", "--threads", "1"]
+    farm = tmp_path / "farm"
+    assert main(["cv", *words, "--folds", "3", "--seed", "4", "--out", str(farm)]) == 0
+    # Once to be split, once for all blocks.
+    assert calls.read_text() == "xx"
+    alone = ["-n", "1", "--split", f"{farm}/splits.npz:1", "--seed", "5", "--predictions"]
+    assert main(["train", *words, *alone, "--out", str(tmp_path / "run")]) == 0
+    found = [Predictions.read(one / PREDICTIONS) for one in (farm / "jobs/mlp/none/fold-1", tmp_path / "run")]
+    assert (found[0].outputs == found[1].outputs).all()
 
 
 def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

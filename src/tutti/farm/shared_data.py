@@ -25,7 +25,7 @@ from tutti.farm.messages import INDEX_BYTES, SharedPlace
 from tutti.launch.malloc import memory_lent
 from tutti.load_object import names_object
 from tutti.records.json_lines import to_json
-from tutti.run.build import given_data, open_config_data
+from tutti.run.build import data_seed, given_data, open_config_data, seeded
 from tutti.run.train_job import TrainJob
 
 
@@ -77,8 +77,9 @@ class SharedData:
         return self._known[key]
 
     def _read(self, job: TrainJob, key: str) -> None:
-        given, options = given_data(job)
-        contents = read_source(given, options)
+        with seeded(data_seed(job.config)):
+            given, options = given_data(job)
+            contents = read_source(given, options)
         outline = PoolOutline.of(contents)
         self._known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
         self._pool(self._known[key]).fill(contents)
@@ -111,6 +112,6 @@ def _key(job: TrainJob) -> str:
     """Return what decides which samples a run has, before they are divided."""
     config = job.config
     # A factory may draw random numbers, which depend on the seed.
-    seed = config.seed if "data" in job.objects or names_object(config.data) else None
+    seed = data_seed(config) if "data" in job.objects or names_object(config.data) else None
     named = to_json([config.data, config.data_options, seed, job.floats, str(torch.get_default_dtype())])
     return hashlib.sha256(named.encode() + job.objects.get("data", b"")).hexdigest()

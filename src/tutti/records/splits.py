@@ -4,6 +4,7 @@
     train-1, test-1      of split 1
     ...
     fingerprint          of the data that they are of
+    seed                 by which a function of the user's has made these, if that is known
 
 Nothing in it is pickled, and the same splits make the same bytes.
 """
@@ -14,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +27,7 @@ from tutti.records.npz import keys_of, npz_bytes, read_npz
 Indices = NDArray[np.int64]
 
 _FINGERPRINT = "fingerprint"
+_SEED = "seed"
 
 
 @dataclass(frozen=True)
@@ -92,24 +95,28 @@ def _numbers(part: ArrayLike, name: str, what: str) -> Indices:
     return numbers if (numbers[1:] >= numbers[:-1]).all() else np.sort(numbers)
 
 
-def write_splits(path: Path, splits: Sequence[Split], fingerprint: str) -> None:
+def write_splits(path: Path, splits: Sequence[Split], fingerprint: str, seed: int | None = None) -> None:
     """Write splits, numbered from 0.
 
     Args:
         path: of the file.
         splits: of one data set.
         fingerprint: of that data set: `tutti.data.pool.PoolOutline.fingerprint`.
+        seed: of the random generators when that was made; None: it does not matter.
 
     Raises:
         BadRunFolder: the file cannot be written.
     """
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         f"{name}-{number}": part
         for number, split in enumerate(splits)
         for name, part in (("train", split.train), ("test", split.test))
     }
+    arrays[_FINGERPRINT] = np.array(fingerprint)
+    if seed is not None:
+        arrays[_SEED] = np.array(seed)
     with refusing(path):
-        replace_shared_file(path, npz_bytes({**arrays, _FINGERPRINT: np.array(fingerprint)}))
+        replace_shared_file(path, npz_bytes(arrays))
 
 
 def count_splits(path: Path) -> int:
@@ -119,6 +126,16 @@ def count_splits(path: Path) -> int:
         BadData: it cannot be read.
     """
     return sum(re.fullmatch(r"train-\d+", key) is not None for key in keys_of(path))
+
+
+def seed_of_data(path: Path) -> int | None:
+    """Read the seed of the random generators when the data that were split were made; None: nobody knows.
+
+    Raises:
+        BadData: the file cannot be read.
+    """
+    found = read_npz(path, [_SEED]).get(_SEED)
+    return None if found is None else int(found)
 
 
 def read_split(path: Path, number: int, samples: int, fingerprint: str) -> Split:

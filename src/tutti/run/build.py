@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
@@ -36,6 +37,7 @@ from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.optim.sharded import announce
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import SeenInput, TrainedOn
+from tutti.records.splits import seed_of_data
 from tutti.run import summary_lines
 from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
@@ -126,16 +128,31 @@ def open_config_data(
     """
     config, options = job.config, job.config.data_options
     given: object = None
-    if pool is None and comm.node.rank == 0:
-        given, options = given_data(job)
     # Where samples are asked for by their numbers, they stay in their stored order.
     by_number = config.split is not None or config.predictions or config.sampling not in (None, BALANCED)
     # To evaluate takes no numbers, and only `open_data` finds the classes of a model.
-    if pool is None and (not by_number or (known is not None and config.split is None)):
-        return open_data(given, comm, config.validation, config.seed, options, known)
-    pool = pool or open_pool(given, comm, options)
+    leads = pool is None and comm.node.rank == 0
+    with seeded(data_seed(config)) if leads and config.split is not None else nullcontext():
+        if leads:
+            given, options = given_data(job)
+        if pool is None and (not by_number or (known is not None and config.split is None)):
+            return open_data(given, comm, config.validation, config.seed, options, known)
+        # Here a data set may draw numbers for each sample, too.
+        pool = pool or open_pool(given, comm, options)
     place = None if config.split is None else split_of(config.split)
     return divided(pool, comm, config.validation, config.seed, place)
+
+
+def data_seed(config: TrainConfig) -> int:
+    """Return the seed of the data that a function makes: that of the data which were split, if they were.
+
+    Raises:
+        BadData: the file of splits cannot be read.
+    """
+    if config.split is None:
+        return config.seed
+    found = seed_of_data(Path(split_of(config.split)[0]).expanduser())
+    return config.seed if found is None else found
 
 
 def given_data(job: Job) -> tuple[object, Options]:

@@ -244,7 +244,7 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
         keep_data(folder, plan.question.arrays)
     say_other_code(folder, [one.config for one in plan.question.contenders.values()], plan.question.objects)
     if not folder.splits.is_file():
-        write_splits(folder.splits, plan.splits, plan.fingerprint)
+        write_splits(folder.splits, plan.splits, plan.fingerprint, plan.question.config.seed)
     return folder
 
 

@@ -289,7 +289,7 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
     configs = [search.config, *(search.config_of({name: value}) for name, value in ends)]
     say_other_code(folder, configs, search.objects)
     if splits and not folder.splits.is_file():
-        write_splits(folder.splits, splits, samples.fingerprint)
+        write_splits(folder.splits, splits, samples.fingerprint, search.config.seed)
     if search.arrays is not None:
         keep_data(folder, search.arrays)
     return folder
