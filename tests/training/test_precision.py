@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -84,6 +85,21 @@ def test_channels_last_holds_for_weights_and_images_and_leaves_vectors() -> None
     images = arithmetic.inputs(torch.zeros(2, 3, 8, 8))
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert arithmetic.inputs(torch.zeros(2, 8)).is_contiguous()
+
+
+def test_batch_last_computes_by_the_kernels_and_leaves_what_is_outside_alone() -> None:
+    arithmetic = Arithmetic("fp64", "batch_last")
+    module = arithmetic.prepare(nn.Conv2d(1, 2, 3))
+    images = arithmetic.inputs(torch.randn(16, 1, 5, 5))
+    found = arithmetic.forward(module, images)
+    assert type(found.grad_fn).__name__ == "ConvolutionBackward"
+    assert type(module(images).grad_fn).__name__ == "ConvolutionBackward0"
+    assert_close(found, Arithmetic("fp64").forward(module, images), rtol=0, atol=1e-12)
+
+
+def test_batch_last_is_refused_in_a_precision_without_kernels() -> None:
+    with pytest.raises(BadOption, match="is for fp32 and fp64 on the CPU, not for bf16 on cpu; leave it out"):
+        Arithmetic("bf16", "batch_last")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from tutti import models, optim
+from tutti.batch_last import BATCH_LAST, REAL_TYPES
+from tutti.batch_last.compiler import kernels
 from tutti.data.batches import check_split
 from tutti.data.sources import check_named
 from tutti.errors import BadOption
@@ -67,6 +69,9 @@ def check_job(job: Job, ranks: int, hosts: int = 1) -> None:
     """
     check_names(job)
     if job.trains:
+        if job.config.layout == BATCH_LAST:
+            # Compiled here once: the ranks would all begin to.
+            kernels(REAL_TYPES[job.config.precision])
         check_strategy(job, ranks, hosts)
 
 

@@ -291,7 +291,12 @@ class TrainConfig:
     clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
     clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
     precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16", "fp16", "fp64"))
-    layout: str = option("contiguous", "memory format of 4-d tensors", ("contiguous", "channels_last"))
+    layout: str = option(
+        "contiguous",
+        "memory format of 4-d tensors; batch_last: convolutions and pooling by kernels that your C compiler "
+        "makes, for small models with one thread on each rank",
+        ("contiguous", "channels_last", "batch_last"),
+    )
     device: str = option("cpu", "where to compute; cuda is for one worker", ("cpu", "cuda"))
     cuda_graph: str = option(
         "auto",
@@ -496,6 +501,13 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield f"--balance {c.balance} is for ranks with whole models; leave it or --parallel out"
     if c.parallel is not None and c.device == "cuda":
         yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
+    if c.layout == "batch_last" and (c.precision not in ("fp32", "fp64") or c.device == "cuda"):
+        yield (
+            f"--layout batch_last computes in fp32 or fp64 on the CPU, not in {c.precision} on {c.device}; "
+            "leave it out"
+        )
+    if c.layout == "batch_last" and c.parallel is not None:
+        yield f"--layout batch_last is for ranks with whole models; leave it or --parallel {c.parallel} out"
     if c.validate == "background" and c.device == "cuda":
         yield "--validate background evaluates on the CPU; use --validate pause, or leave --device cuda out"
     if c.cuda_graph == "on" and (c.device == "cpu" or c.balance == "queue"):

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from tutti import models
+from tutti.batch_last import BATCH_LAST
 from tutti.data.arrays import part_columns, stored_dtype
 from tutti.data.columns import Column, Columns, Inputs, columns_of, each_of, mapped, sequences_in
 from tutti.data.formats.parquet import is_frame, read_frame
@@ -213,7 +214,9 @@ class TrainedModel(Predictor):
     ) -> None:
         super().__init__(data, kind_of(config.loss, data.classes))
         self._scale = scale_seen(data)
-        self._arithmetic = Arithmetic(config.precision, config.layout, device)
+        # Where a trained model is used there need be no C compiler.
+        layout = "contiguous" if config.layout == BATCH_LAST else config.layout
+        self._arithmetic = Arithmetic(config.precision, layout, device)
         with seeded(config.seed):
             found = named_or_given(Job(config), "model") if model is None else model
             options = {} if isinstance(model, nn.Module) else config.model_options

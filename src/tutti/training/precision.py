@@ -11,6 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from tutti.batch_last import BATCH_LAST, REAL_TYPES
+from tutti.batch_last.compiler import kernels
+from tutti.batch_last.mode import BatchLast
 from tutti.data.columns import Inputs, mapped
 from tutti.errors import BadOption
 from tutti.training import of_keras
@@ -27,11 +30,13 @@ class Arithmetic:
     Attributes:
         precision: "fp32"; "bf16" or "fp16": the weights stay fp32, matrix products and convolutions run in
             bfloat16 or float16 (autocast); or "fp64", to compare runs beyond the rounding of fp32.
-        layout: "contiguous", or "channels_last" for 4-d inputs and weights.
+        layout: "contiguous"; "channels_last" for 4-d inputs and weights; or "batch_last", in which the
+            samples of images lie side by side and kernels of our own compute, on a CPU.
         device: "cpu" or "cuda".
 
     Raises:
-        BadOption: a device that this machine does not have.
+        BadOption: a device that this machine does not have; a layout that is not for it, or not for the
+            precision.
     """
 
     precision: str = "fp32"
@@ -43,12 +48,22 @@ class Arithmetic:
             raise BadOption(
                 f"--device is '{self.device}', but torch finds no GPU here: {_no_gpu()}, or use --device cpu"
             )
+        if self.layout == BATCH_LAST and (self.device != "cpu" or self.precision not in REAL_TYPES):
+            raise BadOption(
+                f"--layout {BATCH_LAST} is for fp32 and fp64 on the CPU, not for {self.precision} on "
+                f"{self.device}; leave it out"
+            )
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """Move `module` to this precision, layout and device, in place.
 
         Call it before the module becomes a `Replica`: it makes new tensors.
+
+        Raises:
+            BadOption: the layout needs a C compiler, and there is none that works.
         """
+        if self.layout == BATCH_LAST:
+            kernels(REAL_TYPES[self.precision])
         module.to(device=self.device)
         if self.precision == "fp64":
             # Not `module.double()`, which makes complex numbers real.
@@ -105,6 +120,12 @@ class Arithmetic:
 
     def call(self, module: Callable[..., object], inputs: Inputs) -> object:
         """All that `module` returns; it gets inputs by keyword, if they have names, or by position."""
+        if self.layout == BATCH_LAST:
+            with BatchLast():
+                return self._call(module, inputs)
+        return self._call(module, inputs)
+
+    def _call(self, module: Callable[..., object], inputs: Inputs) -> object:
         told: dict[str, bool] = {}
         kind: Any = type(module)
         if _is_of_keras(kind) and isinstance(module, nn.Module):

@@ -1,0 +1,11 @@
+"""Convolutions and maximum pooling of our own, for images whose samples lie side by side in memory."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BATCH_LAST: Final = "batch_last"
+"""The layout."""
+
+REAL_TYPES: Final = {"fp32": "float", "fp64": "double"}
+"""The precisions that it has kernels for, and their types in C."""

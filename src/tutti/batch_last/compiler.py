@@ -1,0 +1,121 @@
+"""The compiled kernels: made by the C compiler of this machine, for its processor, once."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import BadOption
+from tutti.records.files import cache_folder
+
+_SOURCE: Final = Path(__file__).with_name("kernels.c")
+_FLAGS: Final = ("-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared")
+INTEGERS: Final = {"float": "int32_t", "double": "int64_t"}
+"""The types in C that the kernels are compiled for, and the integers of the same sizes."""
+
+_pointer, _size = ctypes.c_void_p, ctypes.c_int64
+_REMEDY: Final = "or use --layout channels_last"
+
+
+class Shape(ctypes.Structure):
+    """The sizes of a convolution, or of a pooling, as the kernels have them."""
+
+    _fields_ = tuple(
+        (name, _size)
+        for name in (
+            *("samples", "inputs", "height", "width", "outputs", "rows", "columns"),
+            *("kernel_rows", "kernel_columns", "row_stride", "column_stride"),
+            *("row_padding", "column_padding", "groups"),
+        )
+    )
+
+
+_ARGUMENTS: Final = {"convolve": 5, "input_gradient": 4, "weight_gradient": 4, "pool": 3, "pool_gradient": 3}
+"""The kernels, and the tensors that each is given besides a shape."""
+
+
+@cache
+def kernels(real: str) -> ctypes.CDLL:
+    """Return the kernels for a type; they are compiled when this user first needs them on such a processor.
+
+    Args:
+        real: "float" or "double".
+
+    Raises:
+        BadOption: there is no C compiler, or it fails.
+    """
+    path = compiled(real)
+    library = ctypes.CDLL(str(path))
+    for name, tensors in _ARGUMENTS.items():
+        kernel = getattr(library, name)
+        kernel.argtypes, kernel.restype = (ctypes.POINTER(Shape), *[_pointer] * tensors), None
+    library.lanes.argtypes, library.lanes.restype = (), _size
+    return library
+
+
+def compiled(real: str) -> Path:
+    """Return the file of the kernels for a type; see `kernels`."""
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None:
+        raise BadOption(
+            "--layout batch_last needs a C compiler, and there is none: install one (apt-get install gcc), "
+            f"name one in the environment (CC=...), {_REMEDY}"
+        )
+    flags = (*_FLAGS, f"-DREAL={real}", f"-DINTEGER={INTEGERS[real]}")
+    made_of = (_SOURCE.read_text(), compiler, *flags, platform.machine(), _processor())
+    name = f"{real}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
+    folder = cache_folder() / f"kernels-{os.getuid()}"
+    path = folder / name
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_others(folder)
+    if not path.exists():
+        _compile([compiler, *flags], path)
+    return path
+
+
+def _compile(command: list[str], path: Path) -> None:
+    """Compile into a file that is there whole, or not at all: others may look for it meanwhile."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        try:
+            subprocess.run(
+                [*command, str(_SOURCE), "-o", str(made)], check=True, capture_output=True, text=True
+            )
+        except OSError as error:
+            raise BadOption(
+                f"the C compiler '{command[0]}' cannot be run: {error.strerror}; set CC, {_REMEDY}"
+            ) from error
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+            raise BadOption(
+                f"the C compiler '{command[0]}' fails: {lines[0]}; set CC to another one, {_REMEDY}"
+            ) from error
+        made.replace(path)
+
+
+def _refuse_others(folder: Path) -> None:
+    """Refuse a folder that another user may write to: its files are run."""
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise BadOption(
+            f"{folder} holds code that is run, and others may write to it: run 'chmod 700 {folder}' if it is "
+            f"yours, set TUTTI_CACHE to another folder, {_REMEDY}"
+        )
+
+
+def _processor() -> str:
+    """The instructions of this processor: homes are shared between hosts of different ones."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

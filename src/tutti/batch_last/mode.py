@@ -1,0 +1,117 @@
+"""The layout in which samples lie side by side in memory: what of torch's functions the kernels stand in for.
+
+Images stay tensors of shape (n, maps, height, width) with other strides. All functions of torch work on
+them: those that take one number after the other keep the strides, and a flattening in front of a dense layer
+is a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from tutti.batch_last.functions import REALS, Convolution, MaximumPooling, Pair, library
+
+PLACES: Final = 256
+"""Windows of so many numbers at the most are pooled: a place in one is kept as a byte."""
+
+
+class BatchLast(TorchFunctionMode):
+    """Computes convolutions and maximum pooling of two dimensions by the kernels, inside of a `with`.
+
+    They compute in one thread, in float32 and float64, forward and (once) backward; results are those of
+    torch but for rounding. What they cannot do, torch does: other types, dilation, fewer samples than a
+    vector of the processor has.
+    """
+
+    @override
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        ours = _OURS.get(func)
+        found = None if ours is None else ours(*args, **kwargs)
+        return func(*args, **kwargs) if found is None else found
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Pair = 1,
+    padding: str | int | Pair = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """Convolve; None: the kernels cannot do it."""
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    if isinstance(padding, str) or _pair(dilation) != (1, 1) or not _computed(*tensors):
+        return None
+    inputs, outputs, pads = input.shape[1], len(weight), _pair(padding)
+    fits = weight.dim() == 4 and inputs == weight.shape[1] * groups and outputs % groups == 0
+    large = fits and all(
+        size + 2 * pad >= kernel
+        for size, pad, kernel in zip(input.shape[2:], pads, weight.shape[2:], strict=True)
+    )
+    if not large:
+        return None
+    found = Convolution.apply(input, weight, bias, _pair(stride), pads, groups)  # type: ignore[no-untyped-call]
+    return cast(Tensor, found)
+
+
+def _max_pool2d(
+    input: Tensor,
+    kernel_size: int | Pair,
+    stride: int | Pair | None = None,
+    padding: int | Pair = 0,
+    dilation: int | Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    """Pool; None: the kernels cannot do it."""
+    kernel, pads = _pair(kernel_size), _pair(padding)
+    strides = _pair(stride) if stride else kernel
+    if return_indices or ceil_mode or _pair(dilation) != (1, 1) or not _computed(input):
+        return None
+    out = [
+        (size + 2 * pad - window) // step + 1
+        for size, pad, window, step in zip(input.shape[2:], pads, kernel, strides, strict=True)
+    ]
+    narrow = all(2 * pad <= window for pad, window in zip(pads, kernel, strict=True))
+    if min(out) < 1 or not narrow or kernel[0] * kernel[1] > PLACES:
+        return None
+    size = out[0], out[1]
+    return cast(Tensor, MaximumPooling.apply(input, kernel, strides, pads, size))  # type: ignore[no-untyped-call]
+
+
+def _computed(images: Tensor, *others: Tensor) -> bool:
+    """Whether the kernels compute with such tensors."""
+    plain = all(type(one) in (Tensor, nn.Parameter) and one.is_cpu for one in (images, *others))
+    if not plain or images.dim() != 4 or images.dtype not in REALS or torch.compiler.is_compiling():
+        return False
+    alike = all(one.dtype == images.dtype for one in others)
+    return alike and images.numel() > 0 and len(images) >= library(images).lanes()
+
+
+def _pair(given: int | Sequence[int]) -> Pair:
+    if isinstance(given, int):
+        return given, given
+    rows, columns = given if len(given) == 2 else (given[0], given[0])
+    return rows, columns
+
+
+_OURS: Final[Mapping[object, Callable[..., Tensor | None]]] = {
+    torch.conv2d: _conv2d,
+    torch.max_pool2d: _max_pool2d,
+    functional.max_pool2d: _max_pool2d,
+}
