@@ -274,6 +274,24 @@ def test_a_growing_batch_is_measured_before_the_ways(monkeypatch: pytest.MonkeyP
     assert {way.candidate.batch_size for way in found.ways} == {128}
 
 
+def test_a_precision_that_this_processor_lacks_is_ruled_out_by_a_few_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, sizes = measure.Rehearsal.measure, set[int]()
+
+    def slow(self: measure.Rehearsal, one: Candidate, steps: int) -> Timing:
+        found = real(self, one, steps)
+        if one.precision == "bf16":
+            sizes.add(one.batch_size)
+        return replace(found, seconds=8.0 if one.precision == "bf16" else 0.5)
+
+    monkeypatch.setattr(measure.Rehearsal, "measure", slow)
+    found = rehearsed(MLP, dared=("bf16",), shapes=((2, 1),))
+    assert sizes == {8}
+    assert (found.others, found.pick.candidate.precision) == ([], "fp32")
+    assert found.why()[-1] == "bf16 is not chosen: it has 6% of the speed here, by a few samples"
+
+
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_faster_precision_is_picked_if_short_trainings_follow(
     monkeypatch: pytest.MonkeyPatch, follows: bool

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -49,7 +49,7 @@ from tutti.studies.autotune.batch_size import Memory, climb, largest, with_batch
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.following import LEAST_UPDATES, ORDERS, Twins, updates_within
 from tutti.studies.autotune.plan import PlanJob
-from tutti.studies.autotune.race import FEW, Contender, Fate, Timing, race
+from tutti.studies.autotune.race import FEW, HOPELESS, Contender, Fate, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.studies.autotune.short_training import short_trainings
 from tutti.training.precision import Arithmetic
@@ -65,6 +65,9 @@ FOR_BATCH: Final = 0.4
 
 FOR_CHOICE: Final = 0.4
 """The share of what is left then for the race, if there are other precisions to be tried afterwards ..."""
+
+SMALL: Final = 4
+"""Samples of each rank in the first look at a precision."""
 
 FOR_SPEED: Final = 0.3
 """... and of what is left after that, for their speed. The rest is for short trainings."""
@@ -242,6 +245,9 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
         choices = replace(choices, batch_sizes=(ladder.pick,))
         job = replace(job, config=with_batch(job.config, ladder.pick))
 
+    slow = first_look(rehearsal, replace(first, batch_size=choices.batch_sizes[0]), job.dared)
+    job = replace(job, dared=tuple(one for one in job.dared if one not in slow))
+
     def raced(candidates: list[Candidate], end: float) -> list[Contender[Candidate]]:
         return race(candidates, rehearsal.measure, clock, end, exhaustive=job.exhaustive)
 
@@ -250,15 +256,34 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
         ways = raced(candidates, share(FOR_CHOICE) if job.dared else deadline)
     else:
         ways = [Contender(candidates[0], Fate.RACING, rehearsal.measure(candidates[0], 1))]
-    found = Recommendation(ways, ladder=ladder)
+    found = Recommendation(ways, ladder=ladder, slow=slow)
     if not job.dared or clock() >= deadline:
         return found
-    further = replace(choices, precisions=job.dared).candidates()
-    found = replace(found, others=raced([found.pick.candidate, *further], share(FOR_SPEED)))
+    best = found.pick.candidate
+    # Which shape is fastest hardly depends on the precision, while the layout does matter to some kernels.
+    further = replace(choices, precisions=job.dared, shapes=((best.ranks, best.threads),)).candidates()
+    found = replace(found, others=raced([best, *further], share(FOR_SPEED)))
     faster = found.faster
     if faster is None:
         return found
     return replace(found, twins=compare_twins(job, task, rehearsal, faster.candidate, clock, deadline))
+
+
+def first_look(rehearsal: Rehearsal, one: Candidate, precisions: Sequence[str]) -> dict[str, float]:
+    """Return the precisions that are hopeless here, with their speed / that of a candidate.
+
+    A few samples show it: where a processor has no instructions for a precision, a step with a whole batch
+    may take minutes.
+    """
+    small = replace(one, batch_size=min(one.batch_size, SMALL * one.ranks))
+    found: dict[str, float] = {}
+    with suppress(UserError):  # Then the race finds it again.
+        for precision in precisions:
+            pair = small, replace(small, precision=precision)
+            own, other = ([rehearsal.measure(each, 1) for _ in range(2)][-1].seconds for each in pair)
+            if other > HOPELESS * own:
+                found[precision] = own / other
+    return found
 
 
 def compare_twins(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Final
 
@@ -29,6 +29,7 @@ class Recommendation:
         ways: those to choose from.
         others: the best of them again, beside ways in another precision, which rounds more.
         ladder: the batch sizes that were measured; None: it was given.
+        slow: precisions that a first look has ruled out, with their share of the speed.
         twins: short trainings in that other precision; None: it was not faster, or not tried.
         seconds: that all of it took, the start of the ranks included.
     """
@@ -36,6 +37,7 @@ class Recommendation:
     ways: Sequence[Way]
     others: Sequence[Way] = field(default_factory=list)
     ladder: Ladder | None = None
+    slow: Mapping[str, float] = field(default_factory=dict)
     twins: Twins | None = None
     seconds: float = 0.0
 
@@ -102,6 +104,9 @@ class Recommendation:
 
     def _precision(self) -> list[str]:
         """What another precision would bring, and whether it is chosen."""
+        if self.slow:
+            said = "{} is not chosen: it has {:.0%} of the speed here, by a few samples"
+            return [said.format(name, share) for name, share in self.slow.items()]
         reference, faster = self._reference(), self.faster
         rivals = [way for way in self.others if way is not reference and way.rate is not None]
         if reference is None or not rivals:
@@ -190,6 +195,7 @@ class Recommendation:
             "why": self.why(),
             "seconds": self.seconds,
             "batch_sizes": None if self.ladder is None else [self._record(way) for way in self.ladder.rungs],
+            "too_slow": dict(self.slow),
             "short_trainings": None if self.twins is None else self.twins.as_json(),
             "candidates": [self._record(way) for way in self.rows()],
         }
