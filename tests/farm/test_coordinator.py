@@ -69,6 +69,15 @@ def test_every_job_ends_once(lengths: list[float], blocks: int, failing: set[int
     assert outcome.busy_s <= blocks * outcome.seconds + 1e-6
 
 
+def test_the_next_job_is_chosen_while_all_blocks_work() -> None:
+    pool, working = VirtualPool(2, _course), list[int]()
+    coordinator = Coordinator(
+        pool, JobList(_jobs([1.0, 2.0, 3.0])), ahead=lambda: working.append(len(coordinator._running))
+    )
+    coordinator.run()
+    assert set(working) == {2}
+
+
 @tried
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=30), st.integers(1, 8))
 def test_the_longest_come_first_and_no_block_idles_while_jobs_wait(lengths: list[float], blocks: int) -> None:

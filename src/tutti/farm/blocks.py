@@ -180,7 +180,14 @@ def work_on(
             recorder = _Recorder(folder, launch, finisher, listener)
             left = Unclaimed(folder, launch, source, recorder.note)
             coordinator = Coordinator(
-                pool, left, job_timeout_s, time_limit_s, recorder.note, left.elsewhere, left.lost
+                pool,
+                left,
+                job_timeout_s,
+                time_limit_s,
+                recorder.note,
+                left.elsewhere,
+                left.lost,
+                left.choose_ahead,
             )
             with suppress(EndedBySignal):
                 pool.gather()

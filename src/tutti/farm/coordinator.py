@@ -219,6 +219,7 @@ class Coordinator:
         listener: is told of all that happens.
         elsewhere: tells whether others work on jobs of the source, which it may give later.
         lost: tells whether others have taken over a job that a block works on.
+        ahead: is called whenever all blocks work, to do what else the next job would wait for.
     """
 
     pool: Pool
@@ -228,6 +229,7 @@ class Coordinator:
     listener: Listener | None = None
     elsewhere: Callable[[], bool] = lambda: False
     lost: Callable[[FarmJob], bool] = lambda _: False
+    ahead: Callable[[], None] = lambda: None
     _running: dict[int, _Work] = field(default_factory=dict)
     _ended: Counter[JobState] = field(default_factory=Counter)
     _busy_s: float = 0.0
@@ -244,6 +246,8 @@ class Coordinator:
             waits = self._stopped is None and self.elsewhere()
             if not self._running and not waits:
                 break
+            if not free and self._stopped is None:
+                self.ahead()
             limits = [] if over is None or self._stopped is not None else [over]
             limits += [self.pool.now() + LOOK_S] if waits and free else []
             limits += [self._deadline(block) for block in self._watched()]
