@@ -10,8 +10,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Final
 
 from tutti.errors import BadOption, UnknownName
@@ -142,9 +143,17 @@ def _names_in(found: object) -> list[str]:
 def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
     """The parameters of `factory`; None for the few built-in callables that do not tell theirs."""
     try:
-        return inspect.signature(factory).parameters
+        return _inspected(factory) if isinstance(factory, FunctionType | type) else _parameters_of(factory)
     except ValueError:
         return None
+
+
+def _parameters_of(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(factory).parameters
+
+
+# To look takes longer than to build a small model, and a farm builds thousands.
+_inspected: Final = lru_cache(maxsize=64)(_parameters_of)
 
 
 def imported_files() -> list[str]:

@@ -11,6 +11,7 @@ A module of several dtypes has one such vector per dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -216,7 +217,8 @@ def is_finite(tensor: Tensor) -> bool:
     """Return whether no element is NaN or inf; takes no memory."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
+    # A sum has whatever any element has; but large ones may overflow in it.
+    return math.isfinite(tensor.sum().item()) or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 def view_like(vector: Tensor, like: Tensor) -> Tensor:

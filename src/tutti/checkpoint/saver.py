@@ -214,6 +214,8 @@ class Saver:
         session, problem = cast("tuple[str, str | None]", comm.broadcast_object((session, problem)))
         if problem:
             raise BadRunFolder(problem)
+        if comm.size == 1:
+            return _Duties(session, [0], [])
         # A folder of the same name may be another one on another host.
         sees = self._folder is not None and _seen(self._folder, session).exists()
         sees, leader = cast("tuple[bool, int]", self._host.broadcast_object((sees, comm.rank if sees else 0)))
@@ -235,7 +237,8 @@ class Saver:
             # As long as it is open no other gets its number.
             self._opened = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             remove_unfinished(self._folder)
-            _seen(self._folder, session).write_bytes(b"")
+            if self._comm.size > 1:
+                _seen(self._folder, session).write_bytes(b"")
         except OSError as error:
             return (
                 f"cannot write {self._folder}: {error.strerror}; name a folder that you may write with --out"

@@ -31,7 +31,7 @@ def names_file(spec: str) -> bool:
 
     Reading it may run code.
     """
-    return not names_object(spec) and Path(spec).suffix in FILES
+    return "." in spec and not names_object(spec) and Path(spec).suffix in FILES
 
 
 class Models(Registry[Callable[..., "nn.Module"]]):

@@ -45,7 +45,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self.problem: str | None = None
-        self._path = folder / LOCK
+        self._path, self._at = folder / LOCK, str(folder)
         with refusing(self._path):
             # As long as it is open no other folder gets its number.
             self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -62,7 +62,7 @@ class FolderLock:
     @property
     def lost(self) -> bool:
         """True if the folder at this path is another one by now, or there is none."""
-        return not _is_at(self._path.parent, self._folder)
+        return not _is_at(self._at, self._folder)
 
     def __exit__(self, *_: object) -> None:
         # Still locked: whoever opens the file before it is gone looks whether it still is the folder's.
@@ -163,7 +163,7 @@ def _refuse_held(file: int, folder: Path) -> None:
 _OWNER_BYTES: Final = 4096
 
 
-def _is_at(path: Path, file: int) -> bool:
+def _is_at(path: Path | str, file: int) -> bool:
     """Tell whether `path` still is the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))

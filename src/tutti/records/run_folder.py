@@ -93,6 +93,9 @@ HEARTBEAT_BYTES: Final = 1 << 16
 HEADER_BYTES: Final = 16 << 10
 """Room for names and shapes in a file of weights."""
 
+SMALL_BYTES: Final = 1 << 20
+"""The size below which weights are small."""
+
 RUNS: Final = Path("runs")
 """The folder of run folders without a path of their own."""
 
@@ -242,8 +245,19 @@ class RunFolder:
         with refusing(chosen):
             if path is None:
                 chosen = _make_unused(chosen)
-            (chosen / RANKS).mkdir(parents=True, exist_ok=True)
-        return cls(chosen)
+        return cls.take(chosen)
+
+    @classmethod
+    def take(cls, path: str | Path) -> RunFolder:
+        """Begin a new run in a folder that whoever has many has made, and knows to be its own.
+
+        Raises:
+            BadRunFolder: it cannot be written.
+        """
+        folder = cls(Path(path))
+        with refusing(folder.path):
+            (folder.path / RANKS).mkdir(parents=True, exist_ok=True)
+        return folder
 
     @classmethod
     def open(cls, path: str | Path, finished: bool = True) -> RunFolder:
@@ -394,7 +408,13 @@ class RunFolder:
         return self._write(f"{name}.txt", table.encode()), self._write(f"{name}.json", trace)
 
     def reserve_weights(self, needed_bytes: int) -> None:
-        """Reserve room on the disk for weights of this size, before the records of the run take it."""
+        """Reserve room on the disk for weights of this size, before the records of the run take it.
+
+        Not for small ones of one run among many: their records take as much room, and to give back what was
+        too much waits for the file system's journal.
+        """
+        if self.together and needed_bytes < SMALL_BYTES:
+            return
         path = unfinished_file(self.path / WEIGHTS)
         with refusing(path), open(path, "wb") as file:
             try:

@@ -455,6 +455,19 @@ def _types_of_fields() -> list[tuple[str, tuple[type, ...], str, bool]]:
     return [(f.name, *_TYPES[type_name(f)], str(f.type).endswith("| None")) for f in fields(TrainConfig)]
 
 
+@cache
+def _choices_of_fields() -> list[tuple[str, tuple[str, ...]]]:
+    """For each field that has only some values its name and these."""
+    return [(f.name, f.metadata["choices"]) for f in fields(TrainConfig) if f.metadata["choices"]]
+
+
+@cache
+def _limits_of_fields() -> list[tuple[str, float | None, float | None]]:
+    """For each field with a least or a greatest value its name and these."""
+    limits = [(f.name, f.metadata["least"], f.metadata["most"]) for f in fields(TrainConfig)]
+    return [(name, least, most) for name, least, most in limits if (least, most) != (None, None)]
+
+
 def _check_option(name: str, value: object) -> None:
     items = value if isinstance(value, list | tuple) else [value]
     if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
@@ -528,10 +541,9 @@ def _check(config: TrainConfig) -> None:
             f"--device is '{config.device}'; give --device cuda, and choose the GPU in the environment: "
             f"CUDA_VISIBLE_DEVICES={number}"
         )
-    for f in fields(config):
-        choices = f.metadata["choices"]
-        if choices and getattr(config, f.name) not in choices:
-            raise UnknownName("value", str(getattr(config, f.name)), choices, of=flag(f.name))
+    for name, choices in _choices_of_fields():
+        if getattr(config, name) not in choices:
+            raise UnknownName("value", str(getattr(config, name)), choices, of=flag(name))
     count = config.workers[:20]
     if count != "auto" and not (count.isdecimal() and int(count) >= 1):
         raise BadOption(f"--workers is '{count}'; give a whole number of at least 1, or auto")
@@ -545,12 +557,12 @@ def _check(config: TrainConfig) -> None:
         raise BadOption(f"--levels is {config.levels}; give 1 or 2")
     for message in _refused_options(config):
         raise BadOption(message)
-    for f in fields(config):
-        value, least, most = getattr(config, f.name), f.metadata["least"], f.metadata["most"]
+    for name, least, most in _limits_of_fields():
+        value = getattr(config, name)
         if value is not None and least is not None and value < least:
-            raise BadOption(f"{flag(f.name)} is {value}; the smallest possible is {least}")
+            raise BadOption(f"{flag(name)} is {value}; the smallest possible is {least}")
         if value is not None and most is not None and value > most:
-            raise BadOption(f"{flag(f.name)} is {value}; the largest possible is {most}")
+            raise BadOption(f"{flag(name)} is {value}; the largest possible is {most}")
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
@@ -384,10 +384,12 @@ def _run_folder(
         yield None
         return
     data = task.dataset
-    if job.resume is None:
+    if job.resume is not None:
+        folder = RunFolder(job.resume.folder)
+    elif around.alone:
         folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
     else:
-        folder = RunFolder(job.resume.folder)
+        folder = RunFolder.take(cast("str", job.config.out))
     with FolderLock(folder.path) as lock:
         folder = replace(folder, lock=lock, together=not around.alone, successor=around.successor)
         if lock.problem is not None:

@@ -22,6 +22,9 @@ from tutti.training.progress import Moment, Progress
 SMOOTH_S: Final = 10.0
 """Seconds over which a rank's rates are averaged, about: over one second ranks differ by chance."""
 
+FIRST_S: Final = 0.1
+"""Seconds from the beginning to the first heartbeat: to write it takes as long as a step of a small model."""
+
 _COMMUNICATORS: Final = "tutti.comm."
 
 
@@ -106,6 +109,9 @@ class HeartbeatThread(Progress):
         self._beat = replace(self._beat, moved=time.time(), **found)
 
     def _write_often(self) -> None:
+        # A run that is over before has only its last heartbeat, which it writes itself.
+        if self._over.wait(FIRST_S):
+            return
         while self._write() and not self._over.wait(EVERY_S):
             pass
 
