@@ -150,6 +150,12 @@ def test_jobs_find_nothing_of_each_other(tmp_path: Path) -> None:
             assert log.count(text) == 1
 
 
+def test_the_ranks_of_the_next_job_are_started_while_one_with_code_of_the_user_works(tmp_path: Path) -> None:
+    jobs = [replace(_bad("waiting_for_successor"), name=f"job-{number}") for number in range(2)]
+    outcomes, _ = _work(_farm(tmp_path / "farm"), jobs, blocks=1, job_timeout_s=60.0)
+    assert [outcome.why for outcome in outcomes.values()] == ["", ""]
+
+
 def test_a_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
     # Time passes once the job hangs, and never again: the next one may be slow.

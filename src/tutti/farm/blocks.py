@@ -6,7 +6,8 @@
 
 The server imports torch once. A block whose job fails, or one of whose ranks dies, is dropped with all that
 it has started, and another is forked in its place; the others notice nothing of it. So is a block that has
-another job after one with code of the user's: that may have changed anything in its processes.
+another job after one with code of the user's: that may have changed anything in its processes. Its
+successor is forked while it works, so that the next job need not wait for it.
 """
 
 from __future__ import annotations
@@ -426,6 +427,7 @@ class HostPool:
         # Those whose ranks have run code of the user's, which may have changed whatever it liked in them.
         self._used = set[int]()
         self._blocks: dict[int, Block] = {}
+        self._successors: dict[int, Block] = {}
         for number in range(blocks):
             self._start(number)
 
@@ -458,6 +460,8 @@ class HostPool:
         task = TrainJob(config, objects=job.objects, resume=resume, floats=job.floats)
         successor = self._launch.successor(job.name).absolute()
         self._blocks[block].channel.send(TrainTask(task, folder.absolute() / LOG, job.prunable, successor))
+        if block in self._used:
+            self._successors[block] = self._fork(block)
 
     def wait(self, until: float | None) -> list[PoolEvent]:
         """Return what has happened, once something has or it is `until`.
@@ -502,6 +506,8 @@ class HostPool:
         """End all blocks."""
         for number in list(self._blocks):
             self._drop(number)
+        for successor in self._successors.values():
+            successor.close()
         self._selector.close()
         self._arena.close()
 
@@ -578,11 +584,14 @@ class HostPool:
 
     def _start(self, number: int) -> None:
         self._used.discard(number)
-        block = Block(self._server, self._data, self._settings[number])
+        block = self._successors.pop(number, None) or self._fork(number)
         self._blocks[number] = block
         for source, read in block.sources():
             self._selector.register(source, selectors.EVENT_READ, _Reader(number, read))  # type: ignore[arg-type]
         self._selector.register(block.channel, selectors.EVENT_READ, _Reader(number, lambda: True))
+
+    def _fork(self, number: int) -> Block:
+        return Block(self._server, self._data, self._settings[number])
 
     def _drop(self, number: int) -> JobOver | None:
         block = self._blocks.pop(number)
