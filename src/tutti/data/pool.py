@@ -297,9 +297,7 @@ def divided(
         except UserError as error:
             found = error  # the host's other ranks wait for the leader's word
     rows = cast("tuple[Indices, Indices] | UserError", node.broadcast_object(found))
-    said = (
-        rows if isinstance(rows, UserError) else zlib.crc32(rows[1].tobytes(), zlib.crc32(rows[0].tobytes()))
-    )
+    said = rows if isinstance(rows, UserError) else zlib.crc32(rows[1].data, zlib.crc32(rows[0].data))
     _refuse_differing(comm.all_gather_objects(said), "splits")
     assert isinstance(rows, tuple), "an error has been raised"
     return pool.with_rows(*rows, alone=place is not None)
