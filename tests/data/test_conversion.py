@@ -56,6 +56,26 @@ def test_arrays_stay_as_they_are_in_each_format(tmp_path, data, ending):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
+def test_numbers_in_the_order_of_bytes_of_other_machines_stay_the_same(tmp_path, ending):
+    import h5py
+
+    values = R.standard_normal((20, 3))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = values.astype(">f8"), CLASSES.astype(">i4")
+    _, after = written(str(tmp_path / "a.h5"), tmp_path / f"new{ending}")
+    inputs, targets = after.parts["train"]
+    assert np.array_equal(inputs[:], values)
+    assert np.array_equal(targets, CLASSES)
+
+
+def test_whole_numbers_by_column_are_not_written_where_they_would_be_read_as_floats(tmp_path):
+    data = {"x": PICTURES[:, 0, 0], "y": CLASSES, "column_names": list("abcde")}
+    same(*written(data, tmp_path / "new.npz"))
+    with pytest.raises(BadData, match="columns of uint8, and columns of a Parquet file are read as floats"):
+        written(data, tmp_path / "new.parquet")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_tables_keep_the_names_of_columns_and_classes_and_what_is_missing(tmp_path, ending, capsys):
     source, new = str(tmp_path / "a.csv"), tmp_path / f"new{ending}"
     (tmp_path / "a.csv").write_text("a,b,kind\n1,2,u\n,4,v\n5,6.5,u\n")

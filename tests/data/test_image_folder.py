@@ -40,6 +40,15 @@ def test_each_folder_is_a_class(folder):
     assert read_source(folder, {}).parts["train"][0][2, 0, 0, 0] == 50
 
 
+def test_grey_pictures_of_16_bits_keep_the_upper_8_and_floats_are_refused(folder):
+    for name, value in (("cat/a.png", 65535), ("cat/more/b.png", 513), ("dog/c.png", 20000)):
+        Image.new("I;16", (4, 3), value).save(folder / name)
+    assert read_source(folder, {}).parts["train"][0][:, 0, 0, 0].tolist() == [255, 2, 78]
+    Image.new("F", (4, 3), 0.5).save(folder / "dog" / "d.tif")
+    with pytest.raises(BadData, match="its pixels are floats"):
+        read_source(folder, {})
+
+
 def test_pictures_whose_decoded_files_are_damaged_are_decoded_anew(folder, tmp_path):
     whole = read_source(folder, {}).parts["train"][0].tolist()
     for kind in ("*.npy", "*-good.npy", "*-sums.npy"):

@@ -11,6 +11,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -151,6 +152,8 @@ def test_of_a_loader_its_data_set_batch_size_and_collate_function_are_taken(open
     assert part.targets.is_floating_point()
     for chosen, by in (
         (DataLoader(items, sampler=WeightedRandomSampler([1.0] * 8, 8)), "a WeightedRandomSampler"),
+        (DataLoader(items, sampler=RandomSampler(items, replacement=True)), "a RandomSampler"),
+        (DataLoader(items, sampler=RandomSampler(items, num_samples=3)), "a RandomSampler"),
         (DataLoader(items, batch_sampler=[[0, 1], [2]]), "a list"),
         (DataLoader(items, batch_size=None), "a NoneType"),
     ):
@@ -163,3 +166,16 @@ def test_of_a_loader_its_data_set_batch_size_and_collate_function_are_taken(open
 def test_an_empty_data_set_is_refused(opened):
     with pytest.raises(BadData, match="the train part has no samples"):
         opened(Items([]))
+
+
+class Brighter(TensorDataset):
+    """A data set of tensors whose class changes what it gives."""
+
+    def __getitem__(self, index):
+        inputs, target = super().__getitem__(index)
+        return inputs + 10, target
+
+
+def test_what_a_class_makes_of_its_tensors_is_taken(opened):
+    data = opened(Brighter(torch.arange(4.0)[:, None], torch.arange(4) % 2), validation=0)
+    assert data.train.stored_inputs[:, 0].tolist() == [10, 11, 12, 13]

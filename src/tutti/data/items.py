@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -82,7 +82,10 @@ class Unloaded:
         Raises:
             BadData: it decides by a sampler of its own which samples are in which batch.
         """
-        own = type(loader.sampler) not in (SequentialSampler, RandomSampler)
+        sampler, samples = loader.sampler, cast("Sized", loader.dataset)
+        own = type(sampler) not in (SequentialSampler, RandomSampler)
+        if isinstance(sampler, RandomSampler):  # which may draw with replacement, or fewer or more
+            own = own or sampler.replacement or sampler.num_samples != len(samples)
         if own or loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
             chosen = type(loader.sampler if own else loader.batch_sampler).__name__
             raise BadData(
@@ -94,9 +97,10 @@ class Unloaded:
         if loader.collate_fn is not default_collate:
             dataset = Collated(dataset, loader.collate_fn)
             parts.append("collate_fn, sample by sample")
+        last = "; a last batch that is not full counts, too" if loader.drop_last else ""
         said = (
             f"of the DataLoader are taken: its {', its '.join(parts)}; samples are read once, and shuffled "
-            "anew in each epoch"
+            f"anew in each epoch{last}"
         )
         return cls(dataset, loader.batch_size, said)
 
@@ -124,7 +128,7 @@ def read_items(dataset: object, part: str) -> tuple[object, Array | Tensor]:
         raise BadData(
             f"the {part} part, a {kind}, has no length; give a data set with __len__ and __getitem__"
         )
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+    if isinstance(dataset, TensorDataset) and _is_pair(dataset):
         return dataset.tensors
     count = len(dataset)
     if count == 0:
@@ -152,6 +156,11 @@ def read_items(dataset: object, part: str) -> tuple[object, Array | Tensor]:
     if isinstance(first, Mapping):
         return whole, stacked
     return (whole[_ALONE] if _ALONE in whole else tuple(whole.values())), stacked
+
+
+def _is_pair(dataset: TensorDataset) -> bool:
+    """Tell whether a data set gives two tensors as they are: a class derived from it may change them."""
+    return len(dataset.tensors) == 2 and type(dataset).__getitem__ is TensorDataset.__getitem__
 
 
 _ALONE: Final = ""

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ _CHECKED_BYTES: Final = 1 << 20
 
 _MOST_CHECKED: Final = 256
 """Checksums that are compared whenever decoded pictures are opened: a quarter of a second."""
+
+_DEEP: Final = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+"""Pillow's kinds of grey pictures of 16 bits."""
 
 _BLOCK: Final = 64
 """Pictures that a thread decodes at a time."""
@@ -187,7 +190,11 @@ def _decode(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool, fi
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"it claims to have {picture.width:,} x {picture.height:,} pixels")
             shapes[number] = picture.height, picture.width
-            colour[number] = picture.mode not in ("1", "L", "I;16")
+            if picture.mode == "F":
+                raise ValueError(
+                    "its pixels are floats, of which 8 bits would be left; give them as NPY files"
+                )
+            colour[number] = picture.mode not in ("1", "L", *_DEEP)
 
     _for_each("looking at", pictures, bad, skip_bad, look)
     kept = np.flatnonzero(~bad)
@@ -217,7 +224,7 @@ def _decode(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool, fi
                 if bad[number]:
                     return
                 with image.open(BytesIO(pictures.content(number))) as picture:
-                    ready = picture.convert(mode)
+                    ready = (_reduced(image, picture) if picture.mode in _DEEP else picture).convert(mode)
                     if ready.size != (width, height):
                         ready = ready.resize((width, height), image.Resampling.BILINEAR)
                     array[number] = np.asarray(ready)
@@ -238,6 +245,14 @@ def _decode(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool, fi
             f"the pictures of {pictures.source} cannot be decoded into {files.values.parent}, "
             f"{room_left(files.values)}: {error.strerror or error}; set TUTTI_CACHE to a folder that has room"
         ) from error
+
+
+def _reduced(image: Any, picture: Any) -> Any:
+    """Return a grey picture of 16 bits as one of its upper 8: Pillow would make all that is above white."""
+    pixels = np.asarray(picture)
+    if pixels.min() < 0 or pixels.max() > 0xFFFF:
+        raise ValueError("its pixels have more than 16 bits; give them as NPY files")
+    return image.fromarray((pixels >> 8).astype(np.uint8))
 
 
 def _for_each(

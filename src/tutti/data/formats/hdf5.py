@@ -176,10 +176,10 @@ def _inputs(path: Path, names: _Names, wanted: str | list[str]) -> StoredRows:
     shape = shapes[0] if len(several) == 1 else (shapes[0][0], len(several))
     dtype = np.result_type(*types)
     most = max(1, CHUNK * shape[0] // max(1, int(np.prod(shape))))
-    return StoredRows(shape, dtype, _reader(path, several), most)
+    return StoredRows(shape, dtype, _reader(path, several, dtype), most)
 
 
-def _reader(path: Path, several: list[str]) -> Callable[[int, int], Array]:
+def _reader(path: Path, several: list[str], dtype: np.dtype[Any]) -> Callable[[int, int], Array]:
     def read(start: int, stop: int) -> Array:
         import h5py
 
@@ -188,7 +188,9 @@ def _reader(path: Path, several: list[str]) -> Callable[[int, int], Array]:
                 columns = [file[one][start:stop] for one in several]
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise _damaged(path, error) from error
-        return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+        found: Array = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+        # A file may have its numbers in the order of bytes of another machine.
+        return found.astype(dtype, copy=False)
 
     return read
 

@@ -84,7 +84,7 @@ def write_npy(file: IO[bytes], rows: Rows) -> None:
         file.write(np.asarray(rows).tobytes())
         return
     for _, chunk in chunks_of(rows):
-        file.write(chunk.tobytes())
+        file.write(chunk.astype(rows.dtype, copy=False).tobytes())
 
 
 def read_npy(path: Path) -> Array:

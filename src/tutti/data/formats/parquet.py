@@ -456,6 +456,11 @@ def _write(contents: Contents[Rows, Array], path: Path) -> None:
             "Parquet file can tell them apart: give a name without an ending, for a folder, or one that ends "
             "in .npz or .h5"
         )
+    if contents.columns and inputs.dtype.kind in "iu":
+        raise BadData(
+            f"'{contents.name}' has columns of {inputs.dtype}, and columns of a Parquet file are read as "
+            "floats: give a name without an ending, for a folder, or one that ends in .npz or .h5"
+        )
     kind: dict[str, object] = {"num_classes": contents.classes, "_type": "ClassLabel"}
     if contents.labels:
         kind["names"] = list(contents.labels)
