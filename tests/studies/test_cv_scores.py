@@ -33,7 +33,6 @@ def scores_of_ours(found, metric, ignored=None):
 
 
 OF_CLASSES = ("accuracy", "balanced_accuracy", "f1", "precision", "recall")
-OF_FLAGS = ("accuracy", "f1", "recall")
 OF_AMOUNTS = ("mae", "mse", "rmse", "r2")
 
 
@@ -44,7 +43,14 @@ CASES = {
     "flags": (
         RANDOM.normal(size=(30, 3)),
         RANDOM.integers(0, 2, (30, 3)).astype(np.float32),
-        OF_FLAGS,
+        OF_CLASSES,
+    ),
+    "a flag": (RANDOM.normal(size=(30, 1)), RANDOM.integers(0, 2, (30, 1)).astype(np.float32), OF_CLASSES),
+    # One is never there, one is neither there nor predicted.
+    "rare flags": (
+        RANDOM.normal(size=(30, 3)) - [0, 0, 99],
+        RANDOM.integers(0, 2, (30, 3)).astype(np.float32) * np.array([1, 0, 0], np.float32),
+        OF_CLASSES,
     ),
     "amounts": (RANDOM.normal(size=(30, 1)), RANDOM.normal(size=30), OF_AMOUNTS),
     "several amounts": (RANDOM.normal(size=(30, 2, 3)), RANDOM.normal(size=(30, 2, 3)), OF_AMOUNTS),
@@ -58,7 +64,7 @@ def test_scores_are_those_of_the_metrics_of_training(case):
     part = Part(torch.from_numpy(outputs), torch.from_numpy(targets))
     classes = None if part.targets.is_floating_point() else max(2, outputs.shape[1])
     data = DataSet(case, part, None, None, classes, ())
-    loss = named_loss({"flags": "bce", "a logit": "bce"}.get(case, "auto"), data)
+    loss = named_loss("bce" if "flag" in case or case == "a logit" else "auto", data)
     for name in names:
         score = score_folds([found], name)
         (metric,) = named_metrics(name, loss, data)

@@ -15,6 +15,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -261,7 +262,24 @@ def _accuracy(outputs: Array, targets: Array) -> float:
     return float((_predicted(outputs, targets) == targets).mean())
 
 
+def _flags(outputs: Array, targets: Array) -> list[tuple[Array, Array]] | None:
+    """Return what is predicted and what is true of each of several labels of 0 or 1.
+
+    Labels that are neither there nor predicted are left out. None: a sample has one class, or one label.
+    """
+    if targets.dtype.kind != "f" or targets[:1].size < 2:
+        return None
+    found, wanted = (one.reshape(len(targets), -1).T > 0 for one in (outputs, targets))
+    return [(one, true) for one, true in zip(found, wanted, strict=True) if one.any() or true.any()]
+
+
+def _mean(scores: Sequence[float]) -> float:
+    return float(np.mean(scores)) if scores else math.nan
+
+
 def _balanced_accuracy(outputs: Array, targets: Array) -> float:
+    if (flags := _flags(outputs, targets)) is not None:
+        return _mean([float(found[wanted].mean()) for found, wanted in flags if wanted.any()])
     right = _predicted(outputs, targets) == targets
     return float(np.mean([right[targets == label].mean() for label in np.unique(targets)]))
 
@@ -272,8 +290,10 @@ def _macro(name: str) -> Callable[[Array, Array], float]:
     def score(outputs: Array, targets: Array) -> float:
         from sklearn import metrics
 
-        found = _predicted(outputs, targets)
-        return float(getattr(metrics, name)(targets, found, average="macro", zero_division=0.0))
+        of_one = partial(getattr(metrics, name), zero_division=0.0)
+        if (flags := _flags(outputs, targets)) is not None:
+            return _mean([of_one(wanted, found) for found, wanted in flags])
+        return float(of_one(targets, _predicted(outputs, targets), average="macro"))
 
     return score
 
