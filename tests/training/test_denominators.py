@@ -376,6 +376,15 @@ def test_a_pair_that_is_no_sum_and_weight_is_refused(pair: tuple[object, object]
         check_fit(model(), blobs(10), Objective(loss))
 
 
+def test_a_loss_of_some_samples_alone_says_how_many_they_are() -> None:
+    def masked(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="none")[targets > 0]
+
+    loss = named_loss(masked, dataset(blobs(10)))
+    with pytest.raises(BadOption, match="gives 2 values for 3 samples"):
+        loss(torch.zeros(3, 4), torch.tensor([1, 0, 2]))
+
+
 def test_a_loss_of_pairs_is_known_as_one_after_the_check() -> None:
     loss = named_loss(a_sum_with_its_weight, dataset(blobs(10)))
     assert check_fit(model(), blobs(10), Objective(loss)).loss.weighed

@@ -129,7 +129,8 @@ def read_items(dataset: object, part: str) -> tuple[object, Array | Tensor]:
             f"the {part} part, a {kind}, has no length; give a data set with __len__ and __getitem__"
         )
     if isinstance(dataset, TensorDataset) and _is_pair(dataset):
-        return dataset.tensors
+        x, y = dataset.tensors
+        return x, y
     count = len(dataset)
     if count == 0:
         raise BadData(f"the {part} part has no samples; give at least one")

@@ -21,6 +21,7 @@ from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
+from tutti.run.config import OBJECT
 from tutti.run.jobs import Job, load_job
 from tutti.run.train_job import PARTS, EvaluateJob
 from tutti.run.trained import dtype_of, in_columns, order_of, refuse_other_inputs, scale_seen
@@ -73,8 +74,9 @@ def open_seen(job: Job, comm: Communicator, trained: TrainedOn) -> DataSet:
     config = job.config
     if config.split is not None:
         return seen_as(open_config_data(job, comm), trained)
-    options = with_columns(config.data, config.data_options, trained.columns)
-    job = replace(job, config=replace(config, data_options=options))
+    if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
+        options = with_columns(config.data, config.data_options, trained.columns)
+        job = replace(job, config=replace(config, data_options=options))
     found = open_config_data(job, comm, known=KnownClasses(trained.classes, trained.labels))
     return seen_as(found, trained, "columns" in config.data_options)
 

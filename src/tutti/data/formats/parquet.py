@@ -484,7 +484,8 @@ def _write(contents: Contents[Rows, Array], path: Path) -> None:
 def _column(values: Array) -> Any:
     """Return samples of any shape as a column of Arrow: of numbers, or of lists of one length."""
     arrow = optional_package("pyarrow", "Parquet files")
-    numbers = values.astype(np.float32) if values.dtype.kind == "b" else values
+    native = values.dtype.newbyteorder("=")
+    numbers = values.astype(np.float32 if values.dtype.kind == "b" else native, copy=False)
     found = arrow.array(np.ascontiguousarray(numbers).reshape(-1))
     for length in reversed(values.shape[1:]):
         found = arrow.FixedSizeListArray.from_arrays(found, length)

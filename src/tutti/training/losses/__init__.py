@@ -112,6 +112,11 @@ class Loss:
         if isinstance(found, tuple):
             total, weight = found
             return total / count, weight
+        if found.dim() and count and len(found) % count:
+            raise BadOption(
+                f"loss '{self.name}' gives {len(found)} values for {count} samples; give one for each, or, "
+                "where only some count, (the sum of their losses, how many they are)"
+            )
         return found if found.dim() == 0 else found.mean(), count
 
 
