@@ -22,8 +22,11 @@ _FILE: Final = "tutti_file_"
 
 
 def names_object(spec: str) -> bool:
-    """Tell whether `spec` has the form `package.module:object` or `file.py:object`, or names a .py file."""
-    return ":" in spec or spec.endswith(".py")
+    """Tell whether `spec` has the form `package.module:object` or `file.py:object`, or names a .py file.
+
+    An address, such as 's3://bucket/folder', does not.
+    """
+    return spec.endswith(".py") or (":" in spec and "://" not in spec)
 
 
 def load_object(spec: str, kind: str) -> object:

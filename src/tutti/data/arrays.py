@@ -117,7 +117,7 @@ def _column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
         if isinstance(values, np.ndarray) and values.dtype == np.uint8:
             return replace(value, values=values.astype(np.int64))
         return value
-    return Column(_image_layout(x, turn=not isinstance(value, Tensor)))
+    return Column(image_layout(x, turn=not isinstance(value, Tensor)))
 
 
 def _incomplete(column: Column[Rows]) -> NDArray[np.bool_]:
@@ -255,7 +255,13 @@ def chunks_of(rows: Rows) -> Iterator[tuple[int, Array]]:
         yield start, rows[start : start + step]
 
 
-def _image_layout(inputs: Rows, turn: bool) -> Rows:
+def image_layout(inputs: Rows, turn: bool) -> Rows:
+    """Return inputs in the layout in which they are kept: 8-bit pictures have channels, which come first.
+
+    Args:
+        inputs: of shape (samples, ...).
+        turn: channels that come last are put first.
+    """
     if isinstance(inputs, StoredRows):
         laid = _laid(np.empty((1, *inputs.shape[1:]), inputs.dtype), turn)
         if laid.shape[1:] == inputs.shape[1:]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
@@ -16,6 +16,8 @@ from tutti.comm.base import cut
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.data.sampling import draw
+from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming.windows import WindowOrder, Windows
 from tutti.errors import BadOption
 from tutti.state import Saved, State, Values
 
@@ -50,6 +52,12 @@ what one rank computes for it, one pass after the other."""
 Augment: TypeAlias = Callable[[int, Tensor, Inputs, Tensor], tuple[Inputs, Tensor]]
 """(epoch, positions, inputs, targets) -> inputs and targets as they are trained with."""
 
+Order: TypeAlias = Tensor | WindowOrder
+"""The samples of an epoch in their order, by their positions in the part, int64."""
+
+EXTRACT: Final = "extract"
+"""The stage of waiting for the files that samples are in."""
+
 _Span = tuple[int, int, float]
 """The beginning and end of a rank's pass in a round, and its share."""
 
@@ -77,6 +85,8 @@ class Batches:
         order of epoch e    │ update 0          │ update 1          │ 2      │
         one update          │ pass 0  │ pass 1  │
         one pass            │r0 │r1 │r2│
+
+    The order is a random one of all samples, or of a part that is streamed one by windows (`WindowOrder`).
 
     With `own`, each rank has whole batches of its own: a round takes one for each rank, the last round what
     is left, in equal parts.
@@ -123,7 +133,8 @@ class Batches:
         self.take: Callable[[Tensor], tuple[Inputs, Tensor]] = part.take
         self.chances = chances
         self._cumulated = None if chances is None else chances.cumsum(0)
-        self._orders: dict[int, Tensor] = {}
+        self._windows = part.windows if isinstance(part, StreamedPart) else None
+        self._orders: dict[int, Order] = {}
         self._cut_short: dict[int, Tensor] = {}
         self.rank, self.size, self.passes, self.own = rank, size, passes, own
         self.round_size = batch_size * size if own else batch_size
@@ -162,7 +173,8 @@ class Batches:
             epoch: its number, from 0.
             rounds: where each rank is: the number of the epoch's round that it makes next.
         """
-        kind = {"size": self.size, "batch_size": self.batch_size, "own": self.own, "dealt": None}
+        kind: Values = {"size": self.size, "batch_size": self.batch_size, "own": self.own, "dealt": None}
+        kind["windows"] = None if self._windows is None else asdict(self._windows)
         return State(shared={**kind, "rounds": list(rounds), "order": self._cut_short.get(epoch)})
 
     def load_state(self, epoch: int, saved: Saved) -> int:
@@ -178,11 +190,17 @@ class Batches:
             The number of the epoch's round to begin with. The epoch ends with the same as any other.
         """
         at = saved.shared
-        if at["order"] is not None:
-            self._cut_short = {epoch: at["order"]}
+        self._keep_order(epoch, at)
         if (at["size"], at["own"], at["dealt"]) == (self.size, self.own, None):
             return int(at["rounds"][self.rank])
         return self._take_only(epoch, self._left(epoch, at))
+
+    def _keep_order(self, epoch: int, at: Values) -> None:
+        """Go on with the order that the run began with, whether or not memory holds the samples now."""
+        windows = at.get("windows")
+        self._windows = None if windows is None else Windows(**windows)
+        if at["order"] is not None:
+            self._cut_short = {epoch: at["order"]}
 
     def _left(self, epoch: int, at: Values) -> Tensor:
         """Return the samples of an epoch that are left, in their order."""
@@ -205,10 +223,12 @@ class Batches:
         self._cut_short = {epoch: left}
         return self.updates - self.rounds(len(left))
 
-    def order(self, epoch: int) -> Tensor:
+    def order(self, epoch: int) -> Order:
         """The order in which epoch number `epoch` takes the samples: positions in the part, int64."""
         if epoch in self._cut_short:
             return self._cut_short[epoch]
+        if self._windows is not None:
+            return self._windows.order(self.seed, epoch)
         # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
         mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(mixed))
@@ -221,7 +241,7 @@ class Batches:
         if epoch in self._orders:
             return
         order = self.order(epoch)
-        if self.part.device.type == "cuda":
+        if isinstance(order, Tensor) and self.part.device.type == "cuda":
             # A copy from pinned memory is queued on the GPU, and no thread waits for it.
             order = order.pin_memory().to(self.part.device, non_blocking=True)
         self._orders = {epoch: order}
@@ -246,7 +266,7 @@ class Batches:
             stop: the round before which to end; None: at the end of the epoch.
         """
         self.prepare(epoch)
-        order, take = self._orders.pop(epoch), self.taking(epoch)
+        order, take = self._orders.pop(epoch), self._taking_by(epoch)
         skipped = self.updates - self.rounds(len(order))
         for update in range(first, self.updates if stop is None else min(self.updates, stop)):
             start = (update - skipped) * self.round_size
@@ -261,6 +281,24 @@ class Batches:
         """Return `take` as it is in an epoch."""
         take, augment = self.take, self.augment
         return take if augment is None else lambda samples: augment(epoch, samples, *take(samples))
+
+    def _taking_by(self, epoch: int) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
+        """Return `taking`, which reads ahead by the order of the epoch."""
+        part, take = self.part, self.taking(epoch)
+        if self._windows is None or not isinstance(part, StreamedPart):
+            return take
+        order = self._windows.order(self.seed, epoch)
+
+        def following(samples: Tensor) -> tuple[Inputs, Tensor]:
+            part.enter(order, samples)
+            return take(samples)
+
+        return following
+
+    def waited(self) -> Mapping[str, float]:
+        """Return the seconds since the last call in which this rank has waited for files, by stage."""
+        part = self.part
+        return {EXTRACT: part.take_waited_s()} if isinstance(part, StreamedPart) else {}
 
     def _spans(self, samples: int) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
@@ -333,8 +371,7 @@ class Queue(Batches):
     @override
     def load_state(self, epoch: int, saved: Saved) -> int:
         at = saved.shared
-        if at["order"] is not None:
-            self._cut_short = {epoch: at["order"]}
+        self._keep_order(epoch, at)
         if at["dealt"] is not None and at["size"] == self.size and saved.own is not None:
             drawn, self._ticket = at["drawn"], saved.own["ticket"]
         else:
@@ -359,7 +396,7 @@ class Queue(Batches):
         """
         start, order, skipped = epoch * self._count, self.order(epoch), self._skipped(epoch)
         self._end = start + (self._count if stop is None else min(self._count, stop * self.size))
-        take = self.taking(epoch)
+        take = self._taking_by(epoch)
         ticket, self._ticket = self._draw(1) if self._ticket is None else self._ticket, None
         while ticket < self._end:
             number = ticket - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import cast
 
@@ -13,14 +13,19 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
+from tutti.data.agreement import agreed
 from tutti.data.arrays import samples_per_chunk, stored_dtype
 from tutti.data.columns import Column, Stored, columns_of, in_place_of
 from tutti.data.contents import Contents
 from tutti.data.parts import DataSet, Part, Scale, scale_of_columns
+from tutti.data.remote import local_copy
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
+from tutti.data.streaming.memory import free_bytes
+from tutti.data.streaming.opening import open_streamed
+from tutti.data.streaming.options import Streamable, streamable, without_stream
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData, UserError
 
@@ -51,6 +56,8 @@ def open_data(
             A source with a validation part of its own keeps that one.
         seed: decides which samples are kept aside.
         options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
+            `stream` (True, False or "auto") and `buffer` (MB) are for folders of NPY files: their inputs are
+            read window by window, where memory does not hold them.
         known: the classes of a model that the data are for.
 
     Returns:
@@ -62,15 +69,20 @@ def open_data(
         BadOption: an option that cannot be used.
         UnknownName: no such built-in data set, file, factory or option.
     """
+    streamed = _streamed(data, options or {}, comm)
+    if streamed.wanted:
+        return open_streamed(streamed.given, comm, validation, seed, known)
+    data, options = streamed.data, streamed.options
     node = comm.node
     found: tuple[DataSet, int, _Pieces] | UserError | None = None
     if node.rank == 0:
         try:
-            found = _find(read_source(data, options or {}, known), validation, seed)
+            found = _find(read_source(data, options, known), validation, seed)
+            refuse_too_large(found[0].name, found[0].nbytes)
         except UserError as error:
             found = error  # the host's other ranks wait for the leader's word
     outcome = node.broadcast_object(found[:2] if isinstance(found, tuple) else found)
-    outline = _agreed(cast("tuple[DataSet, int] | UserError", outcome), comm)
+    outline = agreed(cast("tuple[DataSet, int] | UserError", outcome), comm)
     lengths, train = [len(part) for part in outline.parts], outline.train
     targets = node.shared(sum(lengths), *train.targets.shape[1:], dtype=train.targets.dtype)
     columns = [
@@ -106,6 +118,55 @@ def open_data(
     return outline.with_parts(with_memory)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """Whether data are streamed: on all hosts, or on none.
+
+    Attributes:
+        wanted: whether they are.
+        given: the folder, if they can be.
+        data: what is to be read otherwise.
+        options: of that.
+    """
+
+    wanted: bool
+    given: Streamable | None
+    data: object
+    options: Mapping[str, object]
+
+
+def _streamed(data: object, options: Mapping[str, object], comm: Communicator) -> _Choice:
+    """Decide whether data are streamed (collective); only the first rank of each host looks at them."""
+    given: Streamable | UserError | None = None
+    if comm.node.rank == 0:
+        try:
+            data = local_copy(data)
+            given = streamable(data, options)
+            options = without_stream(data, options)
+        except UserError as error:
+            given = error
+    said = None if given is None else given.wanted if isinstance(given, Streamable) else given
+    told = cast("list[bool | UserError | None]", comm.all_gather_objects(said))
+    for one in told:
+        if isinstance(one, UserError):
+            raise one
+    return _Choice(True in told, cast("Streamable | None", given), data, options)
+
+
+def refuse_too_large(name: str, nbytes: int) -> None:
+    """Refuse data that the free memory does not hold, before they are read.
+
+    Raises:
+        BadData: the message says how they are streamed.
+    """
+    free = free_bytes()
+    if free is not None and nbytes > free:
+        raise BadData(
+            f"{name} takes {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; write it as "
+            "NPY files by: tutti data convert DATA NEW, and give --data NEW: such a folder is streamed"
+        )
+
+
 def _find(
     contents: Contents[Stored[Rows], Array], validation: float, seed: int
 ) -> tuple[DataSet, int, _Pieces]:
@@ -138,32 +199,6 @@ def _find(
         contents.columns,
     )
     return outline, checksum, pieces
-
-
-def _agreed(outcome: tuple[DataSet, int] | UserError, comm: Communicator) -> DataSet:
-    """Return the data set that all hosts found, or raise the first host's error on every rank."""
-    outcomes = cast("list[tuple[DataSet, int] | UserError]", comm.all_gather_objects(outcome))
-    found: list[tuple[DataSet, int]] = []
-    for rank, other in enumerate(outcomes):
-        if isinstance(other, UserError):
-            raise other
-        found.append(other)
-        # Their texts have all shapes and types; tensors without memory cannot be compared.
-        if repr(other) != repr(found[0]):
-            raise BadData(
-                f"the hosts read different data: rank 0 has '{_summary(*found[0])}', "
-                f"rank {rank} has '{_summary(*other)}'; copy the same files to every host"
-            )
-    return found[0][0]
-
-
-def _summary(found: DataSet, checksum: int) -> str:
-    parts = (found.train, found.validation, found.test)
-    train, validation, test = (0 if part is None else len(part) for part in parts)
-    return (
-        f"{found.name}: {train:,} train, {validation:,} validation, {test:,} test, "
-        f"inputs {found.shape}, checksum of the targets {checksum:08x}"
-    )
 
 
 def _without_memory(column: Column[Rows], samples: int) -> Column[Tensor]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -198,9 +199,35 @@ class Part:
         some = some if self.rows is None else self.rows[some]
         shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
         found = hashlib.sha256(repr([(len(self), *shape), tuple(targets.shape)]).encode())
-        for tensor in (targets, *_probed(self.stored_inputs, some)):
-            found.update(tensor.cpu().numpy().tobytes())
+        for tensor in (targets, *self._probed(some)):
+            found.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
         return found.hexdigest()
+
+    def _probed(self, some: Tensor) -> Iterator[Tensor]:
+        """Yield the inputs of some stored samples; of sequences the lengths, too."""
+        for column in columns_of(self.stored_inputs):
+            rows = column.rows.index_select(0, some)
+            if column.values is None:
+                yield rows
+            else:
+                yield from padded(column, rows)
+
+    def on(self, device: str, copied: Callable[[Tensor], Tensor] | None = None) -> Part:
+        """Copy it to the memory of a device.
+
+        Args:
+            device: such as "cuda".
+            copied: copies the tensors that other parts may see, too; None: each is copied.
+        """
+        copied = copied or (lambda stored: stored.to(device))
+        return Part(
+            in_place_of(
+                self.stored_inputs, [column.changed(copied) for column in columns_of(self.stored_inputs)]
+            ),
+            copied(self.stored_targets),
+            self.scale.on(device),
+            None if self.rows is None else self.rows.to(device),
+        )
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors that its inputs are stored in."""
@@ -239,16 +266,6 @@ def column_shape(column: Column[Tensor]) -> tuple[int, ...]:
 def scale_of_columns(stored: object, scales: Sequence[Scale]) -> Scale:
     """Return the scale of inputs from those of their columns."""
     return Scale(each=tuple(scales)) if isinstance(stored, Columns) else scales[0]
-
-
-def _probed(stored: Stored[Tensor], some: Tensor) -> Iterator[Tensor]:
-    """Yield the inputs of some stored samples; of sequences the lengths, too."""
-    for column in columns_of(stored):
-        rows = column.rows.index_select(0, some)
-        if column.values is None:
-            yield rows
-        else:
-            yield from padded(column, rows)
 
 
 def _stretch(samples: Tensor, positions: slice) -> Tensor:
@@ -312,14 +329,4 @@ class DataSet:
                 copies[id(stored)] = stored.to(device)
             return copies[id(stored)]
 
-        return self.with_parts(
-            lambda part: Part(
-                in_place_of(
-                    part.stored_inputs,
-                    [column.changed(copied) for column in columns_of(part.stored_inputs)],
-                ),
-                copied(part.stored_targets),
-                part.scale.on(device),
-                None if part.rows is None else part.rows.to(device),
-            )
-        )
+        return self.with_parts(lambda part: part.on(device, copied))

@@ -31,9 +31,12 @@ from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_sums, scale_of
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
+from tutti.data.streaming.options import without_stream
 from tutti.errors import BadData, UserError
 from tutti.records.shapes import Shape
 from tutti.records.splits import read_split
+
+_BY_NUMBER: Final = "runs that need samples by number: with a split, predictions or weights, or one of many"
 
 ALIGNMENT: Final = 64
 """Where tensors begin in the memory, in bytes."""
@@ -257,7 +260,7 @@ def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | 
     found: PoolOutline | UserError | None = None
     if node.rank == 0:
         try:
-            contents = read_source(data, options or {})
+            contents = read_source(data, without_stream(data, options or {}, _BY_NUMBER))
             found = PoolOutline.of(contents)
         except UserError as error:
             found = error  # the host's other ranks wait for the leader's word

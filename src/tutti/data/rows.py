@@ -114,6 +114,16 @@ def chosen(rows: Rows, numbers: Indices) -> Rows:
     )
 
 
+def piece(rows: Rows, start: int, stop: int) -> Rows:
+    """Return the samples from one number up to another, as far as there are some; nothing is copied yet."""
+    stop = min(stop, len(rows))
+    if isinstance(rows, np.ndarray):
+        return rows[start:stop]
+    return StoredRows(
+        (stop - start, *rows.shape[1:]), rows.dtype, lambda low, high: rows[start + low : start + high]
+    )
+
+
 def _runs(wanted: Indices, most: int) -> list[slice]:
     """The stretches of ascending numbers that are read at once."""
     runs, start = [], 0

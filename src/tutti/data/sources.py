@@ -2,6 +2,7 @@
 
 "digits", "mnist", "fashion-mnist"            built in
 "set.npz", "table.csv", "folder/", ...        files of a known format, with its reader's options
+"s3://bucket/folder", "https://...", ...       the same, copied to this host once
 "package.module:factory", "file.py:factory"   called with the options; gives one of the objects below
 (x, y) or ((x, y), (x_test, y_test))          arrays, tensors, nested lists
 dataset or (dataset, test_dataset)            map-style torch data sets
@@ -24,7 +25,9 @@ from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, contents_of
 from tutti.data.formats import OF_ALL, format_of, read_path
 from tutti.data.formats.parquet import is_frame, read_frame
+from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Array, Rows, StoredRows, joined
+from tutti.data.streaming.options import without_stream
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
@@ -50,7 +53,7 @@ def read_source(
         BadOption: an option that cannot be used.
         UnknownName: no such built-in data set, file, factory or option.
     """
-    contents, given, missing = _contents(data, dict(options))
+    contents, given, missing = _contents(data, without_stream(data, options))
     try:
         return _checked(contents, given, missing, known)
     except (BadData, NotFinite) as error:
@@ -136,7 +139,7 @@ def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Rows, N
     Raises:
         UserError: as `read_source` does.
     """
-    contents, _, missing = _contents(data, dict(options), labelled=False)
+    contents, _, missing = _contents(data, without_stream(data, options), labelled=False)
     if missing == "drop":
         raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
     if not taken_apart({part: x for part, (x, _) in contents.parts.items()}).single:
@@ -169,7 +172,7 @@ def with_columns(data: object, options: Mapping[str, object], columns: Sequence[
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if not named or "columns" in found or made or not isinstance(data, str | Path):
         return found
-    reader = format_of(Path(data).expanduser()).read
+    reader = format_of(Path(str(local_copy(data))).expanduser()).read
     # Lists and folders of tables pass the option on.
     if takes_option(reader, "columns") or takes_option(reader, "options"):
         found["columns"] = list(columns)
@@ -190,6 +193,7 @@ def _contents(
         return contents_of(made, spec.rpartition(":")[2], what, labelled), classes, missing
     if isinstance(data, str):
         check_named(data)
+    data = local_copy(data)
     if isinstance(data, str | Path) and data not in BUILT_IN:
         path = Path(data).expanduser()
         return read_path(path, {**options, "missing": missing}, labelled), classes, missing
@@ -214,12 +218,15 @@ def _contents(
 def check_named(data: str) -> None:
     """Refuse a name that is neither a built-in data set nor a file of a known kind nor a folder of one.
 
-    The files of a list must be there, too.
+    The files of a list must be there, too. Of an address only the scheme is looked at.
 
     Raises:
         UnknownName: a word without a dot or a slash, of which there is no such data set.
         BadData: the file, or one that it lists, is missing, empty or of another kind.
     """
+    if is_remote(data):
+        check_address(data)
+        return
     path = Path(data).expanduser()
     if not (data and path.exists()) and path.name == data and not path.suffix:
         BUILT_IN.check(data)

@@ -17,6 +17,7 @@ from typing import Final
 from tutti.records.json_lines import Record
 
 STAGES: Final = (
+    "extract",
     "data",
     "copy",
     "forward",
@@ -29,10 +30,11 @@ STAGES: Final = (
 )
 """The stages that a rank's time is divided into; wait, reduce and update are the parts of an exchange.
 
-data: getting a batch. copy: to the device, and into the precision and layout of the model. forward: with the
-loss. backward: with the metrics. wait: for other ranks, in exchanges and at the end of an epoch. reduce: the
-rest of an exchange: sums, messages, copies. update: moving the weights. validation: what it held training up.
-checkpoint: copying the state of the run for checkpoints, and writing the final weights.
+extract: waiting for samples that are streamed from files. data: getting a batch of what memory holds. copy:
+to the device, and into the precision and layout of the model. forward: with the loss. backward: with the
+metrics. wait: for other ranks, in exchanges and at the end of an epoch. reduce: the rest of an exchange:
+sums, messages, copies. update: moving the weights. validation: what it held training up. checkpoint: copying
+the state of the run for checkpoints, and writing the final weights.
 """
 
 

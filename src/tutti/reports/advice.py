@@ -15,6 +15,7 @@ UNEVEN: Final = 1.25
 """The ratio of the ranks' times of a sample from which on they differ in speed."""
 
 _SAYS: Final = {
+    "extract": "waiting for the files of the data takes",
     "data": "getting the batches takes",
     "copy": "copying batches to the device, and to its precision and layout, takes",
     "wait": "waiting for others takes",
@@ -78,6 +79,8 @@ def measuring_share(ranks: Sequence[Mapping[str, float]]) -> float:
 
 def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts) -> str:
     larger = 4 * _whole(config.get("batch_size"), 32)
+    if stage == "extract":
+        return "a faster disk for the data, such as one of this machine's own"
     if stage == "data":
         return "the data as arrays, such as an NPZ file: they need no work for each sample"
     if stage == "copy":

@@ -28,6 +28,8 @@ from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
+from tutti.data.streaming.options import STREAM
+from tutti.data.streaming.part import StreamedPart
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.load_object import call_with_options, names_object
@@ -313,6 +315,11 @@ def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
         BadOption, BadData: they do not fit the samples.
     """
     given = named_or_given(job, "sampling")
+    if given is not None and isinstance(dataset.train, StreamedPart):
+        raise BadOption(
+            "--sampling draws samples from anywhere, and these are streamed window by window; leave it out, "
+            "use --class-weights balanced, or give --data.stream false"
+        )
     return None if given is None else chances_of(given, dataset.train)
 
 
@@ -616,8 +623,11 @@ def resolved(
 ) -> TrainConfig:
     """The configuration with all that was left to us filled in."""
     names = ",".join(metric.name for metric in task.objective.metrics) or "none"
+    # Another host may have more memory, and the order of the samples is to stay.
+    streamed = {STREAM: True} if isinstance(task.dataset.train, StreamedPart) else {}
     return replace(
         config,
+        data_options={**config.data_options, **streamed},
         # A class of the user's is found again by its file or package, not by its name.
         strategy=config.strategy if names_object(config.strategy) else strategy.name,
         strategy_options=strategy.options(),

@@ -129,6 +129,18 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     return lines
 
 
+def loading(history: Sequence[EpochRecord]) -> str:
+    """Say which shares of the time went into getting the samples, and into training with them."""
+    seconds: Counter[str] = Counter()
+    for rank in (rank for epoch in history for rank in epoch.ranks):
+        seconds.update(rank.stages)
+    whole = sum(seconds.values()) or 1.0
+    named = (("extract", "extract"), ("transform", "data"), ("load", "copy"))
+    shares = {name: seconds[stage] / whole for name, stage in named}
+    shares["train"] = 1 - sum(shares.values())
+    return "of the time: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+
+
 def bubble(record: PipelineRecord) -> str:
     """Describe the idle time of a pipeline's ranks."""
     return f"pipeline {record.schedule}, {record.microbatches} microbatches: {record}"

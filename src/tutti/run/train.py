@@ -17,6 +17,8 @@ from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.data import Batches, DataSet, Queue
 from tutti.data.columns import Columns
+from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming.quality import quality_of
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.launcher import started_by
@@ -283,6 +285,8 @@ def _run(
     if speaks:
         together = not parts.schedule.batches.own
         print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
+        if isinstance(data.train, StreamedPart):
+            print(*_of_stream(data.train, parts.config), sep="\n", flush=True)
     # mpirun gives its ranks a terminal even where what they print goes into a file.
     shown = Progress() if job.quiet else progress_on(sys.stdout, comm.rank, bar=not started_by().mpi)
     # Whoever repeats the run writes another folder.
@@ -423,11 +427,26 @@ def _run_folder(
             raise
 
 
+def _of_stream(part: StreamedPart, config: TrainConfig) -> Iterator[str]:
+    """Describe how a part is streamed, and how good its shuffle is."""
+    stored, windows = part.stored_inputs, part.windows
+    assert isinstance(stored, torch.Tensor), "what is streamed has one input"
+    assert windows is not None, "the training part is streamed in windows"
+    each = stored[:1].nbytes
+    yield (
+        f"streaming {stored.nbytes / 1e9:.2f} GB: blocks of {windows.block:,} samples, windows of "
+        f"{windows.largest * each / 1e6:.1f} MB, of which one is in use and the next is read meanwhile"
+    )
+    yield str(quality_of(windows, part.targets, config.batch_size, config.seed))
+
+
 def _print_end(
     outcome: RunOutcome, summary: Summary, dataset: DataSet, pipeline: PipelineRecord | None
 ) -> None:
     history, validate = outcome.history, outcome.config.validate
     print(*summary_lines.result(summary, dataset.labels), sep="\n")
+    if isinstance(dataset.train, StreamedPart):
+        print(summary_lines.loading(history))
     for line in summary_lines.exchanges(history):
         print(line)
     if pipeline is not None:

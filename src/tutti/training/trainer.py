@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Final, cast
@@ -342,8 +342,9 @@ class Trainer:
         start = epoch * self._batches.updates
         began = stages.start()
         report = began + self._progress.every_s
+        self._waited()  # for what was looked at before
         for made, passes in self._batches.epoch(epoch, first - start, last - start):
-            stages.lap("data")
+            stages.lap("data", self._waited())
             if on_step is not None:
                 on_step(made)
                 stages.start()
@@ -609,6 +610,10 @@ class Trainer:
             share = self._shares[factor] = loss.new_tensor(factor)
         torch.autograd.backward(loss, share)
         return Computed(self._arithmetic.number(loss), outputs.detach(), targets, weight)
+
+    def _waited(self) -> Mapping[str, float]:
+        """Return the seconds for which this rank has waited for files, if real time is measured."""
+        return self._batches.waited() if self._seconds_per_sample is None else {}
 
     def _charge(self, samples: int) -> None:
         """Let the virtual clock, if it measures the times, go on by what so many samples cost.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import numpy as np
 from typing_extensions import override
@@ -11,15 +13,25 @@ from typing_extensions import override
 from tutti.data.arrays import chunks_of
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
 from tutti.data.formats import Format, listed
-from tutti.data.rows import Array, Rows
+from tutti.data.rows import Array, Rows, joined, piece
 from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, open_data_file
 from tutti.registry import part
 
+SHARD_BYTES: Final = 1 << 30
+"""The inputs that a written file holds at most: a larger array is written as several files."""
+
+_SHARD: Final = re.compile(r"(.+?)-(\d{1,9})(?:-of-(\d{1,9}))?")
+"""Such as x_train-00003-of-00012, or x_train-3."""
+
 
 @part("NPY")
 class Npy(Format):
-    """NPY files, as of `numpy.save`: x.npy and y.npy, or a folder of x_train.npy, y_train.npy, ..."""
+    """NPY files, as of `numpy.save`: x.npy and y.npy, or a folder of x_train.npy, y_train.npy, ...
+
+    An array may be in several files, called x_train-00000.npy, x_train-00001.npy, ..., also with their number
+    as in x_train-00000-of-00012.npy.
+    """
 
     start = b"\x93NUMPY"
     written = "/"
@@ -57,19 +69,83 @@ class Npy(Format):
     @staticmethod
     @override
     def write(contents: Contents[Rows, Array], path: Path) -> None:
-        """Write a folder with a file for each array."""
+        """Write a folder with a file for each array; those of a part whose inputs are large in pieces."""
         path.mkdir()
+        cuts = {}
+        for name, (inputs, _) in contents.parts.items():
+            each = SHARD_BYTES // max(1, inputs.size // len(inputs) * inputs.dtype.itemsize)
+            cuts[name] = range(0, len(inputs), max(1, each))
         for key, rows in to_keys(contents).items():
-            with Path(path, f"{key}.npy").open("wb") as file:
-                write_npy(file, rows)
+            slot = slot_of(key)
+            starts = range(1) if slot is None else cuts[slot[0]]
+            for number, start in enumerate(starts):
+                of = f"-{number:05}-of-{len(starts):05}" if len(starts) > 1 else ""
+                with Path(path, f"{key}{of}.npy").open("wb") as file:
+                    write_npy(file, rows if len(starts) == 1 else piece(rows, start, start + starts.step))
+
+
+def files_by_key(folder: Path) -> dict[str, list[Path]]:
+    """Return the NPY files of a data set in a folder, by their keys, in the order of the samples.
+
+    Raises:
+        BadData: one of several files of an array is missing, or it is there in two forms.
+    """
+    numbered: dict[str, dict[int, Path]] = {}
+    whole: dict[str, Path] = {}
+    counts: dict[str, set[str | None]] = {}
+    for file in sorted(folder.glob("*.npy")):
+        match = _SHARD.fullmatch(file.stem)
+        if slot_of(file.stem) is not None or file.stem in EXTRA_KEYS:
+            whole[file.stem] = file
+        elif match is not None and slot_of(match[1]) is not None:
+            key, number = match[1], int(match[2])
+            if number in numbered.setdefault(key, {}):
+                raise BadData(f"{file} and {numbered[key][number]} have one number; keep one of them")
+            numbered[key][number] = file
+            counts.setdefault(key, set()).add(match[3])
+    for key, files in numbered.items():
+        if key in whole:
+            raise BadData(
+                f"{folder} has {whole[key].name} and {files[min(files)].name}; keep one of these forms"
+            )
+        if len(counts[key]) > 1:
+            raise BadData(f"the names of {key}-... in {folder} say different numbers of files; keep one set")
+        (said,) = counts[key]
+        first = min(files) if min(files) <= 1 else 0
+        due = int(said) if said is not None else max(files) + 1 - first
+        missing = [number for number in range(first, first + due) if number not in files]
+        if missing or len(files) > due:
+            width = len(_SHARD.fullmatch(files[max(files)].stem)[2])  # type: ignore[index]
+            which = f"number {missing[0]:0{width}}" if missing else f"none above {first + due - 1}"
+            raise BadData(
+                f"{folder} has {len(files):,} of {due:,} files {key}-...; it needs {which}: copy it again"
+            )
+    found = {key: [file] for key, file in whole.items()}
+    return found | {key: [files[number] for number in sorted(files)] for key, files in numbered.items()}
 
 
 def _by_stem(folder: Path) -> dict[str, object]:
-    return {
-        file.stem: read_npy(file)
-        for file in sorted(folder.glob("*.npy"))
-        if slot_of(file.stem) is not None or file.stem in EXTRA_KEYS
-    }
+    return {key: joined_files(files) for key, files in files_by_key(folder).items()}
+
+
+def joined_files(files: Sequence[Path]) -> Rows:
+    """Map the arrays of several files, of which each sample has one shape, as one.
+
+    Raises:
+        BadData: a file is missing or broken, or has samples of another shape or type than the first.
+    """
+    arrays = [read_npy(file) for file in files]
+    if len(arrays) == 1:
+        return arrays[0]
+    for file, array in zip(files, arrays, strict=True):
+        one, first = array, arrays[0]
+        texts = one.dtype.kind in "US" and one.dtype.kind == first.dtype.kind
+        if one.ndim == 0 or one.shape[1:] != first.shape[1:] or (one.dtype != first.dtype and not texts):
+            raise BadData(
+                f"{file} has samples of the shape {one.shape[1:]} and type {one.dtype}, {files[0]} of "
+                f"{first.shape[1:]} and {first.dtype}; all files of an array need the same"
+            )
+    return joined(arrays, np.result_type(*(array.dtype for array in arrays)))
 
 
 def write_npy(file: IO[bytes], rows: Rows) -> None:

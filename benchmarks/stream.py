@@ -1,0 +1,251 @@
+"""Training from files that memory does not hold: samples per second, and the memory that it takes.
+
+    python benchmarks/stream.py [--folder F] [--gigabytes 4] [--models lenet,cnn] [--rounds 1] [--peers P]
+
+All sides train the same model with batches of 128 on two cores:
+
+    tutti, streaming       from the files in F, which are written there if it is not there yet
+    tutti, from memory     the same program; as many samples as memory should hold, in one file
+    DataLoader             a plain program on all threads; 2 workers, memory-mapped NPY files, shuffle=True
+    webdataset             the same with tars of the samples that are in memory, and a buffer of 10,000; only
+                           with P, a folder in which `pip install --target P webdataset` has put it
+
+Before each measurement the files are dropped from the cache of the operating system. Memory is looked at
+twice a second: what the processes hold themselves (anonymous and shared memory, PSS), and how much of the
+data is in the cache of the operating system, page by page (mincore). Starting is not part of the speed: it
+counts from the first batch, of tutti from the first update, waiting for its first window included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import io
+import json
+import mmap
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import psutil
+
+from measure import describe_machine, table
+
+BATCH = 128
+SMALL = 100_000
+"""Samples that are trained on from memory, and written into tars."""
+
+STEPS = {"lenet": 1400, "cnn": 300}
+"""About ten seconds each on two cores."""
+
+SHARD = (1 << 30) // 784
+PER_TAR = 10_000
+PROGRAM = Path(__file__).parent / "programs" / "stream_by_loader.py"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A training.
+
+    Attributes:
+        rate: samples per second.
+        own: the most bytes that its processes held themselves.
+        cached: the most bytes of the data that were in the cache of the operating system.
+    """
+
+    rate: float
+    own: int
+    cached: int
+
+
+def write_shards(folder: Path, samples: int, each: int = SHARD) -> None:
+    """Write pictures of ten classes, each a pattern and noise, in files of up to 1 GiB."""
+    random = np.random.default_rng(0)
+    patterns = random.integers(0, 120, (10, 784), dtype=np.uint8)
+    folder.mkdir(parents=True)
+    count = -(-samples // each)
+    for number in range(count):
+        name, size = f"{number:05}-of-{count:05}", min(each, samples - number * each)
+        targets = random.integers(0, 10, size, dtype=np.uint8)
+        inputs = np.lib.format.open_memmap(folder / f"x_train-{name}.npy", "w+", np.uint8, (size, 28, 28))
+        for start in range(0, size, SMALL):
+            some = targets[start : start + SMALL]
+            noise = np.frombuffer(random.bytes(len(some) * 784), np.uint8).reshape(-1, 784) >> 1
+            inputs[start : start + len(some)] = (noise + patterns[some]).reshape(-1, 28, 28)
+        inputs.flush()
+        np.save(folder / f"y_train-{name}.npy", targets)
+
+
+def write_small(large: Path, folder: Path) -> None:
+    """Write the first samples as one pair of NPY files, and as tars."""
+    folder.mkdir(parents=True)
+    first = sorted(large.glob("x_train*.npy"))[0], sorted(large.glob("y_train*.npy"))[0]
+    inputs, targets = (np.load(path, mmap_mode="r")[:SMALL] for path in first)
+    np.save(folder / "x_train.npy", inputs)
+    np.save(folder / "y_train.npy", targets)
+    for start in range(0, len(inputs), PER_TAR):
+        with tarfile.open(folder / f"{start // PER_TAR:05}.tar", "w") as tar:
+            for number in range(start, min(start + PER_TAR, len(inputs))):
+                for ending, content in (
+                    ("x", inputs[number].tobytes()),
+                    ("cls", str(targets[number]).encode()),
+                ):
+                    about = tarfile.TarInfo(f"{number:08}.{ending}")
+                    about.size = len(content)
+                    tar.addfile(about, io.BytesIO(content))
+
+
+def drop(folder: Path) -> None:
+    """Drop all files of a folder from the cache of the operating system."""
+    for path in folder.iterdir():
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def cached_bytes(folder: Path) -> int:
+    """Return how much of a folder's files is in the cache of the operating system."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    found = 0
+    for path in folder.iterdir():
+        size = path.stat().st_size
+        pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+        file = os.open(path, os.O_RDONLY)
+        # Nothing is read: the mapping only has an address.
+        at = libc.mmap(None, ctypes.c_size_t(size), mmap.PROT_READ, mmap.MAP_SHARED, file, ctypes.c_long(0))
+        os.close(file)
+        libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data))
+        libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
+        found += int((pages & 1).sum()) * mmap.PAGESIZE
+    return found
+
+
+def own_bytes(process: psutil.Process) -> int:
+    """Return the anonymous and shared memory of a process and its children; shared pages count once."""
+    found = 0
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            lines = Path(f"/proc/{one.pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
+        found += 1024 * (sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0))
+    return found
+
+
+def watched(command: list[str], data: Path, environment: dict[str, str]) -> tuple[str, int, int]:
+    """Run a command; returns what it prints, and the most memory of both kinds."""
+    drop(data)
+    with tempfile.TemporaryFile("w+") as said:
+        job = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=os.environ | environment)
+        over, most = threading.Event(), [0, 0]
+        process = psutil.Process(job.pid)
+
+        def look() -> None:
+            while not over.wait(0.5):
+                most[:] = max(most[0], own_bytes(process)), max(most[1], cached_bytes(data))
+
+        watch = threading.Thread(target=look)
+        watch.start()
+        code = job.wait()
+        over.set()
+        watch.join()
+        said.seek(0)
+        text = said.read()
+    if code:
+        raise SystemExit(f"{' '.join(command)} ended with {code}:\n{text}")
+    return text, most[0], most[1]
+
+
+def by_tutti(model: str, folder: Path, steps: int, *options: str) -> Measured:
+    with tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, "-m", "tutti", "train", model, "--data", str(folder), "-n", "2"]
+        command += ["--batch-size", str(BATCH), "--steps", str(steps), "--validation", "0"]
+        command += ["--out", f"{place}/run", *options]
+        text, own, cached = watched(command, folder, {})
+        records = [json.loads(line) for line in Path(place, "run/history.jsonl").read_text().splitlines()]
+    if "streaming" in text:
+        print(
+            *(line for line in text.splitlines() if line.startswith(("streaming", "shuffle", "of the time"))),
+            sep="\n",
+        )
+    seen = sum(record["train"]["samples"] for record in records)
+    seconds = sum(record["train"]["samples"] / record["samples_per_s"] for record in records)
+    return Measured(seen / seconds, own, cached)
+
+
+def by_loader(kind: str, model: str, folder: Path, steps: int, peers: str = "") -> Measured:
+    command = [sys.executable, str(PROGRAM), kind, model, str(folder), str(BATCH), str(steps), "2"]
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), peers]))
+    text, own, cached = watched(command, folder, {"PYTHONPATH": paths})
+    return Measured(float(text.split()[-1]), own, cached)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--folder", type=Path, help="with the files; by default a temporary one")
+    arguments.add_argument(
+        "--gigabytes", type=float, default=4, help="of files, if they are to be written (4)"
+    )
+    arguments.add_argument("--models", default="lenet,cnn", help="to train (lenet,cnn)")
+    arguments.add_argument("--rounds", type=int, default=1, help="measurements of each side (1)")
+    arguments.add_argument("--buffer", default="128", help="MB, of tutti's streaming (128)")
+    arguments.add_argument("--peers", default="", help="folder in which webdataset is installed")
+    options = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        large = options.folder or Path(place, "large")
+        if not large.exists():
+            write_shards(large, int(options.gigabytes * 1e9 / 784))
+        small = Path(place, "small")
+        write_small(large, small)
+        measure(large, small, options)
+
+
+def measure(large: Path, small: Path, options: argparse.Namespace) -> None:
+    print(describe_machine())
+    size = sum(path.stat().st_size for path in large.glob("x_train*.npy"))
+    print(f"{size / 1e9:.1f} GB in {len(list(large.glob('x_train*.npy')))} files; batch {BATCH}, 2 cores\n")
+    rows = []
+    for model in options.models.split(","):
+        steps = STEPS[model]
+        streaming = partial(
+            by_tutti, model, large, steps, "--data.stream", "true", "--data.buffer", options.buffer
+        )
+        sides: dict[str, Callable[[], Measured]] = {
+            "tutti, streaming": streaming,
+            "tutti, from memory": partial(by_tutti, model, small, steps, "--data.stream", "false"),
+            "DataLoader": partial(by_loader, "mapped", model, large, steps),
+        }
+        if options.peers:
+            sides["webdataset"] = partial(by_loader, "webdataset", model, small, steps, options.peers)
+        found: dict[str, list[Measured]] = {name: [] for name in sides}
+        for _ in range(options.rounds):
+            for name, side in sides.items():
+                found[name].append(side())
+        stream = median(one.rate for one in found["tutti, streaming"])
+        for name, measured in found.items():
+            rate = median(one.rate for one in measured)
+            own, cached = (
+                max(values) / 1e6 for values in zip(*((m.own, m.cached) for m in measured), strict=True)
+            )
+            rows.append(
+                [model, name, f"{rate:,.0f}", f"{stream / rate:.2f}x", f"{own:,.0f}", f"{cached:,.0f}"]
+            )
+    heads = ["model", "side", "samples/s", "streaming / side", "processes, MB", "data in the cache, MB"]
+    print()
+    print(table(heads, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The samples in one or several NPY files, read by position, and forgotten by the operating system."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from typing_extensions import override
+
+from tutti.data.rows import Array, StoredRows
+from tutti.errors import BadData
+from tutti.records.npz import DAMAGED, open_data_file
+
+KEPT_BYTES: Final = 8 << 20
+"""What a process has read last, and the operating system still keeps, at most."""
+
+_PAGE: Final = os.sysconf("SC_PAGESIZE")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An NPY file.
+
+    Attributes:
+        path: of the file.
+        offset: where its values begin, in bytes.
+        shape: (samples, ...).
+        dtype: of a value.
+        size: of the file, in bytes.
+    """
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> Shard:
+        """Read the header of a file.
+
+        Raises:
+            BadData: it is missing, damaged or truncated, or cannot be read piece by piece.
+        """
+        with open_data_file(path) as file:
+            read_no_further(file.fileno())
+            try:
+                version = np.lib.format.read_magic(file)
+                read = {
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }[version]
+                shape, fortran, dtype = read(file)
+            except (*DAMAGED, KeyError) as error:
+                raise BadData(
+                    f"{path} is no NPY file, or damaged: {str(error)[:200]}; copy it again"
+                ) from error
+            offset, size = file.tell(), path.stat().st_size
+        if dtype.hasobject:
+            raise BadData(
+                f"{path} holds Python objects, which are not loaded because unpickling runs code; save it as "
+                "numbers: array.astype('float32') or array.astype('int64')"
+            )
+        if fortran and len(shape) > 1:
+            raise BadData(
+                f"{path} has its values in Fortran's order, in which no sample is in one piece; save "
+                "numpy.ascontiguousarray(array)"
+            )
+        if not shape:
+            raise BadData(f"{path} holds a single value; give one for each sample")
+        due = offset + int(np.prod(shape)) * dtype.itemsize
+        if size < due:
+            raise BadData(
+                f"{path} is truncated: it has {size:,} bytes, and {due:,} are due for {shape[0]:,} samples; "
+                "copy it again"
+            )
+        return cls(path, offset, shape, dtype, size)
+
+
+def read_no_further(file: int) -> None:
+    """Have the operating system read no more of an open file than what is asked for: blocks lie anywhere."""
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+class ShardRows(StoredRows):
+    """The samples in some NPY files, one after the other.
+
+    They are read, not mapped: a page of a mapped file that cannot be read, as the file was cut off or the
+    disk is gone, ends the process without a word, and what is mapped counts to the memory of each process
+    that has seen it. What was read is dropped from the cache of the operating system soon afterwards.
+
+    Args:
+        paths: of the files, of which all samples have one shape and one type.
+
+    Raises:
+        BadData: a file is missing or broken, or has samples of another shape or type than the first.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.shards = [Shard.of(path) for path in paths]
+        first = self.shards[0]
+        for shard in self.shards:
+            if (shard.shape[1:], shard.dtype) != (first.shape[1:], first.dtype):
+                raise BadData(
+                    f"{shard.path} has samples of the shape {shard.shape[1:]} and type {shard.dtype}, "
+                    f"{first.path} of {first.shape[1:]} and {first.dtype}; all files of an array need "
+                    "the same"
+                )
+        self._ends = list(accumulate(shard.shape[0] for shard in self.shards))
+        self._each = int(np.prod(first.shape[1:])) * first.dtype.itemsize
+        self._files: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._dropping: list[tuple[int, int, int]] = []
+        self._dropping_bytes = 0
+        super().__init__((self._ends[-1], *first.shape[1:]), first.dtype, self._read_samples)
+
+    def __del__(self) -> None:
+        for file in getattr(self, "_files", {}).values():
+            os.close(file)
+
+    @override
+    def __reduce__(self) -> tuple[type[ShardRows], tuple[list[Path]]]:
+        # Open files belong to a process.
+        return ShardRows, ([shard.path for shard in self.shards],)
+
+    def _read_samples(self, start: int, stop: int) -> Array:
+        found = np.empty((max(0, stop - start), *self.shape[1:]), self.dtype)
+        self.read_into(start, found)
+        return found
+
+    def read_into(self, start: int, found: Array) -> None:
+        """Read samples from number `start` on, as many as `found` has, in the type of the files.
+
+        Raises:
+            BadData: a file ends before them, or cannot be read.
+        """
+        stop, content = start + len(found), found.reshape(-1).view(np.uint8).data
+        for number in range(bisect_right(self._ends, start), len(self.shards)):
+            begin = self._ends[number] - self.shards[number].shape[0]
+            if begin >= stop:
+                break
+            low, high = max(start, begin), min(stop, self._ends[number])
+            piece = content[(low - start) * self._each : (high - start) * self._each]
+            self._read_bytes(number, self.shards[number].offset + (low - begin) * self._each, piece)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Have the operating system begin to read some samples, which are wanted soon."""
+        for number in range(bisect_right(self._ends, start), len(self.shards)):
+            begin = self._ends[number] - self.shards[number].shape[0]
+            if begin >= stop:
+                break
+            low, high = max(start, begin), min(stop, self._ends[number])
+            offset = self.shards[number].offset + (low - begin) * self._each
+            os.posix_fadvise(self._open(number), offset, (high - low) * self._each, os.POSIX_FADV_WILLNEED)
+
+    def _read_bytes(self, number: int, offset: int, content: memoryview) -> None:
+        path, file, done = self.shards[number].path, self._open(number), 0
+        while done < len(content):
+            try:
+                count = os.preadv(file, [content[done:]], offset + done)
+            except OSError as error:
+                raise BadData(
+                    f"{path} cannot be read any more ({error.strerror}): is its disk still there?"
+                ) from error
+            if count == 0:
+                raise BadData(
+                    f"{path} has become shorter while it was read: it has {os.fstat(file).st_size:,} bytes, "
+                    f"and had {self.shards[number].size:,}; leave the files alone while a run reads them"
+                )
+            done += count
+        # Whole pages: a part of one at either end would stay behind.
+        self._drop(number, offset // _PAGE * _PAGE, -(-(offset + len(content)) // _PAGE) * _PAGE)
+
+    def _drop(self, number: int, low: int, high: int) -> None:
+        """Have what was read dropped from the cache, some of it at a time.
+
+        Pages that were read just now are not on the kernel's lists yet: to drop them it asks all processors.
+        """
+        with self._lock:
+            self._dropping.append((number, low, high))
+            self._dropping_bytes += high - low
+            if self._dropping_bytes < KEPT_BYTES:
+                return
+            dropped, self._dropping, self._dropping_bytes = self._dropping, [], 0
+        for at, start, stop in dropped:
+            os.posix_fadvise(self._open(at), start, stop - start, os.POSIX_FADV_DONTNEED)
+
+    def _open(self, number: int) -> int:
+        if number not in self._files:
+            path = self.shards[number].path
+            try:
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise BadData(
+                    f"{path} cannot be opened any more ({error.strerror}); leave the files alone while a run "
+                    "reads them"
+                ) from error
+            read_no_further(file)
+            if self._files.setdefault(number, file) != file:
+                os.close(file)  # A thread of this process was faster.
+        return self._files[number]

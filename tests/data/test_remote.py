@@ -1,0 +1,143 @@
+"""Data at an address are copied once, and again where they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import DataSet, open_data
+from tutti.data.remote import local_copy
+from tutti.data.sources import check_named
+from tutti.data.streaming.part import StreamedPart
+from tutti.errors import BadData, BadOption
+from tutti.load_object import names_object
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(tmp_path: Path, images: tuple[np.ndarray, np.ndarray]) -> Callable[..., str]:
+    """Writes a folder of NPY files into fsspec's memory; returns its address."""
+    system, address = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/set"
+
+    def put(**arrays: np.ndarray) -> str:
+        for key, array in (arrays or dict(zip(("x_train", "y_train"), images, strict=True))).items():
+            np.save(tmp_path / "one.npy", array)
+            system.pipe_file(f"{address}/{key}.npy", (tmp_path / "one.npy").read_bytes())
+        return address
+
+    return put
+
+
+def test_data_at_an_address_are_those_of_the_files(
+    cache: Path,
+    store: Callable[..., str],
+    opened: Callable[..., DataSet],
+    images: tuple[np.ndarray, np.ndarray],
+) -> None:
+    found = opened(store(), validation=0)
+    assert torch.equal(found.train.inputs[:, 0], torch.from_numpy(images[0]))
+    streamed = opened(store(), validation=0, options={"stream": True})
+    assert isinstance(streamed.train, StreamedPart)
+    assert streamed.train.fingerprint() == found.train.fingerprint()
+
+
+def test_files_are_copied_once_and_those_that_have_changed_again(
+    cache: Path,
+    store: Callable[..., str],
+    images: tuple[np.ndarray, np.ndarray],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said, address = [], store()
+    for change in (False, False, True, False):
+        if change:
+            store(y_train=images[1] + 1)
+        folder = Path(str(local_copy(address)))
+        said.append(capsys.readouterr().err.partition(",")[0])
+    assert said == ["copying 2 files", "", "copying 1 files", ""]
+    assert np.array_equal(np.load(folder / "y_train.npy"), images[1] + 1)
+
+
+def test_each_host_copies_into_its_own_cache_once(
+    cache: Path, store: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = store()
+    VirtualWorld(ranks=4, ranks_per_host=2).run(lambda comm: open_data(address, comm))
+    assert capsys.readouterr().err.count("copying") == 1  # Both hosts have one cache here.
+
+
+def test_a_copy_is_used_where_the_address_cannot_be_reached(
+    cache: Path,
+    store: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = store()
+    folder = local_copy(address)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    assert local_copy(address) == folder
+    assert "cannot be read (no route to host); its copy in" in capsys.readouterr().err
+
+
+def test_a_copy_that_breaks_off_leaves_nothing_that_looks_whole(
+    cache: Path, store: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, memory = store(), type(fsspec.filesystem("memory"))
+
+    def cut_off(_: object, path: str, to: str, **__: object) -> None:
+        Path(to).write_bytes(b"half")
+        raise OSError("connection reset")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(memory, "get_file", cut_off)
+        with pytest.raises(
+            BadData, match=r"x_train.npy of memory://.* cannot be copied to .*: connection reset"
+        ):
+            local_copy(address)
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.read_bytes() == b"half"]
+    assert len(list(Path(str(local_copy(address))).iterdir())) == 2
+
+
+def test_an_address_with_nothing_is_an_error(cache: Path) -> None:
+    with pytest.raises(BadData, match="memory://no/such cannot be read: there are no files"):
+        local_copy("memory://no/such")
+
+
+def test_a_full_disk_is_said_before_anything_is_copied(
+    cache: Path, store: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("usage", (), {"free": 10})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(BadData, match="set TUTTI_CACHE to a folder on a larger disk"):
+        local_copy(store())
+
+
+def test_schemes_are_known_before_any_rank_starts() -> None:
+    check_named("s3://bucket/folder")
+    assert not names_object("s3://bucket/folder")
+    with pytest.raises(BadOption, match="begins with http://; data come by s3"):
+        check_named("http://host/folder")
+
+
+def test_a_missing_package_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ImportError("no s3fs")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    with pytest.raises(BadOption, match="s3:// needs another package: pip install s3fs"):
+        local_copy("s3://bucket/folder")
