@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tutti.batch_last.compiler import kernels
 from tutti.errors import BadOption
 from tutti.run.config import TrainConfig
 from tutti.studies.autotune.candidates import Candidate, choices_for
@@ -48,9 +51,28 @@ def test_the_batch_and_the_precision_are_the_users_unless_several_are_given() ->
 
 def test_every_combination_is_a_candidate_and_the_first_use_all_cores() -> None:
     found = choices_for(TrainConfig(), (), 2, ("fp32", "bf16"), (64, 128)).candidates()
-    assert len(found) == len(set(found)) == 3 * 2 * 2 * 2
+    assert len(found) == len(set(found)) == 3 * 2 * 2 * 2 + 2 * 2
     assert found[0] == Candidate(2, 1, "fp32", "contiguous", 64)
     assert found[-1] == Candidate(1, 1, "bf16", "channels_last", 128)
+
+
+def test_batch_last_is_tried_with_one_thread_in_precisions_that_it_has_kernels_for() -> None:
+    found = choices_for(TrainConfig(), (), 2, ("fp32", "bf16")).candidates()
+    last = [one for one in found if one.layout == "batch_last"]
+    assert [(one.ranks, one.threads, one.precision) for one in last] == [(2, 1, "fp32"), (1, 1, "fp32")]
+    given = choices_for(TrainConfig(layout="batch_last"), ("layout",), 2).candidates()
+    assert [(one.ranks, one.threads) for one in given] == [(2, 1), (1, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batch_last_is_no_choice_without_a_compiler_or_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
+) -> None:
+    if device == "cpu":
+        monkeypatch.setenv("TUTTI_CACHE", str(tmp_path))
+        monkeypatch.setenv("CC", str(tmp_path / "none"))
+        kernels.cache_clear()
+    assert choices_for(TrainConfig(device=device), (), 2).layouts == ("contiguous", "channels_last")
 
 
 def test_ranks_that_a_batch_cannot_be_split_over_are_left_out() -> None:

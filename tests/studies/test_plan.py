@@ -20,7 +20,7 @@ from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
 from tutti.studies.autotune import batch_size, measure, race
 from tutti.studies.autotune import plan as planning
-from tutti.studies.autotune.candidates import Candidate, Choices
+from tutti.studies.autotune.candidates import LAYOUTS, Candidate, Choices
 from tutti.studies.autotune.following import Twins
 from tutti.studies.autotune.plan import PlanJob, measured, plan, planned
 from tutti.studies.autotune.race import Contender, Fate, Timing
@@ -246,7 +246,7 @@ def test_what_was_left_to_a_measurement_is_chosen_on_the_ranks_of_any_run(
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     config = measured(CNN, {"layout"}, 7.0)
     ((job, _),) = jobs
-    assert (job.choices.shapes, job.choices.layouts) == (((4, 1),), ("contiguous", "channels_last"))
+    assert (job.choices.shapes, job.choices.layouts) == (((4, 1),), LAYOUTS)
     assert (job.dared, job.grows) == ((), False)
     assert config == replace(CNN, layout="channels_last")
     assert capsys.readouterr().out.startswith("plan: measuring for at most 7 s\n")

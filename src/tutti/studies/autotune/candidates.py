@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from tutti.batch_last import BATCH_LAST, REAL_TYPES
+from tutti.batch_last.compiler import kernels
 from tutti.errors import BadOption
 from tutti.run.config import OBJECT, TrainConfig
 
-LAYOUTS: Final = ("contiguous", "channels_last")
-"""Either gives the same results up to rounding, so either may be chosen."""
+LAYOUTS: Final = ("contiguous", "channels_last", BATCH_LAST)
+"""Each gives the same results up to rounding, so any may be chosen."""
 
 PRECISIONS: Final = ("fp64", "fp32", "bf16")
 """Those that round more come later."""
@@ -76,8 +78,12 @@ class Choices:
         return [
             Candidate(ranks, threads, precision, layout, batch)
             for precision, (ranks, threads), layout, batch in crossed
-            if ranks <= batch
+            if ranks <= batch and (layout != BATCH_LAST or self._fits_batch_last(precision, threads))
         ]
+
+    def _fits_batch_last(self, precision: str, threads: int) -> bool:
+        """Whether that layout can be best: its kernels use one thread, and others may have been ruled out."""
+        return precision in REAL_TYPES and (threads == 1 or self.layouts == (BATCH_LAST,))
 
 
 def choices_for(
@@ -108,7 +114,7 @@ def choices_for(
     kinds = tuple(dict.fromkeys(precisions)) or (config.precision,)
     for size, precision in itertools.product(sizes, kinds):
         replace(config, batch_size=size, precision=precision)  # refuses what is none
-    layouts = (config.layout,) if "layout" in fixed else LAYOUTS
+    layouts = (config.layout,) if "layout" in fixed else _layouts(config.device, kinds)
     found = Choices(tuple(_shapes(config, fixed, cores)), kinds, layouts, sizes)
     if not found.candidates():
         least = min(ranks for ranks, _ in found.shapes)
@@ -126,6 +132,17 @@ def _speed_decides(strategy: str) -> bool:
     from tutti.strategies import named  # it imports torch
 
     return named(strategy).joins_gradients
+
+
+def _layouts(device: str, precisions: Sequence[str]) -> tuple[str, ...]:
+    """Return the layouts that can be used here: one of them needs a C compiler."""
+    kinds = [REAL_TYPES[precision] for precision in precisions if precision in REAL_TYPES]
+    try:
+        for kind in kinds:
+            kernels(kind)
+    except BadOption:
+        kinds = []
+    return LAYOUTS if kinds and device == "cpu" else tuple(one for one in LAYOUTS if one != BATCH_LAST)
 
 
 def _shapes(config: TrainConfig, fixed: Collection[str], cores: int) -> Iterator[tuple[int, int]]:
