@@ -7,7 +7,7 @@ Parts, all by default:
     folds      lenet and mlp x 3 schedules x 5 folds, 6,000 samples: the farm, one process, other tools
     short      8 folds that last under a second each: never slower than one after the other
     overhead   how soon a job begins, and what a trial costs beyond its training loop
-    memory     30 jobs on 2 blocks: how many copies of the data are held
+    memory     30 jobs on 2 blocks: how many copies of 450 MB of data are held
     virtual    1,024 simulated blocks and 10,000 jobs of log-normal length: how busy the blocks are
     pruning    searches that end trials early, and the same that do not
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=numbers, default=[1, 5], help="of folds, with commas; a table each")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--trials", type=int, default=1_000, help="of overhead")
-    parser.add_argument("--images", type=int, default=60_000, help="of memory")
+    parser.add_argument("--images", type=int, default=600_000, help="of memory, 784 bytes each")
     parser.add_argument("--searches", type=int, default=10, help="of pruning")
     quick = "--quick" in sys.argv[1:]
     args = parser.parse_args([*QUICK.split(), *sys.argv[1:]] if quick else None)
