@@ -8,10 +8,14 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 TESTS = Path(__file__).parent
 
@@ -65,6 +69,23 @@ LONGEST_FIRST = (
 """The files that take longest: beside the last of them a core has nothing to do."""
 
 
+_SERVES = pytest.StashKey[Callable[[], None]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of programs that serves the tests of all worker processes, while these collect."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        from tests.preloaded import SERVER, start_server
+
+        os.environ[SERVER], config.stash[_SERVES] = start_server()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: WorkerController) -> None:
+    """Have no test begin before that server serves."""
+    node.config.stash[_SERVES]()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Look for no garbage while everything is imported, and none in that afterwards: it takes seconds."""
@@ -99,11 +120,12 @@ def _environment_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forked_fork_servers() -> Iterator[None]:
-    """Fork servers come with torch imported: each import takes seconds, and tests end many of them."""
+def _forked_servers() -> Iterator[None]:
+    """Fork servers, multiprocessing's too, come with torch imported: each import takes seconds."""
+    from tests.preloaded.children import forked_children
     from tests.preloaded.fork_servers import forked_fork_servers
 
-    with forked_fork_servers():
+    with forked_fork_servers(), forked_children():
         yield
 
 

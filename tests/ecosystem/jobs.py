@@ -14,7 +14,7 @@ from tests.ecosystem.outcomes import BACKENDS, PORTS, RANKS
 from tests.mpi import mpirun as mpi
 from tests.mpi.mpirun import run
 from tests.ports import held_ports
-from tests.preloaded import interpreter
+from tests.preloaded import SERVER, interpreter, server
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
@@ -59,6 +59,9 @@ def meeting_point() -> Iterator[dict[str, str]]:
 
 
 def _environment() -> dict[str, str]:
-    """The tests' modules can be imported by the programs."""
+    """The tests' modules can be imported by the programs, and what these start is forked as they are."""
     path = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *([path] if path else [])])}
+    return {
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *([path] if path else [])]),
+        SERVER: server(),
+    }

@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import tutti  # noqa: F401
 from tests.ecosystem.outcomes import main
+from tests.preloaded.children import forked_children
 
 STEPS = 3
 WIDTH = 12
@@ -232,4 +233,5 @@ if __name__ == "__main__":
         "RANK": os.environ["OMPI_COMM_WORLD_RANK"],
         "WORLD_SIZE": os.environ["OMPI_COMM_WORLD_SIZE"],
     }
-    main(globals())
+    with forked_children():
+        main(globals())

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tutti  # noqa: F401
 from tests.ecosystem.jobs import meeting_point
 from tests.ecosystem.outcomes import RANKS, main
+from tests.preloaded.children import forked_children
 
 
 class ToyModel(nn.Module):
@@ -50,6 +51,6 @@ def demo(rank: int, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with meeting_point() as variables:
+    with meeting_point() as variables, forked_children():
         os.environ |= variables
         mp.spawn(demo, args=(sys.argv[1:],), nprocs=RANKS)

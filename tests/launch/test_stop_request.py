@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
@@ -217,9 +217,11 @@ class Job:
         own = psutil.Process(self.process.pid)
         found = {own, *own.children(recursive=True)}
         if self.forked:
-            for path in (self.folder / "program", *self.folder.glob("loading-?")):
-                forked = psutil.Process(int(path.read_text()))
-                found |= {forked, *forked.children(recursive=True)}
+            for path in (*self.folder.glob("program"), *self.folder.glob("loading-?")):
+                # It may just begin, or be about to end.
+                with suppress(ValueError, psutil.NoSuchProcess):
+                    forked = psutil.Process(int(path.read_text()))
+                    found |= {forked, *forked.children(recursive=True)}
         return [own, *found - {own}]
 
     def press_ctrl_c(self) -> None:
@@ -379,11 +381,13 @@ def test_at_any_moment_a_run_has_saved_or_says_that_it_was_ended(tmp_path: Path,
     """Moments at random, from the start of the interpreter to the end: what holds, holds at all of them."""
     moments = random.Random(os.getpid())
     began = time.monotonic()
+    # The last one starts as a user's does, which takes most of its time; the others get further.
+    times = [*sorted(moments.uniform(0.0, 1.5) for _ in range(3)), moments.uniform(1.5, 5.0)]
     for number in range(4):
-        running.append(Job(tmp_path / str(number), moments.choice(["training", "ending"])))
+        where = moments.choice(["training", "ending"])
+        running.append(Job(tmp_path / str(number), where, forked=number < 3))
         running[-1].start()
-    # A few at a time come further in as long.
-    for job, moment in zip(running, sorted(moments.uniform(0.0, 5.0) for _ in running), strict=True):
+    for job, moment in zip(running, times, strict=True):
         time.sleep(max(0.0, began + moment - time.monotonic()))
         signum = moments.choice([SIGTERM, SIGUSR1])
         family = job.family() if job.process.poll() is None else []

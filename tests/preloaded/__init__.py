@@ -16,13 +16,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+
+SERVER = "TUTTI_TESTS_SERVER"
+"""The environment variable with the socket of a server that runs already."""
 
 
 def interpreter(*, starts_ranks: bool = False) -> list[str]:
@@ -31,9 +34,8 @@ def interpreter(*, starts_ranks: bool = False) -> list[str]:
     Args:
         starts_ranks: whether the program does, and these shall come with torch imported, too.
     """
-    server = _server()
-    beside = ["supervisor.py", server] if starts_ranks else ["program.py"]
-    return [*_stub(server), str(HERE / beside[0]), *beside[1:]]
+    beside = ["supervisor.py", server()] if starts_ranks else ["program.py"]
+    return [*_stub(), str(HERE / beside[0]), *beside[1:]]
 
 
 def command() -> list[str]:
@@ -41,11 +43,11 @@ def command() -> list[str]:
     return [*interpreter(starts_ranks=True), str(HERE / "command.py")]
 
 
-def forked_mpi_ranks(server: str | None = None) -> Callable[..., list[str]]:
+def forked_mpi_ranks(path: str | None = None) -> Callable[..., list[str]]:
     """`tutti.launch.mpirun.command_line`, for ranks that a server forks; by default that of this process."""
     from tutti.launch.mpirun import command_line
 
-    rank = [*_stub(server or _server()), str(HERE / "program.py"), str(HERE / "mpi_rank.py")]
+    rank = [*_stub(path), str(HERE / "program.py"), str(HERE / "mpi_rank.py")]
 
     def with_such_ranks(*given: Any, **named: Any) -> list[str]:
         command = command_line(*given, **named)
@@ -54,13 +56,32 @@ def forked_mpi_ranks(server: str | None = None) -> Callable[..., list[str]]:
     return with_such_ranks
 
 
-def _stub(server: str) -> list[str]:
-    return [sys.executable, "-I", "-S", str(HERE / "stub.py"), server]
+def child(kept: Sequence[int]) -> list[str]:
+    """What is to be started in place of `python -c`, before the code and its arguments.
+
+    Args:
+        kept: the descriptors that the process inherits besides the standard streams.
+    """
+    keep = ",".join(map(str, kept))
+    return [*_stub(), f"--keep={keep}", str(HERE / "program.py"), str(HERE / "child.py")]
+
+
+def _stub(path: str | None = None) -> list[str]:
+    return [sys.executable, "-I", "-S", str(HERE / "stub.py"), path or server()]
 
 
 @cache
-def _server() -> str:
-    """The path of the server's socket; one server serves all tests of this process, and ends with it."""
+def server() -> str:
+    """The path of the socket of the server that serves the tests of this process."""
+    path = os.environ.get(SERVER)
+    if path is None:
+        path, ready = start_server()
+        ready()
+    return path
+
+
+def start_server() -> tuple[str, Callable[[], None]]:
+    """Start a server that ends with this process; the path of its socket, and what waits until it serves."""
     folder = tempfile.mkdtemp(prefix="tutti-tests-server-")
     path = os.path.join(folder, "socket")
     # Who starts a fork server holds Ctrl-C back meanwhile: all programs would do so for ever.
@@ -76,12 +97,16 @@ def _server() -> str:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert server.stdin is not None
-    assert server.stdout is not None
+    said = server.stdout
+    assert said is not None
 
     def end() -> None:
         server.communicate()
         shutil.rmtree(folder)
 
+    @cache
+    def ready() -> None:
+        assert said.readline() == b"ready\n"
+
     atexit.register(end)
-    assert server.stdout.readline() == b"ready\n"
-    return path
+    return path, ready

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -17,7 +18,7 @@ import signal
 import socket
 import struct
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 PRELOADED = (
@@ -28,6 +29,8 @@ PRELOADED = (
     "tutti.run.train",
 )
 PR_SET_PDEATHSIG = 1
+MOST_DESCRIPTORS = 64
+OUT_OF_THE_WAY = 512
 NAMESPACES = ("uts", "net", "mnt")
 """What tells one host from another where tests make hosts, as the kernel calls them."""
 
@@ -40,11 +43,13 @@ class Job:
         arguments: the path of a program, and what follows it.
         folder: where it runs.
         environment: its variables.
+        kept: the descriptors that it has besides the standard streams.
     """
 
     arguments: list[str]
     folder: str
     environment: dict[str, str]
+    kept: list[int] = field(default_factory=list)
 
 
 def main() -> None:
@@ -58,13 +63,21 @@ def main() -> None:
         gc.freeze()
         gc.enable()
         os.write(sys.stdout.fileno(), b"ready\n")
-        job = serve(listener)
-    if job is not None:
+        asked = serve(listener)
+    if asked is not None:
+        job, kept = asked
+        for there, number in zip(kept, job.kept, strict=True):
+            os.dup2(there, number)
+            os.close(there)
         run(job)
 
 
-def serve(listener: socket.socket) -> Job | None:
-    """Serve until standard input ends; returns the job in each process that is forked, None in the server."""
+def serve(listener: socket.socket) -> tuple[Job, list[int]] | None:
+    """Serve until standard input ends; returns None then.
+
+    In each process that is forked it returns the job, and for now the descriptors to be kept have numbers
+    above all that are in use here.
+    """
     # By descriptor: the stub, and the process that it waits for.
     stubs = dict[int, tuple[socket.socket, int]]()
     ends = dict[int, tuple[socket.socket, int]]()
@@ -74,11 +87,14 @@ def serve(listener: socket.socket) -> Job | None:
     while True:
         for ready, _ in poll.poll():
             if ready == 0:
+                # Their programs are killed when this process ends.
+                for stub, _ in stubs.values():
+                    _tell(stub, signal.SIGKILL)
                 return None
             elif ready == listener.fileno():
                 stub, _ = listener.accept()
                 try:
-                    job, streams = _receive(stub)
+                    job, descriptors = _receive(stub)
                 except OSError:
                     # The stub was killed before it had asked for anything.
                     stub.close()
@@ -86,14 +102,14 @@ def serve(listener: socket.socket) -> Job | None:
                 process = os.fork()
                 if process == 0:
                     _enter_host(_process_of(stub))
-                    _become(server, streams)
+                    kept = _become(server, descriptors)
                     for descriptor in [*ends, *stubs, stub.detach()]:
                         os.close(descriptor)
                     for other, _ in ends.values():
                         other.detach()
-                    return job
-                for stream in streams:
-                    os.close(stream)
+                    return job, kept
+                for descriptor in descriptors:
+                    os.close(descriptor)
                 _tell(stub, process)
                 stubs[stub.fileno()] = ends[os.pidfd_open(process)] = stub, process
                 for descriptor in (stub.fileno(), [*ends][-1]):
@@ -115,14 +131,14 @@ def serve(listener: socket.socket) -> Job | None:
 
 
 def _receive(stub: socket.socket) -> tuple[Job, list[int]]:
-    """The job, and the descriptors of its standard streams."""
-    length, streams, _, _ = socket.recv_fds(stub, 4, 3)
+    """The job, and the descriptors of its standard streams, then of those to be kept."""
+    length, descriptors, _, _ = socket.recv_fds(stub, 4, MOST_DESCRIPTORS)
     text = stub.recv(int.from_bytes(length), socket.MSG_WAITALL)
     if not length or len(text) < int.from_bytes(length):
-        for stream in streams:
-            os.close(stream)
+        for descriptor in descriptors:
+            os.close(descriptor)
         raise ConnectionResetError("the stub has not said all")
-    return Job(**json.loads(text)), streams
+    return Job(**json.loads(text)), descriptors
 
 
 def _tell(stub: socket.socket, number: int) -> None:
@@ -147,15 +163,22 @@ def _enter_host(process: int) -> None:
                 raise OSError(ctypes.get_errno(), f"cannot enter the {name} namespace of {process}")
 
 
-def _become(server: int, streams: list[int]) -> None:
-    """Be a process of its own, with these standard streams, which ends with the server."""
+def _become(server: int, descriptors: list[int]) -> list[int]:
+    """Be a process of its own, with three of these as standard streams, which ends with the server.
+
+    Returns:
+        the other descriptors, by numbers of at least `OUT_OF_THE_WAY`.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != server:
         os._exit(1)
     os.setsid()
-    for number, stream in enumerate(streams):
+    for number, stream in enumerate(descriptors[:3]):
         os.dup2(stream, number)
-        os.close(stream)
+    kept = [fcntl.fcntl(there, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY) for there in descriptors[3:]]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return kept
 
 
 def run(job: Job) -> None:
