@@ -95,7 +95,7 @@ def test_ranks_that_the_program_spawns(tmp_path):
 @needs("lightning")
 def test_lightning_trains_and_validates_alike(tmp_path):
     check = "train_and_validate"
-    assert_same_on_every_rank(outcomes(torchrun, "with_lightning.py", [check], tmp_path), check)
+    assert_same_on_every_rank(outcomes(python, "with_lightning.py", [check], tmp_path), check)
 
 
 @needs("accelerate")

@@ -1,19 +1,25 @@
-"""Lightning's plain example, in short: with_lightning.py FOLDER BACKEND+BACKEND... CHECK"""
+"""Lightning's plain example, in short: with_lightning.py FOLDER BACKEND+BACKEND... CHECK
+
+Its ranks are forked, with the variables that torchrun gives them: importing Lightning takes longer than all else.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import lightning
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti  # noqa: F401
-from tests.ecosystem.outcomes import RANKS, file_of
+from tests.ecosystem.jobs import meeting_point
+from tests.ecosystem.outcomes import PORTS, RANKS, file_of
 
 
 class Classifier(lightning.LightningModule):
@@ -58,10 +64,20 @@ def train_and_validate(backend: str, folder: Path) -> dict[str, Tensor]:
     return trained | {"validation": trainer.callback_metrics["validation"]}
 
 
-if __name__ == "__main__":
-    folder, backends, (check,) = Path(sys.argv[1]), sys.argv[2].split("+"), sys.argv[3:]
+def work(rank: int, folder: Path, backends: list[str], check: str) -> None:
+    """Be a rank of torchrun."""
+    elastic = {"TORCHELASTIC_RUN_ID": "lightning", "LOCAL_WORLD_SIZE": str(RANKS), "GROUP_RANK": "0"}
+    os.environ |= elastic | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     torch.set_default_dtype(torch.float64)
-    for backend in backends:
+    for backend, port in zip(backends, os.environ[PORTS].split(","), strict=True):
+        os.environ["MASTER_PORT"] = port
         found = {check: globals()[check](backend, folder / backend)}
         torch.save(found, folder / file_of(backend, dist.get_rank()))
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with meeting_point() as variables:
+        os.environ |= variables
+        given = Path(sys.argv[1]), sys.argv[2].split("+"), sys.argv[3]
+        mp.start_processes(work, args=given, nprocs=RANKS, start_method="fork")
