@@ -1,6 +1,6 @@
 """Lightning's plain example, in short: with_lightning.py FOLDER BACKEND+BACKEND... CHECK
 
-Its ranks are forked, with the variables that torchrun gives them: importing Lightning takes longer than all else.
+Its ranks are forked, with the variables that torchrun gives them: importing Lightning takes longest of all.
 """
 
 from __future__ import annotations

@@ -48,6 +48,14 @@ COUNT, SIZE, EPOCHS = 26, 4, 3
 """Seven batches an epoch, the last of two samples: fewer than the three ranks."""
 
 
+def by(workers: int) -> dict[str, Any]:
+    """The options of a loader whose processes, if any, are forked from the rank and end with it.
+
+    A rank of a test would start a fork server for them, which imports torch anew.
+    """
+    return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+
+
 def leave() -> None:
     """Do what the end of a program does."""
     loop = distribute._loop
@@ -105,9 +113,7 @@ class Program:
         run = None if folder is None else distribute.checkpoints(folder, scheduler=scheduler)
         step = run.restore() if run else 0
         first = run.values.get("epoch", 0) if run else 0
-        loader = DataLoader(
-            samples(COUNT + 2 * self.of_rank), SIZE, shuffle=self.shuffle, num_workers=self.workers
-        )
+        loader = DataLoader(samples(COUNT + 2 * self.of_rank), SIZE, shuffle=self.shuffle, **by(self.workers))
         for epoch in range(first, EPOCHS):
             for inputs, targets in distribute.shard(loader):
                 optimizer.zero_grad()
@@ -355,7 +361,7 @@ def _workers(folder: Path | None, stop: bool) -> Any:
     run = kept(folder)
     step = run.restore() if run else 0
     with children_allowed():
-        loader = DataLoader(samples(20), 4, shuffle=True, num_workers=1, persistent_workers=True)
+        loader = DataLoader(samples(20), 4, shuffle=True, **by(1), persistent_workers=True)
         for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
             for inputs, targets in distribute.shard(loader):
                 optimizer.zero_grad()
@@ -413,7 +419,7 @@ def _sampler(sampler: Callable[[], Any], workers: int, folder: Path | None, stop
     run = kept(folder, own=own)
     step = run.restore() if run else 0
     with children_allowed():
-        loader = DataLoader(samples(20), 2, sampler=own, num_workers=workers)
+        loader = DataLoader(samples(20), 2, sampler=own, **by(workers))
         for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
             for inputs, targets in distribute.shard(loader):
                 optimizer.zero_grad()
