@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ def test_other_code_of_a_file_is_said(
             assert (f"the code of {name} is not what" in said) == (body == "2")
 
 
-def test_a_farm_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_farm_goes_on_with_the_weights_that_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Begun(Exception):
         """The farm is there; nothing is trained."""
 
@@ -87,18 +90,36 @@ def test_a_farm_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("tutti.studies.search.display.tune_shown", begun)
     data = torch.randn(30, 6).numpy(), (torch.arange(30) % 2).numpy()
 
-    def validate(seed: int, resume: bool = True) -> None:
+    begun_with = []
+
+    def see(objects: Mapping[str, bytes]) -> dict[str, str]:
+        found = numbers_given(objects)
+        begun_with.append(found)
+        return found
+
+    for study in ("cross_validation", "search"):
+        monkeypatch.setattr(f"tutti.studies.{study}.study.numbers_given", see)
+
+    def validate(seed: int, resume: bool = True, bias: bool = True) -> None:
         torch.manual_seed(seed)
         out = str(tmp_path / "cv")
         tutti.cross_validate(
-            {"m": nn.Linear(6, 2)}, data, cv=3, epochs=1, threads=1, quiet=True, out=out, resume=resume
+            {"m": nn.Linear(6, 2, bias)}, data, cv=3, epochs=1, threads=1, quiet=True, out=out, resume=resume
         )
 
-    def search(seed: int, resume: bool = True) -> None:
+    def search(seed: int, resume: bool = True, bias: bool = True) -> None:
         torch.manual_seed(seed)
         out, space = str(tmp_path / "tune"), {"lr": "log:1e-3..1e-1"}
         tutti.tune(
-            nn.Linear(6, 2), data, space, trials=2, epochs=1, threads=1, quiet=True, out=out, resume=resume
+            nn.Linear(6, 2, bias),
+            data,
+            space,
+            trials=2,
+            epochs=1,
+            threads=1,
+            quiet=True,
+            out=out,
+            resume=resume,
         )
 
     for ask, name in (validate, "model m"), (search, "model"):
@@ -106,5 +127,12 @@ def test_a_farm_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytes
             ask(0, resume=False)
         with pytest.raises(Begun):
             ask(0)
-        with pytest.raises(BadOption, match=rf"given {name} is Linear with weights \w+ \(was Linear with"):
+        assert capsys.readouterr().err == ""
+        with pytest.raises(Begun):
             ask(1)
+        assert f"the given {name} has other first weights than" in capsys.readouterr().err
+        assert begun_with[0] == begun_with[1] == begun_with[2]
+        begun_with.clear()
+        with pytest.raises(BadOption, match=rf"given {name} is Linear with weights \w+ \(was Linear with"):
+            ask(0, bias=False)
+        begun_with.clear()

@@ -62,6 +62,7 @@ from tutti.studies.cross_validation.study import (
     write_findings,
 )
 from tutti.studies.given_data import GivenData
+from tutti.studies.given_weights import with_kept_weights
 from tutti.terminal import lasting_output
 from tutti.training.intervals import seconds_of
 
@@ -244,6 +245,8 @@ def cross_validate(
     there = GivenData.of(data, config)
     config = there.config
     chosen = _choices("model", models), _choices("schedule", schedules)
+    if resume and out is not None:
+        chosen = [_as_begun(Path(out), one) for one in chosen[0]], chosen[1]
     candidates = contenders(config, *chosen, sweep or {}, objects)
     jobs = max(0, cv) * len(candidates) if isinstance(cv, int) else None
     ranks.prepare(jobs, fewest_servers(candidates))
@@ -271,6 +274,15 @@ def cross_validate(
         job, why = next(iter(found.failed.items()))
         raise TuttiError(f"no fold has come to its end: {job} failed: {why}; see {folder.job(job)}")
     return CrossValidated(found.scores, found.differences, found.failed, folder.path)
+
+
+def _as_begun(farm: Path, choice: Choice) -> Choice:
+    """Return a model with the weights that the folds which have finished have begun with."""
+    objects = {
+        field: with_kept_weights(farm, f"{field} {choice.name}", pickled)
+        for field, pickled in choice.objects.items()
+    }
+    return replace(choice, objects=objects)
 
 
 def _refuse_unknown(options: Mapping[str, object], score: object) -> None:

@@ -242,6 +242,11 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
     folder = FarmFolder.begin(out, KIND, plan.record, jobs, resume=resume)
     if plan.question.arrays is not None:
         keep_data(folder, plan.question.arrays)
+    if plan.question.objects:
+        # Imports torch, which who gave objects has.
+        from tutti.studies.given_weights import keep_weights
+
+        keep_weights(folder.path, plan.question.objects)
     say_other_code(folder, [one.config for one in plan.question.contenders.values()], plan.question.objects)
     if not folder.splits.is_file():
         write_splits(folder.splits, plan.splits, plan.fingerprint, plan.question.config.seed)

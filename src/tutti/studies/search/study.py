@@ -287,6 +287,11 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
     folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
     ends = [(name, value) for name, one in search.space.dimensions.items() for value in one.ends()]
     configs = [search.config, *(search.config_of({name: value}) for name, value in ends)]
+    if search.objects:
+        # Imports torch, which who gave objects has.
+        from tutti.studies.given_weights import keep_weights
+
+        keep_weights(folder.path, search.objects)
     say_other_code(folder, configs, search.objects)
     if splits and not folder.splits.is_file():
         write_splits(folder.splits, splits, samples.fingerprint, search.config.seed)

@@ -1,0 +1,98 @@
+"""The first weights of modules that a farm was given as Python objects, kept in its folder.
+
+    FARM/given/model-lenet.safetensors
+
+A script that goes on with the farm makes such a module anew, with other random numbers. What has finished
+began with the weights that are kept here, so what is left does, too. Imports torch, as who gave them has.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from tutti.errors import BadModel
+from tutti.records.files import make_file, refusing
+from tutti.studies.given_code import numbers_given
+from tutti.training.weights import load_weights, weights_to_bytes
+
+GIVEN: Final = "given"
+"""The folder of these weights, in that of the farm."""
+
+
+def keep_weights(farm: Path, objects: Mapping[str, bytes]) -> None:
+    """Keep the weights of the modules among objects, unless they are there.
+
+    Args:
+        farm: its folder.
+        objects: pickled, by what they are called, such as "model lenet".
+
+    Raises:
+        BadRunFolder: they cannot be written.
+    """
+    for name, pickled in objects.items():
+        module, file = _module(pickled), _file(farm, name)
+        if module is not None and not file.is_file():
+            with refusing(file):
+                file.parent.mkdir(exist_ok=True)
+                make_file(file, weights_to_bytes(module.state_dict()))
+
+
+def with_kept_weights(farm: Path, name: str, pickled: bytes) -> bytes:
+    """Return an object with the weights that the farm was begun with, if it is such a module.
+
+    Another module stays as it is: whoever compares what the farm was given will refuse it.
+
+    Args:
+        farm: its folder.
+        name: as for `keep_weights`.
+        pickled: the object.
+
+    Raises:
+        BadRunFolder: the weights cannot be read.
+    """
+    module, file = _module(pickled), _file(farm, name)
+    if module is None or not file.is_file():
+        return pickled
+    try:
+        load_weights(module, file)
+    except BadModel:
+        return pickled
+    begun: bytes = cloudpickle.dumps(module)
+    if numbers_given({name: begun}) == numbers_given({name: pickled}):
+        return pickled
+    print(
+        f"tutti: warning: the given {name} has other first weights than {farm} was begun with: it goes on "
+        "with those; for the new ones name another folder with out",
+        file=sys.stderr,
+        flush=True,
+    )
+    return begun
+
+
+def _module(pickled: bytes) -> nn.Module | None:
+    """Return the module that was pickled, if it is one whose state is plain tensors."""
+    found: object = cloudpickle.loads(pickled)
+    if not isinstance(found, nn.Module) or not all(map(_is_plain, found.state_dict().values())):
+        return None
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and not is_lazy(value)
+        and not (value.is_meta or value.is_quantized)
+        and value.layout == torch.strided
+    )
+
+
+def _file(farm: Path, name: str) -> Path:
+    return farm / GIVEN / f"{name.replace(' ', '-')}.safetensors"
