@@ -387,15 +387,23 @@ def differences(before: FarmPlan, now: FarmPlan) -> list[str]:
         if asked.get(name) != given.get(name)
     ]
     jobs = _as_read(now.jobs)
-    if not found and before.jobs != jobs:
-        other = sorted(name for name in {*before.jobs, *jobs} if before.jobs.get(name) != jobs.get(name))
-        old, new = before.jobs.get(other[0], {}), jobs.get(other[0], {})
-        options = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+    other = {
+        name: options
+        for name in sorted({*before.jobs, *jobs})
+        if (options := _other_options(before.jobs.get(name, {}), jobs.get(name, {})))
+    }
+    if not found and other:
+        first = next(iter(other))
         found = [
             f"{len(other)} of its jobs {'is another' if len(other) == 1 else 'are others'}, such as "
-            f"'{other[0]}', by {', '.join(option.replace('_', '-') for option in options)}"
+            f"'{first}', by {', '.join(option.replace('_', '-') for option in other[first])}"
         ]
     return found
+
+
+def _other_options(before: Json, now: Json) -> list[str]:
+    """Return the options in which two configurations differ; one that an earlier version had not is none."""
+    return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
 
 
 def _as_read(values: Json) -> Json:
