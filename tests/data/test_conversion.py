@@ -145,3 +145,24 @@ def test_the_command_converts_and_says_how_to_go_on(tmp_path, capsys):
     same(read_source("digits", {}), read_source(str(new), {}))
     assert main(["data", "convert", "digits", str(new)]) == 2
     assert main(["data", "convert", "digits"]) == 2
+
+
+def test_large_inputs_are_written_as_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tutti.data.formats.npy.SHARD_BYTES", 8 * PICTURES[0].nbytes)
+    same(*written({"x": PICTURES, "y": CLASSES}, tmp_path / "new"))
+    names = [f"{key}_train-0000{number}-of-00003.npy" for key in "xy" for number in range(3)]
+    assert sorted(path.name for path in (tmp_path / "new").glob("*-*")) == names
+
+
+def test_pieces_of_an_array_that_are_not_one_whole_are_named(tmp_path):
+    for name in ("x-0", "y-0"):
+        np.save(tmp_path / f"{name}.npy", np.zeros(4, int))
+    for extra, said in (
+        ("x", "has x.npy and x-0.npy; keep one of these forms"),
+        ("x-0-of-2", "have one number; keep one of them"),
+        ("x-2", "2 of 3 files x-...; it needs number 1"),
+    ):
+        np.save(tmp_path / f"{extra}.npy", np.zeros(4, int))
+        with pytest.raises(BadData, match=re.escape(said)):
+            read_source(str(tmp_path), {})
+        (tmp_path / f"{extra}.npy").unlink()

@@ -14,7 +14,7 @@ from tutti.data.streaming.windows import Windows
 sizes = st.integers(1, 120)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes, st.integers(1, 30), st.integers(1, 8), st.integers(0, 3), st.integers(0, 3))
 def test_each_epoch_has_every_sample_once(
     samples: int, block: int, blocks: int, seed: int, epoch: int
@@ -23,7 +23,7 @@ def test_each_epoch_has_every_sample_once(
     assert sorted(order[:].tolist()) == list(range(samples))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes, st.integers(1, 30), st.integers(1, 8), st.data())
 def test_a_slice_or_a_mask_of_the_order_is_that_of_all_of_it(
     samples: int, block: int, blocks: int, data: st.DataObject
@@ -52,7 +52,7 @@ def test_a_window_has_the_samples_of_its_blocks_alone() -> None:
         found = order.window(number)
         assert set(found.div(10, rounding_mode="floor").tolist()) == set(blocks.tolist())
         assert torch.equal(order[start : start + len(found)], found)
-        assert (order.windows_of(found.numpy()) == number).all()
+        assert {order.window_of(sample) for sample in found.tolist()} == {number}
         start += len(found)
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from typing import Final
 
@@ -93,13 +92,13 @@ class Ring:
         Raises:
             BadData: a file cannot be read any more.
         """
-        first, last = (int(one) for one in order.windows_of(samples[[0, -1]].numpy()))
-        at = self._key(order, first), self._key(order, last)
+        first, last = order.window_of(int(samples[0])), order.window_of(int(samples[-1]))
+        at = order.key(first), order.key(last)
         if at != self._at:
             self._at, self._pins[self._rank] = at, at
             self._is_mapped = self._is_ahead = False
             os.sched_yield()  # 2. A system call: what was stored is seen before what is read below.
-        if self._rank == 0 and not self._is_ahead:
+        if self._rank == 0 and not self._is_ahead and not self._reads_for(order, first):
             self._is_ahead = self._read_from(order, first)
         if self._is_mapped:
             return
@@ -114,13 +113,19 @@ class Ring:
     def places(self, samples: Indices) -> Indices:
         """Return the rows of the memory that samples are in, by their positions; -1: they are in none."""
         block = self.windows.block
-        starts = self._where[samples // block]
-        return np.where(starts < 0, -1, starts + samples % block)
+        blocks, within = np.divmod(samples, block)
+        starts: Indices = self._where[blocks]
+        return starts + within if starts.min(initial=0) >= 0 else np.where(starts < 0, -1, starts + within)
 
     def _comes(self, keys: tuple[int, int]) -> bool:
         """Tell whether a window that is lacking will come without any other rank's doing."""
         missing = [key for key in keys if key not in self._slots]
         return bool(self._head[0]) and all(key in self._head[1:] for key in missing)
+
+    def _reads_for(self, order: WindowOrder, first: int) -> bool:
+        """Tell whether the loader still reads what is wanted from this window on."""
+        alive = self._loader is not None and self._loader.is_alive()
+        return alive and self._head[1] == order.key(first)
 
     def _map(self, order: WindowOrder, first: int, last: int) -> bool:
         """Note where the blocks of the windows in use are; returns whether all are in the memory."""
@@ -128,7 +133,7 @@ class Ring:
             self._where[blocks] = -1
         self._mapped = []
         for number in range(first, last + 1):
-            found = np.flatnonzero(self._slots == self._key(order, number))
+            found = np.flatnonzero(self._slots == order.key(number))
             if len(found):  # 3.
                 blocks = order.blocks(number)
                 sizes = [len(self.windows.span(int(block))) for block in blocks]
@@ -140,11 +145,11 @@ class Ring:
     def _read_from(self, order: WindowOrder, first: int) -> bool:
         """Have a window and those behind it read; returns whether they are there."""
         self._ahead = self._behind(order, first)
-        wanted = [self._key(*one) for one in self._ahead]
+        wanted = [one.key(number) for one, number in self._ahead]
         self._head[1:] = wanted
         if self._failed is not None or all(key in self._slots for key in wanted):
             return True
-        # A loader that still reads looks for what is wanted after each window.
+        # One that still reads looks for what is wanted after each window.
         if self._loader is None or not self._loader.is_alive():
             self._head[0] = 1
             self._loader = threading.Thread(target=self._run, name="tutti-read-ahead", daemon=True)
@@ -165,7 +170,7 @@ class Ring:
         try:
             while True:
                 ahead = self._ahead
-                wanted = [self._key(*one) for one in ahead]
+                wanted = [one.key(number) for one, number in ahead]
                 missing = [one for one, key in zip(ahead, wanted, strict=True) if key not in self._slots]
                 slot = self._free_slot(wanted) if missing else None
                 if slot is None:
@@ -195,12 +200,7 @@ class Ring:
             span = self.windows.span(int(block))
             self._read(span.start, memory[start : start + len(span)])
             start += len(span)
-        self._slots[slot] = self._key(order, number)
-
-    def _key(self, order: WindowOrder, number: int) -> int:
-        """Return a number above 0 for a window of an epoch, which tells it from those of other seeds."""
-        seed = zlib.crc32(str(order.seed).encode()) & 0x7FFFFFFF
-        return seed << 32 | (order.epoch * self.windows.count + number + 1)
+        self._slots[slot] = order.key(number)
 
 
 def ring_shape(windows: Windows, rows: Tensor) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ MosaicML Streaming's shuffle "py1br" (docs.mosaicml.com/projects/streaming, "Shu
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,8 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from tutti.data.rows import Indices
 
 _KEPT: Final = 2
 """Windows whose permutation is kept: a batch may lie in two."""
@@ -67,7 +66,7 @@ class Windows:
         return WindowOrder(self, seed, epoch)
 
 
-@dataclass
+@dataclass(eq=False)
 class WindowOrder:
     """The order of an epoch, of which no more than some windows are in memory.
 
@@ -85,6 +84,8 @@ class WindowOrder:
     _blocks: NDArray[np.int64] = field(init=False, repr=False)
     _starts: NDArray[np.int64] = field(init=False, repr=False)
     _window_of: NDArray[np.int64] = field(init=False, repr=False)
+    _last: tuple[int, int, Tensor] = field(init=False, repr=False)
+    _first_key: int = field(init=False, repr=False)
     _known: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,6 +97,10 @@ class WindowOrder:
         self._starts = ends[np.minimum(np.arange(of.count + 1) * of.blocks, of.all_blocks)]
         self._window_of = np.empty(of.all_blocks, np.int64)
         self._window_of[self._blocks] = np.arange(of.all_blocks) // of.blocks
+
+        seed = zlib.crc32(str(self.seed).encode()) & 0x7FFFFFFF
+        self._last = 0, 0, torch.empty(0, dtype=torch.int64)
+        self._first_key = seed << 32 | (self.epoch * of.count + 1)
 
     def __len__(self) -> int:
         return self.windows.samples
@@ -110,11 +115,15 @@ class WindowOrder:
         assert step == 1, "an order is walked through forwards"
         if stop <= start:
             return torch.empty(0, dtype=torch.int64)
+        begin, end, of_last = self._last
+        if begin <= start and stop <= end:
+            return of_last[start - begin : stop - begin]
         first, last = (int(self._starts.searchsorted(at, "right")) - 1 for at in (start, stop - 1))
         found = []
         for number in range(first, last + 1):
             begin, end = self._starts[number : number + 2].tolist()
-            found.append(self.window(number)[max(start - begin, 0) : min(stop, end) - begin])
+            self._last = begin, end, self.window(number)
+            found.append(self._last[2][max(start - begin, 0) : min(stop, end) - begin])
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def blocks(self, number: int) -> NDArray[np.int64]:
@@ -134,6 +143,10 @@ class WindowOrder:
             self._known[number] = shuffled
         return self._known[number]
 
-    def windows_of(self, samples: Indices) -> NDArray[np.int64]:
-        """Return the window of each of some samples, by their positions."""
-        return self._window_of[samples // self.windows.block]
+    def window_of(self, sample: int) -> int:
+        """Return the window of a sample, by its position."""
+        return int(self._window_of[sample // self.windows.block])
+
+    def key(self, number: int) -> int:
+        """Return a number above 0 for a window, which tells it from those of other epochs and seeds."""
+        return self._first_key + number
