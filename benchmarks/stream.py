@@ -225,7 +225,7 @@ def measure(large: Path, small: Path, options: argparse.Namespace) -> None:
         sides: dict[str, Callable[[], Measured]] = {
             "tutti, streaming": streaming,
             "tutti, from memory": partial(by_tutti, model, small, steps, "--data.stream", "false"),
-            "DataLoader": partial(by_loader, "mapped", model, large, steps),
+            "DataLoader": partial(by_loader, "mapped", model, large, steps // 4),
         }
         if options.peers:
             sides["webdataset"] = partial(by_loader, "webdataset", model, small, steps, options.peers)

@@ -140,9 +140,12 @@ def _refuse_unseen(targets: dict[str, Array], names: Sequence[str]) -> None:
     """Refuse a class that no training sample has."""
     # Samples without a label come last.
     seen = np.zeros(len(names) + 1, dtype=bool)
-    seen[np.where(targets["train"] < 0, len(names), targets["train"])] = True
+    for some in _blocks(targets["train"]):
+        seen[np.where(some < 0, len(names), some)] = True
     seen[-1] = True
     for part, values in targets.items():
+        if part == "train":
+            continue
         unseen = ~seen[np.where(values < 0, len(names), values)]
         if unseen.any():
             raise BadData(

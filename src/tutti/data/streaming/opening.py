@@ -86,7 +86,7 @@ def open_streamed(
     """
     node = comm.node
     found: Found | UserError | None = None
-    wanted: list[Array] = []
+    wanted: list[tuple[Array, Spans]] = []
     if node.rank == 0:
         try:
             if given is None:
@@ -102,7 +102,7 @@ def open_streamed(
     first = dataset.train.stored_targets
     targets = node.shared(sum(map(len, dataset.parts)), *first.shape[1:], dtype=first.dtype)
     if node.rank == 0:
-        np.concatenate(wanted, out=targets.numpy())
+        _fill(targets.numpy(), wanted)
         wanted.clear()
     folder = cast("Path", node.broadcast_object(None if given is None else given.folder))
     rows = {part: kept_rows(shards) for part, shards in found.files.items()}
@@ -135,8 +135,8 @@ def open_streamed(
 
 def _find(
     given: Streamable, validation: float, seed: int, known: KnownClasses | None
-) -> tuple[Found, list[Array]]:
-    """Return what is in a folder, and the targets of each part of the data set."""
+) -> tuple[Found, list[tuple[Array, Spans]]]:
+    """Return what is in a folder, and for each part of the data set the targets that it is some of."""
     contents = _read(given.folder, given.options)
     files = {part: cast("ShardRows", x) for part, (x, _) in contents.parts.items()}
     classes = given.options.get("classes")
@@ -156,15 +156,14 @@ def _find(
     uses |= {part: (part, Spans.whole(len(found))) for part, found in files.items() if part != "train"}
     windows = windows_of(len(kept), _sample_bytes(rows), given.buffer_bytes)
     parts: dict[str, StreamedPart] = {}
-    wanted, checksum = [], 0
+    checksum = 0
     for part, (name, spans) in uses.items():
         if not len(spans):
             continue
         y = checked.parts[name][1]
-        y = np.concatenate([y[low:high] for low, high in spans.stretches(0, len(spans))])
-        checksum = zlib.crc32(y.reshape(-1).view(np.uint8).data, checksum)
-        wanted.append(y)
-        parts[part] = _outline(rows, y, windows if part == "train" else None)
+        for low, high in spans.stretches(0, len(spans)):
+            checksum = zlib.crc32(np.ascontiguousarray(y[low:high]).data, checksum)
+        parts[part] = _outline(rows, y, len(spans), windows if part == "train" else None)
     dataset = DataSet(
         checked.name,
         parts["train"],
@@ -175,8 +174,17 @@ def _find(
         columns=tuple(map(printable, checked.columns)),
     )
     order = [part for part in ("train", "validation", "test") if part in parts]
-    wanted = [wanted[list(parts).index(part)] for part in order]
+    wanted = [(checked.parts[name][1], spans) for name, spans in (uses[part] for part in order)]
     return Found(dataset, checksum, files, tuple(uses[part] for part in order), trained), wanted
+
+
+def _fill(targets: Array, wanted: list[tuple[Array, Spans]]) -> None:
+    """Write the targets of each part, one after the other; no second copy of them ever exists."""
+    start = 0
+    for y, spans in wanted:
+        for low, high in spans.stretches(0, len(spans)):
+            targets[start : start + high - low] = y[low:high]
+            start += high - low
 
 
 def _read(folder: Path, options: Mapping[str, object]) -> Contents[object]:
@@ -211,12 +219,12 @@ def _sample_bytes(rows: Rows) -> int:
     return rows.size // len(rows) * stored_dtype(rows).itemsize
 
 
-def _outline(rows: Rows, targets: Array, windows: Windows | None) -> StreamedPart:
+def _outline(rows: Rows, targets: Array, samples: int, windows: Windows | None) -> StreamedPart:
     x = torch.from_numpy(np.empty((0, *rows.shape[1:]), stored_dtype(rows)))
     y = torch.from_numpy(targets[:0])
     return StreamedPart(
-        x.new_empty(len(targets), *x.shape[1:], device="meta"),
-        y.new_empty(len(targets), *y.shape[1:], device="meta"),
+        x.new_empty(samples, *x.shape[1:], device="meta"),
+        y.new_empty(samples, *y.shape[1:], device="meta"),
         windows=windows,
     )
 
