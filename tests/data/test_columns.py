@@ -65,6 +65,14 @@ def test_sequences_are_padded_to_the_longest_of_those_that_are_taken(opened):
     assert parts.train.stored_inputs.columns[0].values is parts.test.stored_inputs.columns[0].values
 
 
+def test_sequences_of_small_numbers_leave_room_for_larger_ones_of_another_part(opened):
+    small = [np.full(number % 3 + 1, number, np.int8) for number in range(6)]
+    large = [np.full(number % 2 + 1, 300 + number) for number in range(6)]
+    labels = np.arange(6) % 2
+    test = opened(((small, labels), (large, labels)), validation=0).test
+    assert test.take(torch.tensor([1]))[0][0].tolist() == [[301, 301]]
+
+
 def test_sequences_of_rows_and_several_inputs_go_together(opened):
     rows = [np.full((number % 4, 2), float(number)) for number in range(20)]
     part = opened({"x": {"jets": rows, "tokens": SEQUENCES, "age": AGES}, "y": LABELS}, validation=0.25).train

@@ -96,9 +96,10 @@ def test_a_line_of_numbers_and_a_class_is_a_sample_and_no_line_of_names(read):
     assert (len(inputs), contents.columns) == (3, ("2019", "2020"))
 
 
-def test_the_numbers_by_which_pandas_names_columns_are_no_sample(read):
+def test_the_numbers_by_which_pandas_names_columns_are_no_sample(read, capsys):
     inputs, targets, _ = read("0,1,2\n5,6,1\n7,8,0\n", target=-1)
     assert (inputs.tolist(), targets.tolist()) == ([[5, 6], [7, 8]], [1, 0])
+    assert "the first line, 0,1,2, is taken for the names" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])

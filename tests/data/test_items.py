@@ -179,3 +179,19 @@ class Brighter(TensorDataset):
 def test_what_a_class_makes_of_its_tensors_is_taken(opened):
     data = opened(Brighter(torch.arange(4.0)[:, None], torch.arange(4) % 2), validation=0)
     assert data.train.stored_inputs[:, 0].tolist() == [10, 11, 12, 13]
+
+
+class Named(TensorDataset):
+    """A data set with names of its classes, as those of torchvision have them."""
+
+    def __init__(self, *names):
+        super().__init__(torch.ones(4, 2), torch.arange(4) % len(names))
+        self.classes = list(names)
+
+
+def test_data_sets_whose_numbers_stand_for_other_classes_are_refused(opened):
+    assert opened((Named("ant", "bee"), Named("ant", "bee")), validation=0).labels == ("ant", "bee")
+    with pytest.raises(
+        BadData, match=r"the test part .* has the class names bee, cow, and the train part ant"
+    ):
+        opened((Named("ant", "bee", "cow"), Named("bee", "cow")))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from tutti.data.conversion import convert
 from tutti.data.sources import read_source
 from tutti.errors import BadData, BadOption, UnknownName, UserError
 
@@ -58,6 +59,16 @@ def test_columns_of_numbers_lists_and_texts(read, form):
     assert (inputs.tolist(), inputs.dtype) == ([[1, 2], [3, 4], [5, 6]], np.int64)
     inputs, _, _ = read({"x": [[[1.0], [2.0]], [[3.0], [4.0]]], "y": [0, 1]}, form)
     assert inputs.tolist() == [[[1], [2]], [[3], [4]]]
+
+
+def test_parts_whose_numbers_stand_for_other_classes_are_refused(tmp_path):
+    for part, names in (("train", ["ant", "bee", "cow"]), ("test", ["bee", "cow"])):
+        data = {"x": np.ones((4, 2)), "y": np.arange(4) % len(names), "label_names": names}
+        convert(read_source(data, {}), tmp_path / f"{part}.parquet")
+    with pytest.raises(
+        BadData, match=r"the test part .* has the class names bee, cow, and the train part ant"
+    ):
+        read_source(str(tmp_path), {})
 
 
 def test_lists_of_several_lengths_are_sequences(tmp_path, opened):

@@ -333,6 +333,15 @@ def test_other_data_are_weighed_by_the_counts_of_the_classes_in_training(tmp_pat
     assert evaluated(run, other, **KIND).loss == pytest.approx(float(loss), abs=1e-12)
 
 
+def test_a_run_with_more_classes_than_its_texts_is_evaluated_on_its_own_data(tmp_path: Path) -> None:
+    options = {"data_options": {"target": "kind", "classes": 5}, "precision": "fp64"}
+    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
+    run = trained(tmp_path / "run", data=data, **options)
+    job = EvaluateJob(TrainConfig.read(run, trust=True), str(run), "validation", str(run), False)
+    found = VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
+    assert found == RunFolder(run).read(tutti.Summary).validation
+
+
 def test_changed_data_of_the_run_are_seen_as_those_it_was_trained_on(tmp_path: Path) -> None:
     path = tmp_path / "i.npz"
     np.savez(path, x=IMAGES, y=np.arange(60) % 3, x_test=IMAGES, y_test=np.arange(60) % 3)

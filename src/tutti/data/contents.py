@@ -103,8 +103,10 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
     if isinstance(value, tuple | list) and len(value) == 2:
         first, second = value
         if isinstance(first, _DATA_SETS) and isinstance(second, _DATA_SETS):
+            labels = {"train": _dataset_labels(first), "test": _dataset_labels(second)}
+            refuse_other_names({part: names for part, names in labels.items() if names}, what)
             parts = {"train": read_items(first, "train"), "test": read_items(second, "test")}
-            return Contents(name, parts, labels=_dataset_labels(first))
+            return Contents(name, parts, labels=labels["train"])
         if isinstance(first, tuple) and isinstance(second, tuple):
             return Contents(name, {"train": _pair(first, what), "test": _pair(second, what)})
         return Contents(name, {"train": (first, second)})
@@ -172,6 +174,26 @@ def to_keys(contents: Contents[Rows, Array]) -> dict[str, Rows]:
     if contents.columns:
         found[_COLUMNS] = np.array(contents.columns)
     return found
+
+
+def refuse_other_names(labels: Mapping[str, tuple[str, ...]], what: str) -> None:
+    """Refuse parts whose class numbers stand for other names than those of the first.
+
+    Args:
+        labels: the names of the classes of each part.
+        what: what has the parts, for messages.
+
+    Raises:
+        BadData: with both.
+    """
+    first, *others = labels.items() or [("", ())]
+    for part, names in others:
+        if names != first[1]:
+            here, there = (", ".join(some[:10]) or "none" for some in (names, first[1]))
+            raise BadData(
+                f"the {part} part of {what} has the class names {here}, and the {first[0]} part {there}, so "
+                "that their numbers stand for other classes; number the classes alike, or give them as texts"
+            )
 
 
 def pair_up(

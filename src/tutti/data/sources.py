@@ -118,7 +118,7 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     found: dict[str, list[Column[Rows]]] = {part: [] for part in read}
     for columns in zip(*read.values(), strict=True):
         values = [column.values for column in columns if column.values is not None]
-        together = joined(values) if values else None
+        together = joined(values, stored_dtype(values[0])) if values else None
         longest, start = max(column.longest for column in columns), 0
         for part, column in zip(read, columns, strict=True):
             rows = column.rows

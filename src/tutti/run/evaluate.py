@@ -46,7 +46,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
             print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
     with seeded(job.config.seed):
         trained = RunFolder(Path(job.folder)).read(TrainedOn)
-        dataset = open_seen(job, comm, trained)
+        dataset = open_seen(job, comm, trained, job.other_data)
         # Other data of one part are to be evaluated whole.
         whole = job.part is None and job.other_data and dataset.test is None
         name = "train" if whole else job.part or "test"
@@ -63,16 +63,21 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     return result
 
 
-def open_seen(job: Job, comm: Communicator, trained: TrainedOn) -> DataSet:
+def open_seen(job: Job, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
     """Open the data of a configuration as a model sees them (collective).
 
-    Those that it was trained on, too: they may have changed since.
+    Args:
+        job: has the configuration.
+        comm: all ranks.
+        trained: what the model was trained on.
+        other: they are not those that it was trained on. These may have changed since.
 
     Raises:
         UserError: they cannot be read, or do not fit the model.
     """
     config = job.config
-    if config.split is not None:
+    # Names of classes that were not as many as the classes are not known any more.
+    if config.split is not None or not (other or trained.labels):
         return seen_as(open_config_data(job, comm), trained)
     if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
         options = with_columns(config.data, config.data_options, trained.columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 from operator import itemgetter
@@ -111,6 +112,9 @@ def _read(
             )
     else:
         names = [name.strip() for name in first]
+        if _are_positions(first):
+            said = "is taken for the names that pandas gives to columns, and for no sample"
+            print(f"{path}: the first line, 0,1,2{',...' * (len(first) > 3)}, {said}", file=sys.stderr)
     choice = choose(names, target, columns, str(path), labelled)
     pile, goals = _numbers(path, rows, names, choice)
     if not len(pile):
@@ -177,9 +181,11 @@ def _are_names(first: list[str]) -> bool:
 
     They are where one is no number; and 0, 1, 2, ... are those of a frame of pandas that has none.
     """
-    if len(first) > 2 and first == [str(at) for at in range(len(first))]:
-        return True
-    return not all(map(_is_number, first))
+    return _are_positions(first) or not all(map(_is_number, first))
+
+
+def _are_positions(first: list[str]) -> bool:
+    return len(first) > 2 and first == [str(at) for at in range(len(first))]
 
 
 def _is_row(first: list[str], choice: Choice, goals: list[Column]) -> bool:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from tutti.data.contents import PARTS, Contents
+from tutti.data.contents import PARTS, Contents, refuse_other_names
 from tutti.data.formats import Format, read_files
 from tutti.errors import BadData
 from tutti.registry import part
@@ -32,6 +32,7 @@ class PartFiles(Format):
         found = _parts(path)
         pairs = {}
         columns = None
+        labels: dict[str, tuple[str, ...]] = {}
         for name in sorted(found, key=["train", "validation", "test"].index):
             contents = read_files(found[name], {**options, "missing": missing}, labelled)
             if set(contents.parts) != {"train"}:
@@ -45,6 +46,8 @@ class PartFiles(Format):
                     "same, or choose those that both have by --data.columns A,B,..."
                 )
             columns = contents.columns
+            labels[name] = contents.labels
+            refuse_other_names(labels, str(path))
             pairs[name] = contents.parts["train"]
         return Contents(path.resolve().name, pairs, contents.classes, contents.labels, columns or ())
 
