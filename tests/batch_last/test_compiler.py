@@ -53,6 +53,13 @@ def test_without_a_compiler_the_remedy_is_named(cache: Path, monkeypatch: pytest
         compiler.compiled("float")
 
 
+def test_a_compiler_may_be_named_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = as_compiler(cache, monkeypatch, COMPILER)
+    monkeypatch.setenv("CC", f"{os.environ['CC']} -pipe")
+    compiler.compiled("float")
+    assert log.read_text().startswith("-pipe -O3")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from tests.batch_last import needs_compiler
 from tutti.batch_last.functions import Convolution, MaximumPooling
 from tutti.batch_last.mode import BatchLast
+
+pytestmark = needs_compiler
 
 WIDEST = 16
 """Samples that the vector of any processor has at the most."""
@@ -128,7 +132,7 @@ def test_float32_differs_by_rounding_alone() -> None:
 
 def test_a_model_trains_as_with_torch() -> None:
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, bias=False)
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 3 * 3, 2)).double()
+    model = nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(6 * 3 * 3, 2)).double()
     inputs = images(WIDEST, 1, 12, 12)
     parameters = list(model.parameters())
 
@@ -161,9 +165,21 @@ def test_what_the_kernels_cannot_do_torch_does(compute: Callable[[Tensor, Tensor
     assert_same_as_torch(lambda seen: compute(seen, weight), x)
 
 
-def test_a_kernel_larger_than_the_image_is_refused_by_torch() -> None:
-    with BatchLast(), pytest.raises(RuntimeError, match=r"[Kk]ernel size"):
-        torch.conv2d(images(WIDEST, 1, 3, 3), images(1, 1, 5, 5))
+@pytest.mark.parametrize(
+    ("weight", "options", "message"),
+    [
+        (images(1, 2, 5, 5), {}, "Kernel size can't be greater than actual input size"),
+        (images(4, 3, 3, 3), {}, "expected input"),
+        (images(4, 2, 3, 3), {"bias": images(3)}, "expected bias to be 1-dimensional with 4 elements"),
+        (images(4, 2, 3, 3), {"stride": 0}, "non-positive stride"),
+        (images(4, 2, 3, 3), {"padding": -1}, "negative padding"),
+        (images(4, 2, 3, 3), {"stride": (1, 1, 1)}, "stride"),
+        (images(3, 1, 3, 3), {"groups": 2}, "expected weight to be divisible by 2"),
+    ],
+)
+def test_torch_refuses_what_does_not_fit(weight: Tensor, options: dict[str, Any], message: str) -> None:
+    with BatchLast(), pytest.raises(RuntimeError, match=message):
+        torch.conv2d(images(WIDEST, 2, 3, 3), weight, **options)
 
 
 def test_a_second_derivative_is_refused() -> None:

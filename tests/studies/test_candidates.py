@@ -9,6 +9,7 @@ import pytest
 from tutti.batch_last.compiler import kernels
 from tutti.errors import BadOption
 from tutti.run.config import TrainConfig
+from tutti.studies.autotune import candidates
 from tutti.studies.autotune.candidates import Candidate, choices_for
 
 
@@ -49,14 +50,20 @@ def test_the_batch_and_the_precision_are_the_users_unless_several_are_given() ->
     assert (varied.batch_sizes, varied.precisions) == ((64, 128), ("fp32", "bf16"))
 
 
-def test_every_combination_is_a_candidate_and_the_first_use_all_cores() -> None:
+def test_every_combination_is_a_candidate_and_the_first_use_all_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "kernels", lambda _: None)
     found = choices_for(TrainConfig(), (), 2, ("fp32", "bf16"), (64, 128)).candidates()
     assert len(found) == len(set(found)) == 3 * 2 * 2 * 2 + 2 * 2
     assert found[0] == Candidate(2, 1, "fp32", "contiguous", 64)
     assert found[-1] == Candidate(1, 1, "bf16", "channels_last", 128)
 
 
-def test_batch_last_is_tried_with_one_thread_in_precisions_that_it_has_kernels_for() -> None:
+def test_batch_last_is_tried_with_one_thread_in_precisions_that_it_has_kernels_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "kernels", lambda _: None)
     found = choices_for(TrainConfig(), (), 2, ("fp32", "bf16")).candidates()
     last = [one for one in found if one.layout == "batch_last"]
     assert [(one.ranks, one.threads, one.precision) for one in last] == [(2, 1, "fp32"), (1, 1, "fp32")]

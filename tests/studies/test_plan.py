@@ -18,7 +18,7 @@ from tutti.errors import BadOption, UnknownName, UserError
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
-from tutti.studies.autotune import batch_size, measure, race
+from tutti.studies.autotune import batch_size, candidates, measure, race
 from tutti.studies.autotune import plan as planning
 from tutti.studies.autotune.candidates import LAYOUTS, Candidate, Choices
 from tutti.studies.autotune.following import Twins
@@ -244,6 +244,7 @@ def test_what_was_left_to_a_measurement_is_chosen_on_the_ranks_of_any_run(
     jobs = caught(monkeypatch, (replace(FAST, ranks=4, threads=1), 2.0))
     monkeypatch.setattr("tutti.launch.placement.allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(candidates, "kernels", lambda _: None)
     config = measured(CNN, {"layout"}, 7.0)
     ((job, _),) = jobs
     assert (job.choices.shapes, job.choices.layouts) == (((4, 1),), LAYOUTS)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from tests.batch_last import needs_compiler
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadModel, BadOption
@@ -87,6 +88,7 @@ def test_channels_last_holds_for_weights_and_images_and_leaves_vectors() -> None
     assert arithmetic.inputs(torch.zeros(2, 8)).is_contiguous()
 
 
+@needs_compiler
 def test_batch_last_computes_by_the_kernels_and_leaves_what_is_outside_alone() -> None:
     arithmetic = Arithmetic("fp64", "batch_last")
     module = arithmetic.prepare(nn.Conv2d(1, 2, 3))

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -63,14 +64,14 @@ def kernels(real: str) -> ctypes.CDLL:
 
 def compiled(real: str) -> Path:
     """Return the file of the kernels for a type; see `kernels`."""
-    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), ""))
+    if not compiler:
         raise BadOption(
             "--layout batch_last needs a C compiler, and there is none: install one (apt-get install gcc), "
             f"name one in the environment (CC=...), {_REMEDY}"
         )
     flags = (*_FLAGS, f"-DREAL={real}", f"-DINTEGER={INTEGERS[real]}")
-    made_of = (_SOURCE.read_text(), compiler, *flags, platform.machine(), _processor())
+    made_of = (_SOURCE.read_text(), *compiler, *flags, platform.machine(), _processor())
     name = f"{real}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
     folder = cache_folder() / f"kernels-{os.getuid()}"
     path = folder / name
@@ -78,7 +79,7 @@ def compiled(real: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_others(folder)
     if not path.exists():
-        _compile([compiler, *flags], path)
+        _compile([*compiler, *flags], path)
     return path
 
 

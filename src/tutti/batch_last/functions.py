@@ -32,8 +32,13 @@ def batch_last(images: Tensor) -> Tensor:
     return images.permute(1, 2, 3, 0).contiguous()
 
 
-def _as_images(stored: Tensor) -> Tensor:
-    return stored.permute(3, 0, 1, 2)
+def _room(numbers: Tensor, samples: int, maps: int, height: int, width: int) -> Tensor:
+    """Return images without contents, of shape (n, maps, height, width), with the samples side by side.
+
+    No view of other memory: torch refuses to change those that a function returns in place, as ReLUs do.
+    """
+    strides = 1, height * width * samples, width * samples, samples
+    return numbers.new_empty_strided((samples, maps, height, width), strides)
 
 
 class Convolution(Function):
@@ -58,16 +63,15 @@ class Convolution(Function):
             for size, p, k, s in zip((height, width), padding, kernel, stride, strict=True)
         ]
         shape = Shape(samples, maps, height, width, outputs, *out, *kernel, *stride, *padding, groups)
-        found = stored.new_empty(outputs, *out, samples)
-        room = torch.empty_like(weights)
+        found, packed = _room(stored, samples, outputs, *out), torch.empty_like(weights)
         added = None if bias is None else bias.contiguous()
         pointer = None if added is None else added.data_ptr()
         library(stored).convolve(
-            shape, stored.data_ptr(), weights.data_ptr(), pointer, room.data_ptr(), found.data_ptr()
+            shape, stored.data_ptr(), weights.data_ptr(), pointer, packed.data_ptr(), found.data_ptr()
         )
         ctx.save_for_backward(stored, weight)
         ctx.shape = shape
-        return _as_images(found)
+        return found
 
     @staticmethod
     @once_differentiable
@@ -77,10 +81,10 @@ class Convolution(Function):
         shape, found, of = ctx.shape, batch_last(gradient), library(stored)
         images = weights = bias = None
         if ctx.needs_input_grad[0]:
-            images, plain = torch.empty_like(stored), weight.contiguous()
-            room = torch.empty_like(plain)
-            of.input_gradient(shape, found.data_ptr(), plain.data_ptr(), room.data_ptr(), images.data_ptr())
-            images = _as_images(images)
+            images = _room(stored, shape.samples, shape.inputs, shape.height, shape.width)
+            plain = weight.contiguous()
+            packed = torch.empty_like(plain)
+            of.input_gradient(shape, found.data_ptr(), plain.data_ptr(), packed.data_ptr(), images.data_ptr())
         if ctx.needs_input_grad[1]:
             weights = torch.empty_like(weight, memory_format=torch.contiguous_format)
             partial = stored.new_empty(weight.numel() * VECTOR_BYTES // stored.itemsize)
@@ -101,18 +105,18 @@ class MaximumPooling(Function):
         stored = batch_last(images)
         maps, height, width, samples = stored.shape
         shape = Shape(samples, maps, height, width, maps, *out, *kernel, *stride, *padding, 1)
-        found = stored.new_empty(maps, *out, samples)
-        places = torch.empty_like(found, dtype=torch.uint8)
+        found = _room(stored, samples, maps, *out)
+        places = torch.empty(found.numel(), dtype=torch.uint8)
         library(stored).pool(shape, stored.data_ptr(), found.data_ptr(), places.data_ptr())
         ctx.save_for_backward(places)
         ctx.shape = shape
-        return _as_images(found)
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the images."""
         (places,), shape, found = ctx.saved_tensors, ctx.shape, batch_last(gradient)
-        images = found.new_empty(shape.outputs, shape.height, shape.width, shape.samples)
+        images = _room(found, shape.samples, shape.inputs, shape.height, shape.width)
         library(found).pool_gradient(shape, found.data_ptr(), places.data_ptr(), images.data_ptr())
-        return _as_images(images), None, None, None, None
+        return images, None, None, None, None

@@ -57,15 +57,18 @@ def _conv2d(
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if isinstance(padding, str) or _pair(dilation) != (1, 1) or not _computed(*tensors):
         return None
-    inputs, outputs, pads = input.shape[1], len(weight), _pair(padding)
-    fits = weight.dim() == 4 and inputs == weight.shape[1] * groups and outputs % groups == 0
-    large = fits and all(
-        size + 2 * pad >= kernel
-        for size, pad, kernel in zip(input.shape[2:], pads, weight.shape[2:], strict=True)
-    )
-    if not large:
+    outputs, strides, pads = len(weight), _pair(stride), _pair(padding)
+    # Whatever does not fit torch refuses: the kernels would read what is not there.
+    if weight.dim() != 4 or groups < 1 or outputs % groups or input.shape[1] != weight.shape[1] * groups:
         return None
-    found = Convolution.apply(input, weight, bias, _pair(stride), pads, groups)  # type: ignore[no-untyped-call]
+    if (bias is not None and bias.shape != (outputs,)) or min(strides) < 1 or min(pads) < 0:
+        return None
+    if any(
+        size + 2 * pad < kernel
+        for size, pad, kernel in zip(input.shape[2:], pads, weight.shape[2:], strict=True)
+    ):
+        return None
+    found = Convolution.apply(input, weight, bias, strides, pads, groups)  # type: ignore[no-untyped-call]
     return cast(Tensor, found)
 
 
@@ -82,6 +85,8 @@ def _max_pool2d(
     kernel, pads = _pair(kernel_size), _pair(padding)
     strides = _pair(stride) if stride else kernel
     if return_indices or ceil_mode or _pair(dilation) != (1, 1) or not _computed(input):
+        return None
+    if min(*kernel, *strides) < 1 or min(pads) < 0:
         return None
     out = [
         (size + 2 * pad - window) // step + 1
@@ -104,10 +109,9 @@ def _computed(images: Tensor, *others: Tensor) -> bool:
 
 
 def _pair(given: int | Sequence[int]) -> Pair:
-    if isinstance(given, int):
-        return given, given
-    rows, columns = given if len(given) == 2 else (given[0], given[0])
-    return rows, columns
+    """Rows and columns; what torch takes neither as one number nor as two are negative ones."""
+    both = [given] * 2 if isinstance(given, int) else [*given] * (2 if len(given) == 1 else 1)
+    return (both[0], both[1]) if len(both) == 2 else (-1, -1)
 
 
 _OURS: Final[Mapping[object, Callable[..., Tensor | None]]] = {
