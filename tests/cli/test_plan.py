@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloaded import command
 from tutti.cli.main import main
 
 SMALL = ("mlp", "--model.hidden", "16")
@@ -17,8 +18,8 @@ SMALL = ("mlp", "--model.hidden", "16")
 @pytest.mark.serial
 def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: Path) -> None:
     choice = ["-n", "2", "--precision", "fp32", "--batch-sizes", "16,64"]
-    command = [sys.executable, "-m", "tutti", "plan", *SMALL, *choice, "--budget", "4", "--json", "plan.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    words = ["plan", *SMALL, *choice, "--budget", "4", "--json", "plan.json"]
+    done = subprocess.run([*command(), *words], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0
     assert "error" not in done.stderr
     lines = done.stdout.splitlines()

@@ -21,6 +21,7 @@ from tests.launch.processes import (
     wait_for_files,
     wait_until_gone,
 )
+from tests.preloaded import interpreter
 from tutti.errors import BadData, PeerLost, RankFailed
 from tutti.launch.cores import Cores
 from tutti.launch.placement import Placement, place_ranks
@@ -124,7 +125,10 @@ def test_signals_to_the_supervisor_leave_no_rank_behind(tmp_path: Path) -> None:
     folders = {signum: tmp_path / signum.name for signum in expected}
     for folder in folders.values():
         folder.mkdir()
-    supervisors = {signum: _supervise(folder) for signum, folder in folders.items()}
+    # That it is a user's own matters most where it can do nothing any more.
+    supervisors = {
+        signum: _supervise(folder, forked=signum != signal.SIGKILL) for signum, folder in folders.items()
+    }
     children: list[int] = []
     try:
         wait_for_files(folder / f"rank-{rank}" for folder in folders.values() for rank in range(2))
@@ -147,9 +151,10 @@ def test_signals_to_the_supervisor_leave_no_rank_behind(tmp_path: Path) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def _supervise(folder: Path) -> subprocess.Popen[bytes]:
+def _supervise(folder: Path, forked: bool) -> subprocess.Popen[bytes]:
+    python = interpreter(starts_ranks=True) if forked else [sys.executable]
     with (folder / "stderr").open("w") as stderr:
-        return subprocess.Popen([sys.executable, SUPERVISED, folder], stderr=stderr)
+        return subprocess.Popen([*python, SUPERVISED, folder], stderr=stderr)
 
 
 def test_what_ranks_have_left_open_is_written_to_its_end(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.preloaded import command
 from tests.run.test_stop import TRAIN, stopped_by
 from tutti.cli.main import main
 from tutti.records.pipeline import BACKWARD, FORWARD, PipelineRecord
@@ -91,28 +91,13 @@ def test_a_parameter_has_its_own_name_in_a_pipeline_too(
     assert re.search(r"in gradient or weight, is '\d+\.(weight|bias)'", capfd.readouterr().err)
 
 
-@pytest.mark.serial
 @pytest.mark.timeout(300)
 def test_a_run_that_was_asked_to_stop_goes_on_in_another_layout(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    assert "saving, then stopping" in stopped_by(
-        signal.SIGUSR1,
-        [
-            sys.executable,
-            "-m",
-            "tutti",
-            *TRAIN,
-            "-n",
-            "2",
-            "--parallel",
-            "pipeline",
-            "--parallel.schedule",
-            "gpipe",
-        ],
-        run,
-    )
+    way = ["-n", "2", "--parallel", "pipeline", "--parallel.schedule", "gpipe"]
+    assert "saving, then stopping" in stopped_by(signal.SIGUSR1, [*command(), *TRAIN, *way], run)
     # A rule that ends the run with the epoch in which it was stopped.
     end = ("--stop", "training loss >= 0", "--restore-best")
     assert main(["train", "--resume", str(run), "--parallel", "tensor", *end]) == 0

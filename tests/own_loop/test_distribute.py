@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import multiprocessing
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tests.own_loop.entries import Worlds, job
+from tests.own_loop.loops.base import children_allowed
 from tests.preloaded import interpreter
 from tutti import strategies
 from tutti.cli.main import main
@@ -98,6 +100,19 @@ def test_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(worlds: W
     assert [len(batch) for batch in rounds] == [4, 4, 4, 4, 4, 3]
     assert sorted(chain(*rounds)) == list(range(23))
     assert list(chain(*rounds)) != list(range(23))
+
+
+def test_processes_of_a_loader_that_is_gone_are_gone(worlds: Worlds) -> None:
+    def work() -> tuple[int, int]:
+        samples, by = TensorDataset(torch.arange(8)), {"multiprocessing_context": "fork", "num_workers": 1}
+        loader = DataLoader(samples, 4, persistent_workers=True, **by)
+        with children_allowed(), torch.no_grad():
+            assert len(list(distribute.shard(loader))) == 2
+        there = len(multiprocessing.active_children())
+        del loader
+        return there, len(multiprocessing.active_children())
+
+    assert worlds.run(2, work) == [(1, 0)] * 2
 
 
 def test_any_iterable_of_batches_can_be_sharded(worlds: Worlds) -> None:

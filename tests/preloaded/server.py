@@ -24,6 +24,11 @@ from pathlib import Path
 PRELOADED = (
     # torch imports its compiler when the first optimizer is made, which takes seconds in every process.
     "torch._dynamo",
+    # Ranks that share a model import these.
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "pytest",
     "tutti.torch_backend.group",
     "tutti.comm.shm.communicator",
     "tutti.run.train",

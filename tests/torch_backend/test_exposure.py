@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ from torch.distributed import HashStore
 
 from tests.comm.ranks import World
 from tests.mpi.mpirun import mpirun, needs_mpirun
+from tests.preloaded import command
 from tutti.comm.base import Communicator
 from tutti.comm.mpi.discovery import join_host
 from tutti.model_parallel.group import TeamMesh
@@ -48,8 +48,10 @@ def lines_of(outcome: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_ranks_of_tutti_run_find_each_other_and_listen_nowhere() -> None:
-    command = [sys.executable, "-m", "tutti", "run", "-n", "2", str(PROGRAM)]
-    outcome = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True, check=False)
+    words = ["run", "-n", "2", str(PROGRAM)]
+    outcome = subprocess.run(
+        [*command(), *words], timeout=LIMIT_S, capture_output=True, text=True, check=False
+    )
     assert lines_of(outcome) == ["sum 3.0 3.0 listening []"] * 2
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.processes import wait_for_files, wait_until_gone
+from tests.preloaded import command
 from tests.watching.seen import NOW, beat, epoch, summary, usage, write_run
 from tutti.cli.main import main
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
@@ -225,8 +226,10 @@ def until(folder: Path, said: str, code: int) -> None:
 @pytest.mark.timeout(300)
 def test_a_rank_of_a_real_run_that_is_stopped_is_named_until_it_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "100000", "-n", "2"]
-    process = subprocess.Popen([*words, "--out", str(folder)], stdout=subprocess.DEVNULL, cwd=tmp_path)
+    words = ["train", "mlp", "--epochs", "100000", "-n", "2"]
+    process = subprocess.Popen(
+        [*command(), *words, "--out", str(folder)], stdout=subprocess.DEVNULL, cwd=tmp_path
+    )
     try:
         wait_for_files([folder / "ranks/1.json"], PATIENCE_S)
         until(folder, "2 ranks, running, epoch", code=0)

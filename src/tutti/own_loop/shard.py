@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, cast
+from weakref import ref
 from zlib import crc32
 
 import torch
@@ -56,7 +57,8 @@ class ShardSampler:
 
     def __init__(self, loader: DataLoader[Any], loop: OwnLoop) -> None:
         self.batches = cast("Iterable[list[Any]]", loader.batch_sampler)
-        self.dataset, self.loop, self._loader = loader.dataset, loop, loader
+        # The loop keeps the rank's own loader, and its processes, for as long as there is the user's.
+        self.dataset, self.loop, self._loader = loader.dataset, loop, ref(loader)
         self.counts: list[SampleCounts] = []
         self.seen = 0
         self.start: IterationStart | None = None
@@ -67,8 +69,7 @@ class ShardSampler:
         self.counts, self.seen, self._check = [], 0, 0
         if self.loop.comm.size > 1:
             self._fingerprint = of_dataset(self.dataset, self.loop.looked)
-        if self.start is not None:
-            self.start.pass_point(self._loader, self.loop.kept_samplers(self._loader))
+        self._pass_point()
         # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
         return self._own(iter(self.batches))
 
@@ -102,8 +103,7 @@ class ShardSampler:
     def _leave_out(self, source: Iterator[list[Any]]) -> tuple[int, Iterator[list[Any]]]:
         """Leave out what was trained on earlier; returns how many of its own this rank leaves out yet."""
         resumed, self.resumed = self.resumed, None
-        if self.start is not None:
-            self.start.pass_point(self._loader, self.loop.kept_samplers(self._loader))
+        self._pass_point()
         if resumed is None:
             return 0, source
         left_out, source = resumed.leave_out(source)
@@ -112,6 +112,11 @@ class ShardSampler:
         if self.loop.comm.rank == 0:  # whose samples are dealt
             resumed.refuse_others(self._check)
         return resumed.own, source
+
+    def _pass_point(self) -> None:
+        loader = self._loader()
+        if self.start is not None and loader is not None:
+            self.start.pass_point(loader, self.loop.kept_samplers(loader))
 
     def _note(self, batch: list[Any]) -> None:
         if self.loop.keeps_places:
