@@ -88,6 +88,61 @@ def test_tables_keep_the_names_of_columns_and_classes_and_what_is_missing(tmp_pa
         convert(before, new)
 
 
+LISTS = [[number] * (number % 4) for number in range(20)]
+ROWS = [np.full((number % 3 + 1, 2), number / 8) for number in range(20)]
+
+
+@pytest.mark.parametrize("ending", ENDINGS[:-1])
+@pytest.mark.parametrize(
+    "inputs", [{"image": PICTURES, "words": LISTS, "age": np.arange(20) / 4}, (PICTURES, ROWS), LISTS]
+)
+def test_several_inputs_and_sequences_stay_what_they_are(tmp_path, inputs, ending):
+    test = {name: one[:9] for name, one in inputs.items()} if isinstance(inputs, dict) else inputs[:9]
+    test = tuple(one[:9] for one in inputs) if isinstance(inputs, tuple) else test
+    data = {"x_train": inputs, "y_train": CLASSES, "x_test": test, "y_test": CLASSES[:9]}
+    before, after = written(data, tmp_path / f"new{ending}")
+    assert list(before.parts) == list(after.parts)
+    for part in before.parts:
+        (one, _), (again, _) = before.parts[part], after.parts[part]
+        assert one.names == again.names
+        for column, written_again in zip(one.columns, again.columns, strict=True):
+            assert column.longest == written_again.longest
+            same_samples(samples(column), samples(written_again))
+
+
+def samples(column):
+    """The samples of an input, each an array."""
+    if column.values is None:
+        return [*column.rows[:]]
+    return [column.values[:][begin : begin + length] for begin, length in column.rows[:].tolist()]
+
+
+def same_samples(some, others):
+    assert len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+
+
+def test_sequences_of_samples_that_are_left_out_are_not_written(tmp_path):
+    values = np.array([0.0, np.nan, 2, 3, np.nan])
+    contents = read_source(({"a": values, "b": LISTS[1:6]}, CLASSES[:5]), {"missing": "drop"})
+    convert(contents, tmp_path / "new")
+    assert np.load(tmp_path / "new" / "x_train.b.npy").tolist() == LISTS[1] + LISTS[3] + LISTS[4]
+    same_samples(
+        samples(read_source(tmp_path / "new", {}).parts["train"][0].columns[1]),
+        [np.array(LISTS[number], np.int64) for number in (1, 3, 4)],
+    )
+    np.save(tmp_path / "new" / "x_train.b.lengths.npy", [1, 3, 2**40])
+    with pytest.raises(
+        BadData, match=r"'x_train.b' of .* lengths of sequences that are not those of its values"
+    ):
+        read_source(tmp_path / "new", {})
+    np.save(tmp_path / "new" / "x_train.npy", values)
+    with pytest.raises(BadData, match=r"5 inputs \(shape \(5,\)\) but 3 targets"):
+        read_source(tmp_path / "new", {})  # A plain name is what it says.
+
+
 def test_parts_stay_apart_and_what_no_file_can_hold_is_refused(tmp_path):
     data = {"x_train": PICTURES, "y_train": CLASSES, "x_val": PICTURES[:4], "y_val": CLASSES[:4]}
     data |= {"x_test": PICTURES[4:9], "y_test": CLASSES[4:9]}
@@ -100,6 +155,10 @@ def test_parts_stay_apart_and_what_no_file_can_hold_is_refused(tmp_path):
     ):
         with pytest.raises((BadData, BadOption), match=said):
             written(data, tmp_path / name)
+    with pytest.raises(
+        BadData, match="several inputs, or sequences of unequal length, and a Parquet file takes"
+    ):
+        written((LISTS, CLASSES), tmp_path / "b.parquet")
     with pytest.raises(BadData, match="would be taken for pictures whose channels come last"):
         written((torch.zeros(20, 5, 4, 3), CLASSES), tmp_path / "c")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new.h5", "new.npz"]
@@ -119,7 +178,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_what_is_there(tmp_path, mon
     told = (
         f"^cannot write {place}: No space left on device; free .* [0-9,]+ bytes left; the new data take about"
     )
-    with pytest.raises(BadData, match=rf"{told} 1,360$"):
+    with pytest.raises(BadData, match=rf"{told} 1,368$"):
         convert(contents, tmp_path / "new.h5")
     assert not [*tmp_path.iterdir()]
 

@@ -64,3 +64,26 @@ def test_rare_and_absent_classes_and_repeated_samples_are_named():
         "class 1 has 1 training sample and the largest 39",
         "no training sample is of class 2",
     ]
+
+
+def test_several_inputs_and_sequences_are_described_by_their_names():
+    x = {
+        "image": np.arange(32, dtype=np.uint8).reshape(8, 1, 2, 2),
+        "tokens": [[1, 2], [4], [], [5, 6, 9]] * 2,
+    }
+    x["image"][7] = x["image"][3]
+    (train,), said = described((x, np.arange(8) % 2))
+    assert train.forms == (
+        "image of shape (1, 2, 2), uint8",
+        "tokens sequences of 0 to 3 numbers, 1.5 in the mean, int64",
+    )
+    image, tokens = train.inputs
+    assert (image.name, image.most, tokens.name) == ("image channel 0", 27, "tokens")
+    assert (tokens.mean, tokens.least, tokens.most) == (4.5, 1, 9)
+    assert tokens.deviation == pytest.approx(np.std([1, 2, 4, 5, 6, 9]), rel=1e-12)
+    # The last sample is the fourth again, with its target.
+    assert (train.repeated, train.contrary, len(said)) == (1, 0, 1)
+    particles = [np.full((length, 2), [1.0, 2.0]) for length in (2, 3)]
+    (train,), _ = described((particles, np.arange(2)))
+    assert [(one.name, one.mean) for one in train.inputs] == [("input 0", 1), ("input 1", 2)]
+    assert train.forms == ("sequences of 2 to 3 arrays of shape (2,), 2.5 in the mean, float64",)

@@ -113,7 +113,11 @@ def test_packed_texts_are_read(tmp_path, name):
             [{"a": 1, "y": 0}, {"a": 1, "b": 1, "y": 1}],
             r"a value 'b' in line 2, which the first sample has not",
         ),
-        ([{"a": 1, "b": [2], "y": 0}], r"a list where a number is due: line 1, column 'b'.*--data.columns b"),
+        (
+            [{"a": [1], "b": "u", "y": 0}],
+            r"a text where a number is due: line 1, column 'b'.*--data.columns A",
+        ),
+        ([{"a": [1], "b": 2**70, "y": 0}], "a number that is too large near line 1"),
         ([{"a": 1, "y": 0}, {"y": 1}], r"no value in row 2, column 'a'"),
         ([{"a": 1, "y": 0}, {"a": 1}], r"no value in row 2 of the target 'y'"),
         ([{"a": 1, "y": 0}, {"a": 1, "y": "u"}], r"has 'u' in line 2, target 'y', and 0 before"),
@@ -177,3 +181,29 @@ def test_hostile_texts_are_read_or_refused(tmp_path, content, changes, form):
         with suppress(UserError):
             inputs, targets = read_source(str(tmp_path / f"a.{form}"), {"classes": 10}).parts["train"]
             assert len(inputs) == len(targets)
+
+
+def test_several_keys_of_which_one_is_a_list_are_inputs_by_name(read):
+    samples = [
+        {
+            "image": [[0.5, number]],
+            "user": number,
+            "age": number / 2,
+            "words": [number] * (number % 3),
+            "y": number % 2,
+        }
+        for number in range(9)
+    ]
+    samples[4]["y"] = None
+    inputs, targets, contents = read(samples, missing="drop")
+    assert (inputs.names, contents.columns) == (("image", "user", "age", "words"), ())
+    image, user, age, words = inputs.columns
+    kept = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert image.rows[:].tolist() == [[[0.5, number]] for number in kept]
+    assert (user.rows[:].tolist(), user.rows.dtype) == ([[number] for number in kept], np.int64)
+    assert age.rows[:].tolist() == [[number / 2] for number in kept]
+    assert words.rows[:, 1].tolist() == [number % 3 for number in kept]
+    assert words.values[:].tolist() == [number for number in kept for _ in range(number % 3)]
+    assert targets.tolist() == [number % 2 for number in kept]
+    some, _, _ = read(samples, missing="drop", columns=["words", "age"])
+    assert some.names == ("words", "age")

@@ -355,3 +355,64 @@ def test_changed_data_of_the_run_are_seen_as_those_it_was_trained_on(tmp_path: P
     before = loss()
     np.savez(path, x=IMAGES // 2, y=np.arange(60) % 3, x_test=IMAGES, y_test=np.arange(60) % 3)
     assert loss() == before
+
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.words = nn.Embedding(9, outputs)
+        self.image, self.age = nn.Linear(4, outputs), nn.Linear(1, outputs)
+
+    def forward(self, image, words, age, lengths):
+        there = torch.arange(words.shape[1]) < lengths[:, None]
+        return self.image(image) + self.age(age) + (self.words(words) * there[:, :, None]).sum(1)
+"""
+
+
+def test_several_inputs_by_name_and_sequences_are_predicted_from_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    count = 600
+    words = [RANDOM.integers(0, 9, number % 5).tolist() for number in range(count)]
+    inputs = {
+        "age": RANDOM.normal(size=count).round(3),
+        "words": words,
+        "image": RANDOM.normal(size=(count, 4)).round(3),
+    }
+    lines = [
+        {"other": [1], "age": age, "words": some, "image": image.tolist(), "y": number % 3}
+        for number, (age, some, image) in enumerate(zip(*inputs.values(), strict=True))
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = {"columns": ["image", "words", "age"]}
+    run = trained(
+        tmp_path / "run",
+        model=f"{tmp_path}/net.py:Net",
+        model_options={},
+        data=f"{tmp_path}/a.jsonl",
+        data_options=options,
+    )
+    # All keys are there, in another order; no target; and blocks that are smaller than the data.
+    (tmp_path / "new.jsonl").write_text("\n".join(json.dumps(line | {"y": None}) for line in lines))
+    monkeypatch.setattr(unlabelled, "BLOCK_BYTES", 250 * 60)
+    given = {name: np.asarray(one, "f4") if name != "words" else one for name, one in inputs.items()}
+    wanted = tutti.load(run, trust=True).probabilities(
+        {name: given[name] for name in ("image", "words", "age")}
+    )
+    for ranks, hosts in ((1, None), (3, 2)):
+        out = predicted(run, f"{tmp_path}/new.jsonl", tmp_path / "out.npy", ranks, hosts, trust=True)
+        assert np.allclose(np.load(out), wanted, rtol=0, atol=1e-6)
+    job = EvaluateJob(
+        TrainConfig.read(run, True).changed({"validation": 0.0, "data_options": {}}),
+        str(run),
+        None,
+        str(run),
+        True,
+    )
+    found = VirtualWorld(2).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
+    assert found.metrics["accuracy"] == (wanted.argmax(1) == np.arange(count) % 3).mean()

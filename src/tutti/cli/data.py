@@ -16,6 +16,7 @@ from tutti.registry import part
 from tutti.run.config import Options
 
 if TYPE_CHECKING:
+    from tutti.data.columns import Stored
     from tutti.data.contents import Contents
     from tutti.data.rows import Array, Rows
 
@@ -57,18 +58,17 @@ class DataCommand(Command):
         return 0
 
 
-def _read(source: str, options: Options) -> Contents[Rows, Array]:
+def _read(source: str, options: Options) -> Contents[Stored[Rows], Array]:
     """Read a data set, whose missing values are no mistake yet."""
     # It imports torch.
-    from tutti.data.description import in_one_array
     from tutti.data.sources import read_source
 
     try:
-        return in_one_array(read_source(source, {"missing": "mean", **options}))
+        return read_source(source, {"missing": "mean", **options})
     except UnknownName as error:
         if error.name != "missing" or "missing" in options:
             raise
-        return in_one_array(read_source(source, options))
+        return read_source(source, options)
 
 
 def _convert(source: str, to: Path, options: Options) -> None:
@@ -78,7 +78,7 @@ def _convert(source: str, to: Path, options: Options) -> None:
     written_format(to)
     contents = _read(source, options)
     nbytes = convert(contents, to)
-    counts = ", ".join(f"{len(inputs):,} {part}" for part, (inputs, _) in contents.parts.items())
+    counts = ", ".join(f"{len(targets):,} {part}" for part, (_, targets) in contents.parts.items())
     print(f"wrote {counts} samples to {to}: {nbytes:,} bytes; train on them by --data {to}")
 
 
@@ -90,7 +90,7 @@ def _describe(source: str, options: Options) -> None:
     parts = describe(contents)
     train = parts[0]
     kind = "values to approach" if contents.classes is None else f"{contents.classes} classes"
-    print(f"{contents.name}: inputs of shape {train.shape}, {train.dtype}; {kind}")
+    print(f"{contents.name}: inputs {', '.join(train.forms)}; {kind}")
     for one in parts:
         repeated = f", {one.repeated:,} of them repeated" if one.repeated else ""
         print(f"{one.name + ':':<12}{one.samples:>12,} samples{repeated}")

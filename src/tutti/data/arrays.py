@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tutti.data.columns import Column
-from tutti.data.rows import Array, Rows, StoredRows, chosen
+from tutti.data.rows import Array, Rows, StoredRows, chosen, joined
 from tutti.errors import BadData, NotFinite
 
 MISSING: Final = ("error", "drop", "mean")
@@ -24,14 +24,6 @@ CHUNK = 1 << 22
 
 _CHANNELS = (1, 3, 4)
 """Grey, colour, and colour with transparency."""
-
-
-def part_arrays(
-    part: str, inputs: object, targets: object, missing: str = "error", columns: tuple[str, ...] = ()
-) -> tuple[Rows, Array]:
-    """Return what `part_columns` does for a single input, of one shape."""
-    (column,), y = part_columns(part, [(f"{part} inputs", inputs)], targets, missing, columns)
-    return column.rows, y
 
 
 def part_columns(
@@ -114,8 +106,8 @@ def _column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
         raise BadData(f"the {what} have the shape {values.shape}, so no values; give inputs that have some")
     if isinstance(value, Column):
         # Bytes in a sequence are numbers of something, and no pixels.
-        if isinstance(values, np.ndarray) and values.dtype == np.uint8:
-            return replace(value, values=values.astype(np.int64))
+        if values.dtype == np.uint8:
+            return replace(value, values=joined([values], np.dtype(np.int64)))
         return value
     return Column(image_layout(x, turn=not isinstance(value, Tensor)))
 

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import TypeVar
 
+from tutti.data.columns import LENGTHS, Columns, Stored
 from tutti.data.items import TARGETS, read_items
-from tutti.data.rows import Array, Rows
+from tutti.data.rows import Array, Rows, StoredRows
+from tutti.data.structure import Sequences
 from tutti.errors import BadData
 
 PARTS = {
@@ -37,9 +39,13 @@ _SLOTS = {
 
 _NAMES = ("label_names", "class_names", "target_names")
 
+_LENGTHS: Final = f".{LENGTHS}"
+"""The end of the keys of the lengths of sequences."""
+
 _CLASSES: Final = "classes"
 _COLUMNS: Final = "column_names"
-EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS})
+_INPUT_NAMES: Final = "input_names"
+EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES})
 """Keys beside those of inputs and targets: the number of classes, and names."""
 
 _DATA_SETS = Dataset, DataLoader
@@ -78,8 +84,13 @@ class Contents(Generic[T, Y]):
 
 
 def slot_of(name: str) -> tuple[str, str] | None:
-    """Return the part and the kind ("inputs" or "targets") that a name such as 'x_train' stands for."""
-    return _SLOTS.get(name.lower())
+    """Return the part and the kind ("inputs" or "targets") that a name such as 'x_train' stands for.
+
+    One of several inputs has its own name behind that: 'x_train.image'.
+    """
+    whole, dot, _ = name.partition(".")
+    slot = _SLOTS.get(whole.lower())
+    return None if slot is not None and dot and slot[1] == "targets" else slot
 
 
 def contents_of(value: object, name: str, what: str, labelled: bool = True) -> Contents[object]:
@@ -122,6 +133,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
             same; with the keys found.
     """
     listed = ", ".join(map(str, values)) or "none"
+    values = _several_together(values, what)
     slots: dict[tuple[str, str], str] = {}
     for key in values:
         slot = slot_of(str(key))
@@ -161,12 +173,74 @@ def _refuse_other_columns(
             )
 
 
-def to_keys(contents: Contents[Rows, Array]) -> dict[str, Rows]:
-    """Return the arrays of a data set by keys, of which `from_keys` makes it again."""
+def _several_together(values: Mapping[str, object], what: str) -> dict[str, object]:
+    """Return the values with those of 'x.image' and 'x.age' as one of 'x', of inputs by name or by position.
+
+    Raises:
+        BadData: the lengths of sequences are none.
+    """
+    found: dict[str, object] = {}
+    several: dict[str, dict[str, object]] = {}
+    for key, value in values.items():
+        whole, dot, name = str(key).partition(".")
+        if dot and slot_of(str(key)) is not None:
+            if whole not in values:  # else it is something else beside these
+                several.setdefault(whole, {})[name] = value
+        else:
+            found[key] = value
+    for whole, inputs in several.items():
+        for name in [name for name in inputs if name.endswith(_LENGTHS)]:
+            of = name.removesuffix(_LENGTHS)
+            inputs[of] = _sequences(inputs.get(of), inputs.pop(name), f"'{whole}.{of}' of {what}")
+        order = _texts(values.get(_INPUT_NAMES, ()))
+        if {*order} == {*inputs}:
+            inputs = {name: inputs[name] for name in order}
+        numbered = all(name.isdecimal() for name in inputs)
+        found[whole] = tuple(inputs[name] for name in sorted(inputs, key=int)) if numbered else inputs
+    return found
+
+
+def _sequences(values: object, lengths: object, what: str) -> Sequences:
+    counts = np.asarray(lengths[:] if isinstance(lengths, np.ndarray | StoredRows) else lengths)
+    if not (
+        isinstance(values, np.ndarray | StoredRows)
+        and values.ndim
+        and counts.ndim == 1
+        and counts.dtype.kind in "iu"
+        and counts.min(initial=0) >= 0
+        and sum(counts.tolist()) == len(values)
+    ):
+        raise BadData(
+            f"{what} has lengths of sequences that are not those of its values; make both anew by "
+            "'tutti data convert'"
+        )
+    return Sequences(values, counts.astype(np.int64))
+
+
+def to_keys(contents: Contents[Stored[Rows], Array]) -> dict[str, Rows]:
+    """Return the arrays of a data set by keys, of which `from_keys` makes it again.
+
+    Several inputs are 'x_train.image' and 'x_train.age', or 'x_train.0' and 'x_train.1'; of sequences the
+    values of all are 'x_train.tokens', and 'x_train.tokens.lengths' says which are whose.
+    """
     words = {part: word for word, part in reversed(PARTS.items())}
     found: dict[str, Rows] = {}
     for part, (inputs, targets) in contents.parts.items():
-        found |= {f"x_{words[part]}": inputs, f"y_{words[part]}": targets}
+        key = f"x_{words[part]}"
+        if isinstance(inputs, Columns):
+            names = inputs.names or [str(at) for at in range(len(inputs.columns))]
+            for name, column in zip(names, inputs.columns, strict=True):
+                if column.values is None:
+                    found[f"{key}.{name}"] = column.rows
+                else:
+                    whole = Sequences.of(column)
+                    found |= {f"{key}.{name}": whole.values, f"{key}.{name}{_LENGTHS}": whole.lengths}
+        else:
+            found[key] = inputs
+        found[f"y_{words[part]}"] = targets
+    first, _ = contents.parts["train"]
+    if isinstance(first, Columns) and first.names:
+        found[_INPUT_NAMES] = np.array(first.names)
     if contents.classes is not None:
         found[_CLASSES] = np.array(contents.classes)
     if contents.labels:

@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from tutti.data.arrays import channels_last
-from tutti.data.contents import Contents
+from tutti.data.columns import Stored, columns_of
+from tutti.data.contents import Contents, to_keys
 from tutti.data.formats import FORMATS, Format
-from tutti.data.rows import Array, Rows, StoredRows
+from tutti.data.rows import Array, Rows
 from tutti.errors import BadData, BadOption, no_room
 from tutti.records.unfinished import unfinished_folder
 
@@ -39,7 +38,7 @@ def written_format(path: Path) -> type[Format]:
     return forms[ending]
 
 
-def convert(contents: Contents[Rows, Array], path: Path) -> int:
+def convert(contents: Contents[Stored[Rows], Array], path: Path) -> int:
     """Write a data set to a path, whole or not at all, and return its bytes.
 
     Args:
@@ -52,7 +51,8 @@ def convert(contents: Contents[Rows, Array], path: Path) -> int:
     """
     form = written_format(path)
     for inputs, _ in contents.parts.values():
-        _refuse_turned(inputs)
+        for column in columns_of(inputs):
+            _refuse_turned(column.rows)
     try:
         with unfinished_folder(path) as folder:
             new = folder / path.name
@@ -77,17 +77,13 @@ def _plain(error: OSError, path: Path) -> OSError:
     return OSError(number, os.strerror(number), str(path)) if number else error
 
 
-def _size(contents: Contents[Rows, Array]) -> int:
+def _size(contents: Contents[Stored[Rows], Array]) -> int:
     """The bytes of all samples."""
-    return sum(
-        inputs.size * inputs.dtype.itemsize + targets.nbytes for inputs, targets in contents.parts.values()
-    )
+    return sum(rows.size * rows.dtype.itemsize for rows in to_keys(contents).values())
 
 
-def _refuse_turned(inputs: object) -> None:
+def _refuse_turned(inputs: Rows) -> None:
     """Refuse inputs that a reader of the file would take for pictures whose channels come last."""
-    if not isinstance(inputs, np.ndarray | StoredRows):
-        raise BadData("these data have several inputs or sequences, which only arrays of their own can hold")
     if channels_last(inputs.shape):
         raise BadData(
             f"inputs of the shape {inputs.shape[1:]} would be taken for pictures whose channels come last; "

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.data.arrays import chunks_of, stored_dtype
-from tutti.data.columns import Columns, Stored
+from tutti.data.arrays import samples_per_chunk, stored_dtype, values_of
+from tutti.data.columns import Column, Columns, Stored, columns_of
 from tutti.data.contents import Contents
 from tutti.data.rows import Array, Rows
-from tutti.errors import BadData
 
 _RARE: Final = 0.1
 """A class is rare if it has less than this share of the samples of the largest one."""
@@ -35,6 +34,7 @@ class Values:
         least: the smallest.
         most: the largest.
         missing: how many are NaN.
+        floats: they are kept as floats, so that a model gets them as they are.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Values:
     least: float
     most: float
     missing: int
+    floats: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class PartDescription:
     Attributes:
         name: "train", "validation" or "test".
         samples: how many.
-        shape: of one input.
-        dtype: of the inputs, as the source has them.
+        forms: the shape and the type of each input in words, as the source has it.
         inputs: of each column or channel.
         incomplete: the samples with a missing value.
         counts: the samples of each class; empty where the targets are values.
@@ -65,8 +65,7 @@ class PartDescription:
 
     name: str
     samples: int
-    shape: tuple[int, ...]
-    dtype: str
+    forms: tuple[str, ...]
     inputs: tuple[Values, ...]
     incomplete: int
     counts: tuple[int, ...]
@@ -76,58 +75,83 @@ class PartDescription:
     contrary: int
 
 
-def in_one_array(contents: Contents[Stored[Rows], Array]) -> Contents[Rows, Array]:
-    """Return a data set with one input of one shape, which is what can be described.
+class _InputStatistics:
+    """One input of a part, read some samples at a time.
 
-    Raises:
-        BadData: it has several, or sequences.
+    Args:
+        column: the input.
+        groups: the names of what is described on its own.
     """
-    parts = {}
-    for part, (inputs, targets) in contents.parts.items():
-        if isinstance(inputs, Columns):
-            names = f": {', '.join(inputs.names)}" if inputs.names else ""
-            raise BadData(
-                f"{contents.name} has several inputs, or sequences of unequal length{names}; 'tutti data' "
-                "takes only data with one input of one shape: give these to 'tutti train' as they are"
-            )
-        parts[part] = inputs, targets
-    return replace(cast("Contents[Rows, Array]", contents), parts=parts)
+
+    def __init__(self, column: Column[Rows], groups: list[str]) -> None:
+        self._column, self._groups = column, groups
+        self._sums = np.zeros((len(groups), 2))
+        self._least, self._most = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
+        self._missing = np.zeros(len(groups), np.int64)
+        self._count = 0
+
+    def read(self, start: int, stop: int) -> tuple[list[Array], NDArray[np.bool_]]:
+        """Return some samples, and which have a value that is NaN."""
+        rows, values = self._column.rows[start:stop], self._column.values
+        if values is None:
+            self._note(rows)
+            missing = np.isnan(rows.astype(np.float64)).reshape(len(rows), -1).any(axis=1)
+            return [*rows], np.asarray(missing)
+        first, last = int(rows[:, 0].min()), int(rows.sum(axis=1).max())
+        read = values[first:last]
+        samples = [read[begin - first : begin - first + length] for begin, length in rows.tolist()]
+        self._note(np.concatenate(samples))
+        return samples, np.array([np.isnan(one.astype(np.float64)).any() for one in samples], dtype=bool)
+
+    def _note(self, chunk: Array) -> None:
+        values = chunk.astype(np.float64).reshape(len(chunk), len(self._groups), -1 if chunk.size else 0)
+        there = ~np.isnan(values)
+        self._count += values.shape[0] * values.shape[2]
+        self._missing += (~there).sum(axis=(0, 2))
+        powers = [np.where(there, values**power, 0).sum(axis=(0, 2)) for power in (1, 2)]
+        self._sums += np.stack(powers, axis=1)
+        least, most = (np.where(there, values, bound) for bound in (np.inf, -np.inf))
+        self._least = np.minimum(self._least, least.min(axis=(0, 2), initial=np.inf))
+        self._most = np.maximum(self._most, most.max(axis=(0, 2), initial=-np.inf))
+
+    def described(self) -> Iterator[Values]:
+        """Describe all that was read."""
+        floats = stored_dtype(values_of(self._column)).kind == "f"
+        for at, name in enumerate(self._groups):
+            count = self._count - self._missing[at]
+            mean, squares = self._sums[at] / max(1, count)
+            least, most = float(self._least[at]), float(self._most[at])
+            deviation = 0.0 if least == most else math.sqrt(max(0.0, squares - mean**2))
+            yield Values(name, float(mean), deviation, least, most, int(self._missing[at]), floats)
 
 
-def describe(contents: Contents[Rows, Array]) -> list[PartDescription]:
+def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
     """Describe each part of a data set; each sample is read once."""
     trained: dict[bytes, bytes] = {}
     found = []
-    for part, (inputs, targets) in contents.parts.items():
+    for part, (stored, targets) in contents.parts.items():
         known = trained if part == "train" else {}
         repeated = contrary = from_training = incomplete = 0
-        groups = _groups(inputs, contents.columns)
-        sums = np.zeros((len(groups), 2))
-        least, most = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
-        missing = np.zeros(len(groups), np.int64)
-        for start, chunk in chunks_of(inputs):
-            for sample, target in zip(chunk, targets[start : start + len(chunk)], strict=True):
+        inputs = [_InputStatistics(one, names) for one, names in _groups(stored, contents.columns)]
+        # No chunk of any input is larger than those that are read elsewhere.
+        step = min(_samples_at_once(one) for one in columns_of(stored))
+        for start in range(0, len(targets), step):
+            goals = targets[start : start + step]
+            samples, missing = zip(*[one.read(start, start + len(goals)) for one in inputs], strict=True)
+            incomplete += int(np.logical_or.reduce(missing).sum())
+            for *sample, target in zip(*samples, goals, strict=True):
                 digest, goal = _digest(sample), target.tobytes()
                 from_training += part != "train" and digest in trained
                 if digest in known:
                     repeated += 1
                     contrary += known[digest] != goal
                 known.setdefault(digest, goal)
-            values = chunk.astype(np.float64).reshape(len(chunk), len(groups), -1)
-            there = ~np.isnan(values)
-            incomplete += int((~there).any(axis=(1, 2)).sum())
-            missing += (~there).sum(axis=(0, 2))
-            sums += np.stack([np.where(there, values**power, 0).sum(axis=(0, 2)) for power in (1, 2)], axis=1)
-            least = np.minimum(least, np.where(there, values, np.inf).min(axis=(0, 2)))
-            most = np.maximum(most, np.where(there, values, -np.inf).max(axis=(0, 2)))
-        count = inputs.size // len(groups) - missing
         found.append(
             PartDescription(
                 part,
-                len(inputs),
-                tuple(inputs.shape[1:]),
-                str(inputs.dtype),
-                tuple(_values(groups, sums, least, most, count, missing)),
+                len(targets),
+                tuple(_forms(stored)),
+                tuple(values for one in inputs for values in one.described()),
                 incomplete,
                 _counts(targets, contents.classes),
                 () if contents.classes is not None else tuple(_described(targets)),
@@ -139,7 +163,7 @@ def describe(contents: Contents[Rows, Array]) -> list[PartDescription]:
     return found
 
 
-def problems(contents: Contents[Rows, Array], parts: list[PartDescription]) -> list[str]:
+def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescription]) -> list[str]:
     """Say what would go wrong in training, a sentence each."""
     said = []
     train, *others = parts
@@ -179,14 +203,13 @@ def problems(contents: Contents[Rows, Array], parts: list[PartDescription]) -> l
     constant = [one.name for one in train.inputs if one.deviation == 0]
     if constant:
         said.append(f"{_first(constant)} never changes: it takes time and tells nothing")
-    if stored_dtype(contents.parts["train"][0]).kind == "f":
-        wide = [one for one in train.inputs if max(abs(one.mean), one.deviation) > _WIDE]
-        if wide:
-            said.append(
-                f"{_first([one.name for one in wide])} has the mean {wide[0].mean:.3g} and the deviation "
-                f"{wide[0].deviation:.3g}: floats are given to the model as they are; bring "
-                "each to mean 0 and deviation 1"
-            )
+    wide = [one for one in train.inputs if one.floats and max(abs(one.mean), one.deviation) > _WIDE]
+    if wide:
+        said.append(
+            f"{_first([one.name for one in wide])} has the mean {wide[0].mean:.3g} and the deviation "
+            f"{wide[0].deviation:.3g}: floats are given to the model as they are; bring "
+            "each to mean 0 and deviation 1"
+        )
     wide = [one for one in train.targets if max(abs(one.mean), one.deviation) > _WIDE]
     if wide:
         said.append(
@@ -200,31 +223,55 @@ def _first(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1:,} more)"
 
 
-def _class_names(contents: Contents[Rows, Array], classes: int) -> tuple[str, ...]:
+def _class_names(contents: Contents[Stored[Rows], Array], classes: int) -> tuple[str, ...]:
     return contents.labels or tuple(str(number) for number in range(classes))
 
 
-def _groups(inputs: Rows, columns: tuple[str, ...]) -> list[str]:
-    """The names of what is described on its own: columns of a table, channels of pictures, or all inputs."""
-    if inputs.ndim == 2:
-        return list(columns) or [f"input {number}" for number in range(inputs.shape[1])]
-    if inputs.ndim == 4:
-        return [f"channel {number}" for number in range(inputs.shape[1])]
-    return ["all inputs"]
+def _groups(stored: Stored[Rows], columns: tuple[str, ...]) -> Iterator[tuple[Column[Rows], list[str]]]:
+    """Yield each input, and the names of what is described on its own.
+
+    That is each column of a table, each channel of pictures, each number of a row in a sequence; else all.
+    """
+    for at, column in enumerate(columns_of(stored)):
+        name = _input_name(stored, at)
+        values = values_of(column)
+        if (values.ndim == 2 and values.shape[1] > 1) or (values.ndim == 2 and not name):
+            yield (
+                column,
+                list(columns) or [f"{name or 'input'} {number}" for number in range(values.shape[1])],
+            )
+        elif values.ndim == 4 and column.values is None:
+            yield column, [f"{name} channel {number}".strip() for number in range(values.shape[1])]
+        else:
+            yield column, [name or "all inputs"]
 
 
-def _values(
-    names: list[str],
-    sums: NDArray[np.float64],
-    least: NDArray[np.float64],
-    most: NDArray[np.float64],
-    count: NDArray[np.int64],
-    missing: NDArray[np.int64],
-) -> Iterator[Values]:
-    for at, name in enumerate(names):
-        mean, squares = sums[at] / max(1, count[at])
-        deviation = 0.0 if least[at] == most[at] else math.sqrt(max(0.0, squares - mean**2))
-        yield Values(name, float(mean), deviation, float(least[at]), float(most[at]), int(missing[at]))
+def _forms(stored: Stored[Rows]) -> Iterator[str]:
+    """Yield the shape and the type of each input in words."""
+    for at, column in enumerate(columns_of(stored)):
+        name, values = _input_name(stored, at), values_of(column)
+        shape = f"of shape {tuple(values.shape[1:])}"
+        form = f"{shape}, {values.dtype}"
+        if column.values is not None:
+            lengths = column.rows[:][:, 1]
+            each = "numbers" if values.ndim == 1 else f"arrays {shape}"
+            form = (
+                f"sequences of {int(lengths.min()):,} to {int(lengths.max()):,} {each}, "
+                f"{lengths.mean():.3g} in the mean, {values.dtype}"
+            )
+        yield f"{name} {form}" if name else form
+
+
+def _input_name(stored: Stored[Rows], at: int) -> str:
+    """Return the name of an input, or its number where there are several; an only one has none."""
+    if not isinstance(stored, Columns) or (len(stored.columns) == 1 and not stored.names):
+        return ""
+    return stored.names[at] if stored.names else f"input {at}"
+
+
+def _samples_at_once(column: Column[Rows]) -> int:
+    values = values_of(column)
+    return max(1, samples_per_chunk(values) * len(column.rows) // max(1, len(values)))
 
 
 def _described(targets: Array) -> Iterator[Values]:
@@ -242,5 +289,10 @@ def _counts(targets: Array, classes: int | None) -> tuple[int, ...]:
     return tuple(np.bincount(targets[targets >= 0].reshape(-1), minlength=classes).tolist())
 
 
-def _digest(sample: Array) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(sample).tobytes(), digest_size=16).digest()
+def _digest(sample: Sequence[Array]) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for one in sample:
+        if len(sample) > 1:  # else sequences of several inputs might flow into each other
+            found.update(len(one).to_bytes(8, "little") if one.ndim else b"")
+        found.update(np.ascontiguousarray(one).tobytes())
+    return found.digest()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from typing_extensions import override
 
 from tutti.data.arrays import as_floats
 from tutti.data.contents import Contents
 from tutti.data.pile import Pile
-from tutti.data.rows import Array, chosen
+from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.tables import Choice, Column, choose, one_column, refuse_long_texts, targets_of
 from tutti.errors import BadData
 from tutti.records.npz import refuse_larger_than_memory
@@ -31,7 +33,8 @@ class NamedSamples:
     """Samples of named values, added one by one.
 
     Their inputs are several numbers, or one list of numbers, which may hold lists and be of any length; NaN
-    stands for those that are missing.
+    stands for those that are missing. Where several are asked for and one is a list, each is an input by
+    itself, by its name: numbers are of shape (samples,) then, and whole numbers stay whole.
 
     Args:
         path: the file that has them.
@@ -44,12 +47,10 @@ class NamedSamples:
         self._path, self._target, self._columns, self._labelled = path, target, columns, labelled
         self._names: tuple[str, ...] = ()
         self._choice = Choice((), ())
-        self._listed = False
+        self._named: dict[str, _NamedInput] = {}
         self._waiting: list[tuple[str, Mapping[str, object]]] = []
         self._values = 0
-        self._inputs = Pile(path)
-        self._sequences: list[Array] = []
-        self._nbytes = 0
+        self._table = Pile(path)
         self._goals: list[list[Column]] = []
 
     def add(self, where: str, sample: Mapping[str, object]) -> None:
@@ -87,120 +88,52 @@ class NamedSamples:
         """
         if self._waiting:
             self._gather()
-        if not (len(self._inputs) or self._sequences):
+        if not self._goals:
             raise BadData(f"{self._path} has no samples; give at least two")
-        inputs = self._of_unequal_length() if self._sequences else self._inputs.rows(self._dtype)
-        names = () if self._listed else tuple(self._names[at] for at in self._choice.inputs)
+        names = () if self._named else tuple(self._names[at] for at in self._choice.inputs)
         if not self._labelled:
-            return Contents(name, {"train": (inputs, None)}, columns=names)
+            return Contents(name, {"train": (self._inputs_of(None), None)}, columns=names)
         columns = [one_column(several, str(self._path)) for several in zip(*self._goals, strict=True)]
         targets, kept = targets_of(columns, missing, str(self._path))
-        numbers = np.flatnonzero(kept)
-        some = chosen(inputs, numbers) if inputs.dtype != object else inputs[numbers]
-        return Contents(name, {"train": (some, targets)}, columns=names)
+        return Contents(name, {"train": (self._inputs_of(np.flatnonzero(kept)), targets)}, columns=names)
+
+    def _inputs_of(self, wanted: Indices | None) -> object:
+        """Return the inputs of some samples, by their numbers; None: of all."""
+        if not self._named:
+            rows = self._table.rows(_common(self._table))
+            return rows if wanted is None else chosen(rows, wanted)
+        found = {name: one.whole(wanted) for name, one in self._named.items()}
+        return found if len(found) > 1 else next(iter(found.values()))
 
     @property
     def _used(self) -> tuple[str, ...]:
         return tuple(self._names[at] for at in (*self._choice.inputs, *self._choice.targets))
 
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        """The type of all inputs: whole numbers become floats where another block has such."""
-        kinds = self._inputs.dtypes
-        whole = {kind for kind in kinds if kind.kind in "biu"}
-        return (kinds - whole or whole).pop() if len(whole) < 2 else np.result_type(*kinds)
-
     def _gather(self) -> None:
         """Turn the samples that wait into arrays."""
         places, samples = zip(*self._waiting, strict=True)
         inputs = [self._names[at] for at in self._choice.inputs]
-        if not (len(self._inputs) or self._sequences):
-            self._listed = len(inputs) == 1 and any(_is_list(one.get(inputs[0])) for one in samples)
-        if self._listed:
-            self._add_lists(places, inputs[0], [one.get(inputs[0]) for one in samples])
-        else:
+        if not self._goals:
+            self._named = self._inputs_by_name(inputs, samples)
+        for name, one in self._named.items():
+            one.add(places, [sample.get(name) for sample in samples])
+        if not self._named:
             values = [one.get(name) for one in samples for name in inputs]
-            self._inputs.add(self._numbers(places, inputs, values).reshape(len(samples), -1))
+            numbers = as_floats(_numbers(self._path, places, inputs, values))
+            self._table.add(numbers.reshape(len(samples), -1))
         goals = [self._names[at] for at in self._choice.targets]
         self._goals.append([self._goal(places, name, [one.get(name) for one in samples]) for name in goals])
         self._waiting, self._values = [], 0
 
-    def _numbers(self, places: Sequence[str], names: Sequence[str], values: list[object]) -> Array:
-        if not {*map(type, values)} <= _NUMBERS:
-            for at, value in enumerate(values):
-                if value is not None and type(value) not in _NUMBERS:
-                    row, column = divmod(at, len(names))
-                    raise self._no_number(places[row], names[column], value)
-            values = [float("nan") if value is None else value for value in values]
-        try:
-            return as_floats(np.array(values, np.float64))
-        except OverflowError as error:
-            raise BadData(f"{self._path} has a number that is too large near {places[0]}: {error}") from error
-
-    def _add_lists(self, places: Sequence[str], name: str, values: list[object]) -> None:
-        """Add lists of numbers; from the first of another length on, all are sequences."""
-        arrays = self._arrays(places, name, values)
-        shape = self._sequences[0].shape if self._sequences else arrays[0].shape
-        if len(self._inputs):
-            shape = self._inputs.shape
-        if not self._sequences and all(array.shape == shape for array in arrays):
-            self._inputs.add(np.stack(arrays))
-            return
-        for at, (place, array) in enumerate(zip(places, arrays, strict=True)):
-            if array.shape == (0,):
-                arrays[at] = np.empty((0, *shape[1:]), array.dtype)
-            elif array.ndim != len(shape) or not shape or array.shape[1:] != shape[1:]:
-                raise self._unequal(place, name, array.shape, shape)
-        if len(self._inputs):
-            self._sequences = list(self._inputs.rows(self._dtype)[:])
-            self._inputs = Pile(self._path)
-        self._sequences += arrays
-        self._nbytes += sum(array.nbytes for array in arrays)
-        refuse_larger_than_memory(self._path, self._nbytes)
-
-    def _of_unequal_length(self) -> Array:
-        """Return the sequences, of one type, as an array of arrays."""
-        whole = all(array.dtype.kind in "biu" for array in self._sequences if array.size)
-        found: Array = np.empty(len(self._sequences), object)
-        for at, array in enumerate(self._sequences):
-            found[at] = array.astype(np.int64) if whole else as_floats(array)
-        return found
-
-    def _lists(self, places: Sequence[str], name: str, values: list[object]) -> Array:
-        """Return lists of numbers, or arrays, as one array."""
-        arrays = self._arrays(places, name, values)
-        for place, array in zip(places, arrays, strict=True):
-            if array.shape != arrays[0].shape:
-                raise self._unequal(place, name, array.shape, arrays[0].shape)
-        return np.stack(arrays)
-
-    def _arrays(self, places: Sequence[str], name: str, values: list[object]) -> list[Array]:
-        for place, value in zip(places, values, strict=True):
-            if not _is_list(value):
-                raise self._no_list(place, name, value)
-        return [self._list(place, name, value) for place, value in zip(places, values, strict=True)]
-
-    def _list(self, place: str, name: str, value: object) -> Array:
-        """Return a list of numbers as an array; floats have the type in which they are kept."""
-        if isinstance(value, np.ndarray):
-            return value
-        for one in _leaves(value):
-            if not {*map(type, one)} <= _VALUES:
-                raise self._no_number(place, name, next(x for x in one if type(x) not in _VALUES))
-        try:
-            found = np.array(value)
-            if found.dtype == object:
-                found = found.astype(np.float64)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise BadData(
-                f"{self._path} has no regular list of numbers in {place}, '{name}': {_short(value)}; all "
-                "need numbers, and lists of one level one length"
-            ) from error
-        if found.dtype.kind == "u":
-            raise BadData(
-                f"{self._path} has a number that is too large in {place}, '{name}': {_short(value)}"
-            )
-        return as_floats(found) if found.dtype.kind == "f" else found.astype(np.int64)
+    def _inputs_by_name(
+        self, names: Sequence[str], samples: Sequence[Mapping[str, object]]
+    ) -> dict[str, _NamedInput]:
+        """Return the inputs, if one of them is a list; else none, as they are columns of a table."""
+        lists = [any(_is_list(one.get(name)) for one in samples) for name in names]
+        if not any(lists):
+            return {}
+        kinds = [_ListInput if one else _NumberInput for one in lists]
+        return {name: kind(self._path, name) for name, kind in zip(names, kinds, strict=True)}
 
     def _goal(self, places: Sequence[str], name: str, values: list[object]) -> Column:
         absent = np.array([value is None for value in values], dtype=bool)
@@ -221,7 +154,9 @@ class NamedSamples:
         if all(map(_is_list, there)):
             first = there[0]
             return Column(
-                name, self._lists(places, name, [first if one is None else one for one in values]), absent
+                name,
+                _stacked(self._path, places, name, [first if one is None else one for one in values]),
+                absent,
             )
         kind = type(there[0])
         at = next(at for at, value in enumerate(values) if value is not None and type(value) is not kind)
@@ -230,31 +165,161 @@ class NamedSamples:
             f"{_short(there[0])} before; give numbers, or texts, or lists of numbers in all samples"
         )
 
-    def _no_number(self, place: str, name: str, value: object) -> BadData:
-        words: dict[object, str] = {str: "a text", list: "a list", dict: "an object"}
-        found = words.get(type(value), type(value).__name__)
-        advice = (
-            f"give that one alone by --data.columns {name}"
-            if _is_list(value)
-            else "mend it, or choose the columns of numbers by --data.columns A,B,..."
-        )
-        return BadData(
-            f"{self._path} has {found} where a number is due: {place}, column '{name}' has "
-            f"{_short(value)}; {advice}"
-        )
 
-    def _no_list(self, place: str, name: str, value: object) -> BadData:
-        found = "nothing" if value is None else _short(value)
-        return BadData(
-            f"{self._path} has {found} in {place}, column '{name}', where others have lists or files; mend "
-            "it or leave it out"
-        )
+class _NamedInput(ABC):
+    """One of the inputs by name, added in blocks.
 
-    def _unequal(self, place: str, name: str, shape: tuple[int, ...], first: tuple[int, ...]) -> BadData:
-        return BadData(
-            f"{self._path} has lists of several lengths in '{name}': {_shape(first)}, and {_shape(shape)} "
-            f"in {place}; give all one length"
-        )
+    Args:
+        path: the file that has it.
+        name: of the input.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name, self._pile = path, name, Pile(path)
+
+    @abstractmethod
+    def add(self, places: Sequence[str], values: list[object]) -> None:
+        """Add those of some samples, with the places of these."""
+
+    def whole(self, wanted: Indices | None) -> Rows:
+        """Return those of some samples, by their numbers; None: of all."""
+        rows = self._pile.rows(_common(self._pile))
+        return rows if wanted is None else chosen(rows, wanted)
+
+
+class _NumberInput(_NamedInput):
+    """A number of each sample."""
+
+    @override
+    def add(self, places: Sequence[str], values: list[object]) -> None:
+        if {*map(type, values)} <= {int, bool}:
+            self._pile.add(_numbers(self._path, places, [self._name], values, np.int64))
+        else:
+            self._pile.add(as_floats(_numbers(self._path, places, [self._name], values)))
+
+
+class _ListInput(_NamedInput):
+    """A list of each sample; from the first of another length on, all are sequences."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(path, name)
+        self._sequences: list[Array] = []
+        self._nbytes = 0
+
+    @override
+    def add(self, places: Sequence[str], values: list[object]) -> None:
+        arrays = _arrays(self._path, places, self._name, values)
+        shape = self._sequences[0].shape if self._sequences else arrays[0].shape
+        if len(self._pile):
+            shape = self._pile.shape
+        if not self._sequences and all(array.shape == shape for array in arrays):
+            self._pile.add(np.stack(arrays))
+            return
+        for at, (place, array) in enumerate(zip(places, arrays, strict=True)):
+            if array.shape == (0,):
+                arrays[at] = np.empty((0, *shape[1:]), array.dtype)
+            elif array.ndim != len(shape) or not shape or array.shape[1:] != shape[1:]:
+                raise _unequal(self._path, place, self._name, array.shape, shape)
+        if len(self._pile):
+            self._sequences = list(self._pile.rows(_common(self._pile))[:])
+            self._pile = Pile(self._path)
+        self._sequences += arrays
+        self._nbytes += sum(array.nbytes for array in arrays)
+        refuse_larger_than_memory(self._path, self._nbytes)
+
+    @override
+    def whole(self, wanted: Indices | None) -> Rows:
+        if not self._sequences:
+            return super().whole(wanted)
+        whole = all(array.dtype.kind in "biu" for array in self._sequences if array.size)
+        found: Array = np.empty(len(self._sequences), object)
+        for at, array in enumerate(self._sequences):
+            found[at] = array.astype(np.int64) if whole else as_floats(array)
+        return found if wanted is None else found[wanted]
+
+
+def _common(pile: Pile) -> np.dtype[Any]:
+    """Return the type of all samples: whole numbers become floats where another block has such."""
+    kinds = pile.dtypes
+    whole = {kind for kind in kinds if kind.kind in "biu"}
+    return (kinds - whole or whole).pop() if len(whole) < 2 else np.result_type(*kinds)
+
+
+def _numbers(
+    path: Path, places: Sequence[str], names: Sequence[str], values: list[object], kind: type = np.float64
+) -> Array:
+    """Return the numbers of some samples, one sample after the other."""
+    if not {*map(type, values)} <= _NUMBERS:
+        for at, value in enumerate(values):
+            if value is not None and type(value) not in _NUMBERS:
+                row, column = divmod(at, len(names))
+                raise _no_number(path, places[row], names[column], value)
+        values = [float("nan") if value is None else value for value in values]
+    try:
+        return np.array(values, kind)
+    except OverflowError as error:
+        raise BadData(f"{path} has a number that is too large near {places[0]}: {error}") from error
+
+
+def _stacked(path: Path, places: Sequence[str], name: str, values: list[object]) -> Array:
+    """Return lists of numbers, or arrays, as one array."""
+    arrays = _arrays(path, places, name, values)
+    for place, array in zip(places, arrays, strict=True):
+        if array.shape != arrays[0].shape:
+            raise _unequal(path, place, name, array.shape, arrays[0].shape)
+    return np.stack(arrays)
+
+
+def _arrays(path: Path, places: Sequence[str], name: str, values: list[object]) -> list[Array]:
+    for place, value in zip(places, values, strict=True):
+        if not _is_list(value):
+            raise _no_list(path, place, name, value)
+    return [_array(path, place, name, value) for place, value in zip(places, values, strict=True)]
+
+
+def _array(path: Path, place: str, name: str, value: object) -> Array:
+    """Return a list of numbers as an array; floats have the type in which they are kept."""
+    if isinstance(value, np.ndarray):
+        return value
+    for one in _leaves(value):
+        if not {*map(type, one)} <= _VALUES:
+            raise _no_number(path, place, name, next(x for x in one if type(x) not in _VALUES))
+    try:
+        found = np.array(value)
+        if found.dtype == object:
+            found = found.astype(np.float64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadData(
+            f"{path} has no regular list of numbers in {place}, '{name}': {_short(value)}; all "
+            "need numbers, and lists of one level one length"
+        ) from error
+    if found.dtype.kind == "u":
+        raise BadData(f"{path} has a number that is too large in {place}, '{name}': {_short(value)}")
+    return as_floats(found) if found.dtype.kind == "f" else found.astype(np.int64)
+
+
+def _no_number(path: Path, place: str, name: str, value: object) -> BadData:
+    words: dict[object, str] = {str: "a text", list: "a list", dict: "an object"}
+    found = words.get(type(value), type(value).__name__)
+    return BadData(
+        f"{path} has {found} where a number is due: {place}, column '{name}' has {_short(value)}; mend it, "
+        "or choose the columns of numbers by --data.columns A,B,..."
+    )
+
+
+def _no_list(path: Path, place: str, name: str, value: object) -> BadData:
+    found = "nothing" if value is None else _short(value)
+    return BadData(
+        f"{path} has {found} in {place}, column '{name}', where others have lists or files; mend it or leave "
+        "it out"
+    )
+
+
+def _unequal(path: Path, place: str, name: str, shape: tuple[int, ...], first: tuple[int, ...]) -> BadData:
+    return BadData(
+        f"{path} has lists of several lengths in '{name}': {_shape(first)}, and {_shape(shape)} in {place}; "
+        "give all one length"
+    )
 
 
 def _is_list(value: object) -> bool:

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from tutti.data.arrays import MISSING, as_array, part_arrays, part_columns, stored_dtype, values_of
+from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, contents_of
@@ -129,7 +129,7 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
 
 
-def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Rows, None]:
+def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Stored[Rows], None]:
     """Read and check the inputs of a data set, whether or not it has targets.
 
     Args:
@@ -142,18 +142,24 @@ def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Rows, N
     contents, _, missing = _contents(data, without_stream(data, options), labelled=False)
     if missing == "drop":
         raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
-    if not taken_apart({part: x for part, (x, _) in contents.parts.items()}).single:
-        raise BadData(
-            f"{contents.name} has several inputs, or sequences of unequal length; predict such samples by "
-            "tutti.load(run).predict(inputs), or those of the run's own data"
-        )
-    parts: dict[str, tuple[Rows, None]] = {}
-    for name, (inputs, _) in contents.parts.items():
-        called = name if len(contents.parts) > 1 else "given"
-        rows = inputs if isinstance(inputs, StoredRows) else as_array(inputs, f"{called} inputs")
-        targets = np.zeros(rows.shape[:1], np.int8)  # One for each input is due.
-        parts[name] = part_arrays(called, inputs, targets, missing, contents.columns)[0], None
+    given = taken_apart({part: x for part, (x, _) in contents.parts.items()})
+    read: dict[str, tuple[Column[Rows], ...]] = {}
+    for part, inputs in given.parts.items():
+        called = part if len(given.parts) > 1 else "given"
+        several = [(given.label(called, number), one) for number, one in enumerate(inputs)]
+        targets = np.zeros(_samples(*several[0]), np.int8)  # One for each input is due.
+        read[part], _ = part_columns(called, several, targets, missing, contents.columns)
+    if not given.single:
+        _refuse_other_kinds(given, read)
+    parts = {part: (inputs, None) for part, inputs in _in_one_form(given, read).items()}
     return Contents(printable(contents.name), parts, columns=tuple(map(printable, contents.columns)))
+
+
+def _samples(what: str, value: object) -> tuple[int, ...]:
+    """Return how many samples an input has, as a shape: none, if it is a single value."""
+    if isinstance(value, Column):
+        return (len(value.rows),)
+    return (value if isinstance(value, StoredRows) else as_array(value, what)).shape[:1]
 
 
 def with_columns(data: object, options: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutti.data.arrays import as_array
 from tutti.data.columns import LENGTHS, Column
-from tutti.data.rows import Array, Rows, StoredRows
+from tutti.data.rows import Array, Rows, StoredRows, joined, piece
 from tutti.errors import BadData
 
 
@@ -30,11 +30,23 @@ class Sequences:
         lengths: of each, int64, of shape (samples,).
     """
 
-    values: Array
+    values: Rows
     lengths: Array
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @classmethod
+    def of(cls, column: Column[Rows]) -> Sequences:
+        """Return the sequences of a column; the values of others may lie between theirs."""
+        assert column.values is not None, "they are sequences"
+        begins, lengths = np.asarray(column.rows[:], np.int64).T
+        breaks = np.flatnonzero(begins[1:] != begins[:-1] + lengths[:-1]) + 1
+        pieces = [
+            piece(column.values, int(begins[some[0]]), int(begins[some[-1]] + lengths[some[-1]]))
+            for some in np.split(np.arange(len(begins)), breaks)
+        ]
+        return cls(joined(pieces), lengths)
 
     @property
     def column(self) -> Column[Rows]:

@@ -14,7 +14,7 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.data import Part, Scale
-from tutti.data.columns import Inputs
+from tutti.data.columns import Inputs, Stored, columns_of
 from tutti.data.sources import with_columns
 from tutti.data.unlabelled import open_inputs
 from tutti.errors import BadData
@@ -23,7 +23,14 @@ from tutti.run.build import open_config_data, seeded
 from tutti.run.jobs import load_job
 from tutti.run.prediction_files import SUFFIXES, Meaning
 from tutti.run.train_job import PARTS, PredictJob
-from tutti.run.trained import Predictor, dtype_of, load_trained, order_of, refuse_other_inputs
+from tutti.run.trained import (
+    Predictor,
+    dtype_of,
+    in_columns,
+    load_trained,
+    order_of,
+    refuse_other_inputs,
+)
 from tutti.run.trained_run import UNUSED, find_run
 from tutti.training.precision import Arithmetic
 from tutti.training.prediction import PASS, Block, outputs_of
@@ -89,18 +96,37 @@ def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[s
     found = stream.outline
     chosen = "columns" in job.config.data_options
     order = None if chosen else order_of(found.name, found.columns, data.columns)
-    shape = found.shape if order is None else (len(order),)
-    refuse_other_inputs(found.name, shape, found.dtype, data)
+    outline = _as_trained(predictor, found.inputs, found.samples, order)
+    refuse_other_inputs(found.name, outline.shape, dtype_of(outline), data)
 
     def blocks() -> Blocks:
         start = 0
         for stored in stream.blocks(PASS):
-            laid = stored if order is None else stored.index_select(1, torch.tensor(order))
-            yield torch.arange(start, start + len(stored)), Block(len(stored), partial(_copy, laid))
-            start += len(stored)
+            count = len(columns_of(stored)[0].rows)
+            part = predictor.given(_as_trained(predictor, stored, count, order))
+            yield torch.arange(start, start + count), Block(count, partial(_take, part, 0))
+            start += count
 
     what = found.name if found.part is None else f"{found.part} part of {found.name}"
     return what, found.samples, blocks()
+
+
+def _as_trained(
+    predictor: Predictor, stored: Stored[torch.Tensor], samples: int, order: list[int] | None
+) -> Part:
+    """Return inputs as a part without a scale, in the order of the model's; its targets mean nothing.
+
+    Args:
+        predictor: the model.
+        stored: some samples.
+        samples: how many.
+        order: the columns of a table that the model takes; None: all, as they are.
+    """
+    device = columns_of(stored)[0].rows.device
+    if order is not None and isinstance(stored, torch.Tensor):
+        stored = stored.index_select(1, torch.tensor(order, device=device))
+    part = Part(stored, torch.zeros(samples, device=device))
+    return in_columns(predictor.data.inputs, part) if predictor.data.inputs else part
 
 
 def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, int, Blocks]:
@@ -122,11 +148,6 @@ def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str
             yield rows, Block(stop - start, partial(_take, stored, start))
 
     return f"{name} part of {dataset.name}", len(part), blocks()
-
-
-def _copy(stored: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """Copy inputs: a model may change its own in place, and others see these, too."""
-    return stored[first:last].clone()
 
 
 def _take(part: Part, start: int, first: int, last: int) -> Inputs:

@@ -328,14 +328,15 @@ def scale_seen(trained: TrainedOn) -> Scale:
 
 
 def in_columns(seen: Sequence[SeenInput], part: Part) -> Part:
-    """Put the inputs of a part in the order of the model's, with sequences as such and as long as those.
+    """Put the inputs that a model takes in its order, with sequences as such and as long as those it knows.
 
     Other data may by chance have sequences of equal length, or shorter ones than a model was made for.
     """
     stored, names = part.stored_inputs, tuple(one.name for one in seen if one.name)
     columns = columns_of(stored)
     there = stored.names if isinstance(stored, Columns) else ()
-    if sorted(there) != sorted(names) or len(columns) != len(seen):
+    # Of named inputs there may be more than the model takes.
+    if not {*names} <= {*there} or (not names and len(columns) != len(seen)):
         return part
     ordered = [columns[there.index(name)] for name in names] if names else columns
     found = (

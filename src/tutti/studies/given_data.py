@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-import numpy as np
 from torch.utils.data import Dataset
 
-from tutti.data.columns import Columns, Stored
-from tutti.data.contents import Contents
+from tutti.data.columns import Stored
+from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
-from tutti.errors import BadOption
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
 from tutti.run.build import seeded
@@ -55,12 +53,5 @@ class GivenData:
         """The data as the arrays of an NPZ file; None: their name is enough."""
         if self.contents is None:
             return None
-        found: dict[str, Array] = {}
-        for part, (inputs, targets) in self.contents.parts.items():
-            if isinstance(inputs, Columns):
-                raise BadOption(
-                    "the data have several inputs, or sequences of unequal length, which are kept in no "
-                    "file; make them in a function of a file, and give its name: data='file.py:make'"
-                )
-            found |= {f"x_{part}": inputs[:], f"y_{part}": targets}
-        return found | ({"label_names": np.array(self.contents.labels)} if self.contents.labels else {})
+        found = to_keys(replace(self.contents, classes=None, columns=()))
+        return {key: rows[:] for key, rows in found.items()}

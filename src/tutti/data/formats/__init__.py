@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, cast
 import numpy as np
 
 from tutti.data.arrays import as_array
+from tutti.data.columns import Stored
 from tutti.data.contents import Contents
 from tutti.data.rows import Array, Rows, StoredRows, joined
 from tutti.errors import BadData
@@ -70,7 +71,7 @@ class Format(ABC):
         """
 
     @staticmethod
-    def write(contents: Contents[Rows, Array], path: Path) -> None:
+    def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
         """Write a data set, so that `read` gives the same; no more than a chunk of it is in memory.
 
         Raises:

@@ -10,6 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from tutti.data.arrays import CHUNK, chunks_of
+from tutti.data.columns import Stored
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
 from tutti.data.formats import Format, listed
 from tutti.data.rows import Array, Rows, StoredRows
@@ -79,7 +80,7 @@ class Hdf5(Format):
 
     @staticmethod
     @override
-    def write(contents: Contents[Rows, Array], path: Path) -> None:
+    def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
         """Write a file with a data set for each array, in one stretch each."""
         h5py = optional_package("h5py", "HDF5 files")
         with h5py.File(path, "w") as file:

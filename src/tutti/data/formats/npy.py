@@ -11,6 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from tutti.data.arrays import chunks_of
+from tutti.data.columns import Columns, Stored
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
 from tutti.data.formats import Format, listed
 from tutti.data.rows import Array, Rows, joined, piece
@@ -68,11 +69,14 @@ class Npy(Format):
 
     @staticmethod
     @override
-    def write(contents: Contents[Rows, Array], path: Path) -> None:
-        """Write a folder with a file for each array; those of a part whose inputs are large in pieces."""
+    def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
+        """Write a folder with a file for each array; those of a part whose one input is large in pieces."""
         path.mkdir()
-        cuts = {}
+        cuts: dict[str, range] = {}
         for name, (inputs, _) in contents.parts.items():
+            if isinstance(inputs, Columns):
+                cuts[name] = range(1)
+                continue
             each = SHARD_BYTES // max(1, inputs.size // len(inputs) * inputs.dtype.itemsize)
             cuts[name] = range(0, len(inputs), max(1, each))
         for key, rows in to_keys(contents).items():

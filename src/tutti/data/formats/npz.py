@@ -11,6 +11,7 @@ from typing import IO, BinaryIO, Final
 import numpy as np
 from typing_extensions import override
 
+from tutti.data.columns import Stored
 from tutti.data.contents import Contents, from_keys, to_keys
 from tutti.data.formats import Format
 from tutti.data.formats.npy import write_npy
@@ -39,7 +40,7 @@ class Npz(Format):
 
     @staticmethod
     @override
-    def write(contents: Contents[Rows, Array], path: Path) -> None:
+    def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
         """Write an archive as `numpy.savez` does."""
         with zipfile.ZipFile(path, "w") as archive:
             for key, rows in to_keys(contents).items():

@@ -12,6 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from tutti.data.arrays import as_floats, chunks_of, float_dtype
+from tutti.data.columns import Columns, Stored
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.items import TARGET_WORDS
@@ -77,7 +78,7 @@ class Parquet(Format):
 
     @staticmethod
     @override
-    def write(contents: Contents[Rows, Array], path: Path) -> None:
+    def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
         """Write a table: a column for each input that has a name, else one of lists."""
         _write(contents, path)
 
@@ -440,7 +441,7 @@ def _classes(schema: Any, goals: list[str]) -> tuple[int | None, tuple[str, ...]
     return len(labels) or (count if type(count) is int and count > 0 else None), labels
 
 
-def _write(contents: Contents[Rows, Array], path: Path) -> None:
+def _write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
     """Write a data set of one part; class names go where Hugging Face has them."""
     arrow, parquet = (optional_package(f"pyarrow{one}", "Parquet files") for one in ("", ".parquet"))
     if len(contents.parts) > 1:
@@ -449,6 +450,12 @@ def _write(contents: Contents[Rows, Array], path: Path) -> None:
             "a name without an ending, for a folder, or one that ends in .npz or .h5"
         )
     inputs, targets = contents.parts["train"]
+    if isinstance(inputs, Columns):
+        raise BadData(
+            f"'{contents.name}' has several inputs, or sequences of unequal length, and a Parquet file "
+            "takes one of one shape; give a name without an ending, for a folder, or one that ends in .npz "
+            "or .h5"
+        )
     names = contents.columns or ("x",)
     if len({*names, _TARGET}) <= len(names) or any(name.strip().lower() in TARGET_WORDS for name in names):
         raise BadData(
