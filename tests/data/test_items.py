@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 
 from tutti.data.items import Unloaded
+from tutti.data.sources import read_source
 from tutti.errors import BadData
 
 
@@ -195,3 +196,15 @@ def test_data_sets_whose_numbers_stand_for_other_classes_are_refused(opened):
         BadData, match=r"the test part .* has the class names bee, cow, and the train part ant"
     ):
         opened((Named("ant", "bee", "cow"), Named("bee", "cow")))
+
+
+def test_lists_of_dicts_are_read_as_data_sets_of_such_items():
+    items = [{"image": np.full((2, 3), k / 2), "age": k / 4, "label": k % 2} for k in range(6)]
+    contents = read_source((items, items[:2]), {})
+    (train, targets), (test, _) = contents.parts["train"], contents.parts["test"]
+    assert train.names == test.names == ("image", "age")
+    assert [one.rows.shape for one in train.columns] == [(6, 2, 3), (6, 1)]
+    assert [one.rows.shape for one in test.columns] == [(2, 2, 3), (2, 1)]
+    assert train.columns[1].rows[:, 0].tolist() == [k / 4 for k in range(6)]
+    assert targets.tolist() == [0, 1] * 3
+    assert list(read_source(items, {}).parts) == ["train"]

@@ -109,6 +109,8 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
         return Contents(name, {"train": read_items(value, "train")}, labels=_dataset_labels(value))
     if isinstance(value, Mapping):
         return from_keys(value, name, what, labelled)
+    if _are_items(value):
+        return Contents(name, {"train": read_items(value, "train")})
     if not labelled and isinstance(value, np.ndarray | Tensor):
         return Contents(name, {"train": (value, None)})
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -118,6 +120,9 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
             refuse_other_names({part: names for part, names in labels.items() if names}, what)
             parts = {"train": read_items(first, "train"), "test": read_items(second, "test")}
             return Contents(name, parts, labels=labels["train"])
+        if _are_items(first) and _are_items(second):
+            parts = {"train": read_items(first, "train"), "test": read_items(second, "test")}
+            return Contents(name, parts)
         if isinstance(first, tuple) and isinstance(second, tuple):
             return Contents(name, {"train": _pair(first, what), "test": _pair(second, what)})
         return Contents(name, {"train": (first, second)})
@@ -292,6 +297,11 @@ def pair_up(
         elif len(missing) == 1 or part == "train":
             raise BadData(f"{what} lacks the {part} {' and '.join(missing)}; {explained}")
     return pairs
+
+
+def _are_items(value: object) -> bool:
+    """Tell whether a value is a list of samples, each a dict."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
 
 
 def _pair(value: tuple[object, ...], what: str) -> tuple[object, object]:

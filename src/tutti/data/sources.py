@@ -5,7 +5,7 @@
 "s3://bucket/folder", "https://...", ...       the same, copied to this host once
 "package.module:factory", "file.py:factory"   called with the options; gives one of the objects below
 (x, y) or ((x, y), (x_test, y_test))          arrays, tensors, nested lists
-dataset or (dataset, test_dataset)            map-style torch data sets
+dataset or (dataset, test_dataset)            map-style torch data sets, or lists of dicts, a sample each
 {"x_train": ..., "y_train": ..., ...}         the keys of an NPZ file
 a frame of pandas or polars                   with the options `target` and `columns`, as tables in files
 """

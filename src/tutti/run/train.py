@@ -67,6 +67,7 @@ from tutti.training.loggers.base import Logbook
 from tutti.training.losses import weights_in
 from tutti.training.losses.class_weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
+from tutti.training.preflight import warn_if_undefined
 from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.weights import weights_to_bytes
@@ -218,6 +219,7 @@ def _train(
         reseed(job.config.seed, 1 + portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
         warn_if_much(task, comm)
+        warn_if_undefined(task.objective, task.dataset, comm)
         recording.profile(parts.schedule.updates)
         refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
         start = RunStart(now(), World(comm.size, comm.hosts, torch.get_num_threads()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tutti.comm.base import Communicator
 from tutti.data.batches import Batches
 from tutti.data.columns import LENGTHS, MASK, Columns, Inputs, names_beside
-from tutti.data.parts import Part
+from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, TuttiError
 from tutti.records.shapes import described
 from tutti.training.evaluation import Objective, evaluating, undone
@@ -29,6 +31,34 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 MOST = 10_000_000
 """The most numbers of outputs on which a metric is tried."""
+
+
+def warn_if_undefined(
+    objective: Objective, dataset: DataSet, comm: Communicator, only: str | None = None
+) -> None:
+    """Warn of metrics that have no figure of a part, such as auc where all samples are of one class.
+
+    Args:
+        objective: has the metrics.
+        dataset: the parts.
+        comm: the ranks; the first one prints.
+        only: look at the part of this name alone; None: at all.
+    """
+    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    for name, part in parts.items():
+        if comm.rank or part is None or only not in (None, name):
+            continue
+        targets, ignored = part.targets.cpu(), objective.loss.ignored
+        if ignored is not None and not targets.is_floating_point():
+            targets = targets[targets != ignored]
+        for metric in objective.metrics:
+            if why := metric.undefined(targets):
+                print(
+                    f"tutti: warning: {metric.name} is not defined for the {name} part, and is nan there: "
+                    f"{why}; choose another by --metrics, or give that part samples of other classes",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:

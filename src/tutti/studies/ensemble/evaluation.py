@@ -52,7 +52,8 @@ def work(comm: Communicator, payload: bytes) -> None:
         for member, place in zip(ensemble.members, job.making.places, strict=True):
             _load(member, place)
     with seeded(job.config.seed):
-        dataset = _opened(job, comm)
+        opened = _opened(job, comm)
+        dataset = None if opened is None else opened.with_parts(ensemble.given)
     part = None if dataset is None else getattr(dataset, job.part or "test")
     if dataset is not None and part is not None:
         arithmetic = Arithmetic(device=device)
@@ -77,7 +78,7 @@ def work(comm: Communicator, payload: bytes) -> None:
     for single, place in job.making.singles:
         network = TrainedModel(TrainConfig.from_json(single.config), single.data, device)
         _load(network, place)
-        singles.append(_predicted(network, part, comm, arithmetic))
+        singles.append(_predicted(network, network.given(part), comm, arithmetic))
     if found is not None:
         theirs = [one for one in singles if one is not None]
         gain = gain_of(found, theirs, job.making.metric, objective.loss.amounts)
@@ -102,7 +103,8 @@ def _load(network: nn.Module, place: str) -> None:
 def _opened(job: EnsembleJob, comm: Communicator) -> DataSet | None:
     """The data set, with inputs as they are stored; None: it has no test part, and no part was asked for."""
     trained = job.record.members[0].data
-    data = open_seen(job, comm, replace(trained, mean=(), std=(), fill=()))
+    plain = tuple(replace(one, mean=(), std=(), fill=()) for one in trained.inputs)
+    data = open_seen(job, comm, replace(trained, mean=(), std=(), fill=(), inputs=plain))
     if getattr(data, job.part or "test") is None:
         if job.part is None:
             return None

@@ -71,7 +71,7 @@ def snapshots_of(folder: RunFolder, top: int | None, trust: bool) -> tuple[Ensem
             "train with --schedule warm, and with --checkpoint and --keep such that the weights at the end "
             "of each cycle stay"
         )
-    data = _data_of(folder)
+    data = folder.read(TrainedOn)
     kind = kind_of(config.loss, data.classes)
     chosen = places[-(top or len(places)) :]
     names = tuple(place.name for place in chosen)
@@ -101,23 +101,8 @@ def _networks(folder: FarmFolder, candidate: str, trust: bool) -> Iterator[tuple
     for number in range(folder.plan.question["jobs_each"]):
         path = folder.job(job_name(candidate, number))
         config = TrainConfig.read(path, trust)
-        data = _data_of(RunFolder(path))
+        data = RunFolder(path).read(TrainedOn)
         yield Member(candidate, _kept(config, candidate), data), str(path.absolute())
-
-
-def _data_of(folder: RunFolder) -> TrainedOn:
-    """Return what a run was trained on.
-
-    Raises:
-        BadOption: its model takes several inputs, or sequences.
-    """
-    data = folder.read(TrainedOn)
-    if data.inputs:
-        raise BadOption(
-            f"the model of {folder.path} takes several inputs, or sequences, and the members of an ensemble "
-            "take one input of one shape; evaluate it alone by tutti evaluate"
-        )
-    return data
 
 
 def _kept(config: TrainConfig, name: str) -> dict[str, Any]:

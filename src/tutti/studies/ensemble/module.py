@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tutti.data.parts import Part
+from tutti.errors import BadOption
 from tutti.records.ensemble import Combination, EnsembleRecord
 from tutti.records.output_kinds import Kind
 from tutti.records.run_folder import WEIGHTS
@@ -46,9 +48,19 @@ class Ensemble(Predictor):
         ]
 
     @override
-    def forward(self, stored: Tensor) -> Tensor:
+    def given(self, part: Part) -> Part:
+        found = [cast("TrainedModel", member).given(part) for member in self.members]
+        if len({repr(getattr(one.stored_inputs, "beside", None)) for one in found}) > 1:
+            raise BadOption(
+                "some networks of the ensemble take the lengths of sequences, and others a mask; combine "
+                "those of one model"
+            )
+        return found[0]
+
+    @override
+    def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:
         """Return the outputs of the ensemble, in the precision of its members."""
-        return self.of_outputs([cast("Tensor", member(stored)) for member in self.members])
+        return self.of_outputs([cast("Tensor", member(*stored, **named)) for member in self.members])
 
     def of_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the outputs of the ensemble for those of its members."""

@@ -73,6 +73,10 @@ class Metric(ABC):
             )
         return self
 
+    def undefined(self, targets: Tensor) -> str:
+        """Say why there is no figure of samples with these targets, which all have a label; else nothing."""
+        return ""
+
     @abstractmethod
     def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over the samples, of shape (width,), or a scalar, in float64.

@@ -81,6 +81,15 @@ class RankingMetric(GatheredMetric):
         super().on(reading)
         return replace(self, function=lambda outputs, targets: self._mean(reading, outputs, targets))
 
+    @override
+    def undefined(self, targets: Tensor) -> str:
+        flags = targets.is_floating_point()
+        rows = (targets > 0).flatten(1) if flags and targets.dim() > 1 else targets.reshape(-1, 1)
+        if not len(rows) or (rows != rows[0]).any():
+            return ""
+        what = "the same labels" if flags else f"class {int(rows[0, 0])}"
+        return f"all samples have {what}, and it compares those of a class with others"
+
     def _mean(self, reading: Reading, outputs: Tensor, targets: Tensor) -> float:
         probabilities, wanted = reading.probabilities(outputs, targets)
         if not probabilities.isfinite().all():
