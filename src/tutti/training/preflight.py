@@ -52,7 +52,7 @@ def warn_if_undefined(
         if ignored is not None and not targets.is_floating_point():
             targets = targets[targets != ignored]
         for metric in objective.metrics:
-            if why := metric.undefined(targets):
+            if why := metric.no_figure_of(targets):
                 print(
                     f"tutti: warning: {metric.name} is not defined for the {name} part, and is nan there: "
                     f"{why}; choose another by --metrics, or give that part samples of other classes",

@@ -200,12 +200,6 @@ def _read(folder: Path, options: Mapping[str, object]) -> Contents[object]:
         )
     found = files_by_key(folder)
     inputs = {key for key in found if (slot_of(key) or ("", ""))[1] == "inputs"}
-    several = sorted(key for key in inputs if "." in key and key.partition(".")[0] not in inputs)
-    if several:
-        raise BadData(
-            f"{folder} has several inputs, or sequences ({', '.join(several[:5])}), which are not streamed but "
-            "read into memory: use fewer samples, or a machine with more"
-        )
     values: dict[str, object] = {
         key: ShardRows(files) if key in inputs else _in_memory(joined_files(files))
         for key, files in found.items()

@@ -96,6 +96,14 @@ def streamable(data: object, options: Mapping[str, object]) -> Streamable | None
                 f"data convert {data} NEW, then give --data NEW"
             )
         return None
+    several = any("." in key for key in files)
+    if several and wanted:
+        raise BadOption(
+            f"--data.stream true is for one input of one shape, and {folder} has several, or "
+            "sequences; leave it out, so that all samples are in memory"
+        )
+    if several:
+        return None
     buffer_bytes = _buffer(options)
     if wanted is None:
         free = free_bytes()

@@ -73,7 +73,7 @@ class Metric(ABC):
             )
         return self
 
-    def undefined(self, targets: Tensor) -> str:
+    def no_figure_of(self, targets: Tensor) -> str:
         """Say why there is no figure of samples with these targets, which all have a label; else nothing."""
         return ""
 

@@ -82,7 +82,7 @@ class RankingMetric(GatheredMetric):
         return replace(self, function=lambda outputs, targets: self._mean(reading, outputs, targets))
 
     @override
-    def undefined(self, targets: Tensor) -> str:
+    def no_figure_of(self, targets: Tensor) -> str:
         flags = targets.is_floating_point()
         rows = (targets > 0).flatten(1) if flags and targets.dim() > 1 else targets.reshape(-1, 1)
         if not len(rows) or (rows != rows[0]).any():
