@@ -212,3 +212,21 @@ def test_predictions_are_read_as_they_were_written(tmp_path):
     np.savez(tmp_path / "r.npz", rows=found.rows)
     with pytest.raises(BadData, match="lacks outputs and targets"):
         Predictions.read(tmp_path / "r.npz")
+
+
+@pytest.mark.parametrize("case", ["classes", "positions", "a logit", "flags"])
+@pytest.mark.parametrize("name", ["auc", "average_precision"])
+def test_figures_of_the_order_of_probabilities_are_those_of_training_and_may_be_missing(case, name):
+    outputs, targets, _ = CASES[case]
+    part = Part(torch.from_numpy(outputs), torch.from_numpy(targets))
+    classes = None if part.targets.is_floating_point() else max(2, outputs.shape[1])
+    data = DataSet(case, part, None, None, classes, ())
+    loss = named_loss("bce" if classes is None else "auto", data)
+    (metric,) = named_metrics(name, loss, data)
+    one_class = predictions(outputs[:5], np.zeros_like(targets[:5]), start=len(targets))
+    found = score_folds([predictions(outputs, targets), one_class], name)
+    assert found.folds[0] == pytest.approx(
+        metric.of_all(*labelled(part.stored_inputs, part.targets, -100 if classes else None)), abs=1e-12
+    )
+    assert found.missing == [1]
+    assert found.metric == name

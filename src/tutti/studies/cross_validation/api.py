@@ -193,7 +193,8 @@ def cross_validate(
         schedules: one or several, each as `tutti.train` takes it, "none" or None; a dict gives them names.
         groups: the group of each sample: samples of one group are never in both parts.
         score: the figure that candidates are compared by: accuracy, balanced_accuracy, f1, precision, recall,
-            top5, mae, mse, rmse or r2; "auto" is accuracy for classes and labels of 0 or 1, mae for amounts.
+            auc, average_precision, top5, mae, mse, rmse or r2; "auto" is accuracy for classes and labels of
+            0 or 1, mae for amounts.
         sweep: further options with values that are crossed in, such as {"lr": [0.1, 0.01]}.
         optimizer: as for `tutti.train`.
         strategy: as for `tutti.train`.

@@ -45,12 +45,23 @@ class Measure:
         better: whether "higher" or "lower" is.
         share: it is a share of the samples, so that differences are told in points of 100.
         of_classes: it compares classes, or labels of 0 or 1.
+        ranks: it takes the probabilities of the classes, of shape (labels, classes), and not what they mean.
     """
 
     function: Callable[[Array, Array], float]
     better: str
     share: bool = False
     of_classes: bool = True
+    ranks: bool = False
+
+    def rows_of(self, found: Predictions, amounts: bool) -> tuple[Array, Array]:
+        """Return the outputs and targets that it takes, of what has a label.
+
+        Args:
+            found: predictions.
+            amounts: as for `score_folds`.
+        """
+        return _probabilities(found, amounts) if self.ranks else labelled(found, amounts)
 
 
 @dataclass(frozen=True)
@@ -124,19 +135,19 @@ def score_folds(
     name = ("accuracy" if labels else "mae") if metric == "auto" else metric
     if name not in MEASURES:
         raise UnknownName("metric", name, MEASURES)
-    measure = MEASURES[name].function
-    if amounts and not labels and MEASURES[name].of_classes:
+    measure = MEASURES[name]
+    if amounts and not labels and measure.of_classes and not measure.ranks:
         # Above the middle between 0 and 1 a label is set, as a logit above 0 says.
         folds = [None if one is None else replace(one, outputs=one.outputs - 0.5) for one in folds]
         there = [one for one in folds if one is not None]
-    flat = [None if found is None else labelled(found, amounts) for found in folds]
-    outputs, targets = labelled(out_of_fold(there), amounts)
-    confusion = _confusion(outputs, targets, classes) if labels else None
+    flat = [None if found is None else measure.rows_of(found, amounts) for found in folds]
+    together = out_of_fold(there)
+    confusion = _confusion(*labelled(together, amounts), classes) if labels else None
     return Scores(
         name,
-        tuple(math.nan if one is None else _score(measure, *one) for one in flat),
+        tuple(math.nan if one is None else _score(measure.function, *one) for one in flat),
         tuple(0 if found is None else len(found.rows) for found in folds),
-        _score(measure, outputs, targets),
+        _score(measure.function, *measure.rows_of(together, amounts)),
         () if confusion is None else _per_class(confusion),
         confusion,
     )
@@ -227,6 +238,45 @@ def labelled(found: Predictions, amounts: bool) -> tuple[Array, Array]:
         outputs = np.where(np.isfinite(single), right, np.nan)[:, None]
     kept = targets.ravel() != NO_LABEL
     return outputs[kept], targets.ravel()[kept]
+
+
+def _probabilities(found: Predictions, amounts: bool) -> tuple[Array, Array]:
+    """Return the probability of each class, or of each label of 0 or 1, and the true ones.
+
+    Outputs that approach numbers are taken as they are: their order is that of probabilities.
+    """
+    outputs, targets = found.outputs.astype(np.float64), found.targets
+    if targets.dtype.kind == "f" and targets[:1].size > 1:
+        return outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1) > 0
+    if targets.dtype.kind in "iu" and outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1:
+        outputs = np.moveaxis(outputs, 1, -1).reshape(-1, outputs.shape[1])
+        if not amounts:
+            from scipy import special  # Takes a while.
+
+            outputs = special.softmax(outputs, axis=1)
+    else:
+        single = outputs.reshape(-1)
+        outputs = np.stack([-single, single], axis=1)
+    wanted = targets.reshape(-1).astype(np.int64)
+    kept = wanted != NO_LABEL
+    return outputs[kept], wanted[kept]
+
+
+def _ranking(name: str) -> Callable[[Array, Array], float]:
+    """Return a figure of scikit-learn by its name there: of each class against all others, the mean."""
+
+    def figure(probabilities: Array, targets: Array) -> float:
+        from sklearn import metrics
+
+        wanted = targets if targets.ndim > 1 else targets[:, None] == np.arange(probabilities.shape[1])
+        found = [
+            float(getattr(metrics, name)(there, scores))
+            for scores, there in zip(probabilities.T, wanted.T, strict=True)
+            if there.any() and not there.all()
+        ]
+        return sum(found) / len(found) if found else math.nan
+
+    return figure
 
 
 def _predicted(outputs: Array, targets: Array) -> Array:
@@ -330,6 +380,8 @@ MEASURES: Final[dict[str, Measure]] = {
     "f1": Measure(_macro("f1_score"), "higher"),
     "precision": Measure(_macro("precision_score"), "higher", share=True),
     "recall": Measure(_macro("recall_score"), "higher", share=True),
+    "auc": Measure(_ranking("roc_auc_score"), "higher", ranks=True),
+    "average_precision": Measure(_ranking("average_precision_score"), "higher", ranks=True),
     "top5": Measure(_top5, "higher", share=True),
     "mae": Measure(_of_amounts("mean_absolute_error"), "lower", of_classes=False),
     "mse": Measure(_mse, "lower", of_classes=False),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from tutti.records.predictions import Predictions
-from tutti.studies.cross_validation.scores import MEASURES, labelled
+from tutti.studies.cross_validation.scores import MEASURES
 from tutti.studies.cross_validation.significance import CONFIDENCE, amount_of
 
 DRAWS: Final = 1000
@@ -69,7 +69,7 @@ def gain_of(ours: Predictions, theirs: Sequence[Predictions], metric: str, amoun
     whole = ours.targets.dtype.kind in "iu"
     metric = ("accuracy" if whole else "mae") if metric == "auto" else metric
     measure = MEASURES[metric].function
-    outputs = [labelled(one, amounts) for one in (ours, *theirs)]
+    outputs = [MEASURES[metric].rows_of(one, amounts) for one in (ours, *theirs)]
 
     def scores(drawn: NDArray[np.int64]) -> tuple[float, float]:
         found = [measure(output[drawn], targets[drawn]) for output, targets in outputs]
