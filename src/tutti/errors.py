@@ -187,13 +187,15 @@ def no_room(error: OSError, file: object = None) -> UserError | None:
     if error.errno == errno.EFBIG:
         remedy = "raise the limit on the size of files (ulimit -f)"
     else:
-        remedy = f"free some space on that disk{'' if name is None else ', ' + room_left(Path(name))}"
+        # Python calls streams that have no path of their own '<stdout>' and the like.
+        known = name is not None and not str(name).startswith("<")
+        remedy = f"free some space on that disk{', ' + room_left(Path(str(name))) if known else ''}"
     return UserError(f"cannot write {'a file' if name is None else name}: {error.strerror}; {remedy}")
 
 
 def room_left(path: Path) -> str:
     """Say how much room there is on the disk of a path, whether or not something is there yet."""
-    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.exists(place))
     return f"which has {shutil.disk_usage(there).free:,} bytes left"
 
 
