@@ -19,22 +19,13 @@ from typing import Any, Self
 
 import cloudpickle
 
+from tests.preloaded.server import PRELOADED
+
 PR_SET_PDEATHSIG = 1
 
 _context = multiprocessing.get_context("forkserver")
-set_forkserver_preload(
-    [
-        "pytest",
-        # torch imports its compiler when the first optimizer is made, which takes seconds in every process.
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "torch.distributed.pipelining",
-        "torch.distributed.tensor.parallel",
-        "tutti.torch_backend.group",
-        "tutti.comm.shm.communicator",
-        "tutti.run.train",
-    ]
-)
+# Forked itself, as a rule, it finds all of it there.
+set_forkserver_preload([*PRELOADED])
 
 
 class ForkedRanks:

@@ -24,6 +24,8 @@ from pathlib import Path
 PRELOADED = (
     # torch imports its compiler when the first optimizer is made, which takes seconds in every process.
     "torch._dynamo",
+    # The first model that is compiled imports this, with 380 modules.
+    "functorch.compile",
     # Ranks that share a model import these.
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
