@@ -14,7 +14,7 @@ from tests.ecosystem.outcomes import BACKENDS, PORTS, RANKS
 from tests.mpi import mpirun as mpi
 from tests.mpi.mpirun import run
 from tests.ports import held_ports
-from tests.preloaded import SERVER, interpreter, server
+from tests.preloaded import SERVER, interpreter, server_socket
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
@@ -63,5 +63,5 @@ def _environment() -> dict[str, str]:
     path = os.environ.get("PYTHONPATH")
     return {
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *([path] if path else [])]),
-        SERVER: server(),
+        SERVER: server_socket(),
     }

@@ -34,7 +34,7 @@ def interpreter(*, starts_ranks: bool = False) -> list[str]:
     Args:
         starts_ranks: whether the program does, and these shall come with torch imported, too.
     """
-    beside = ["supervisor.py", server()] if starts_ranks else ["program.py"]
+    beside = ["supervisor.py", server_socket()] if starts_ranks else ["program.py"]
     return [*_stub(), str(HERE / beside[0]), *beside[1:]]
 
 
@@ -67,11 +67,11 @@ def child(kept: Sequence[int]) -> list[str]:
 
 
 def _stub(path: str | None = None) -> list[str]:
-    return [sys.executable, "-I", "-S", str(HERE / "stub.py"), path or server()]
+    return [sys.executable, "-I", "-S", str(HERE / "stub.py"), path or server_socket()]
 
 
 @cache
-def server() -> str:
+def server_socket() -> str:
     """The path of the socket of the server that serves the tests of this process."""
     path = os.environ.get(SERVER)
     if path is None:
