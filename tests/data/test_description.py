@@ -83,7 +83,7 @@ def test_several_inputs_and_sequences_are_described_by_their_names():
     assert tokens.deviation == pytest.approx(np.std([1, 2, 4, 5, 6, 9]), rel=1e-12)
     # The last sample is the fourth again, with its target.
     assert (train.repeated, train.contrary, len(said)) == (1, 0, 1)
-    particles = [np.full((length, 2), [1.0, 2.0]) for length in (2, 3)]
+    particles = [np.full((length, 2), [1, 2], np.float32) for length in (2, 3)]
     (train,), _ = described((particles, np.arange(2)))
     assert [(one.name, one.mean) for one in train.inputs] == [("input 0", 1), ("input 1", 2)]
-    assert train.forms == ("sequences of 2 to 3 arrays of shape (2,), 2.5 in the mean, float64",)
+    assert train.forms == ("sequences of 2 to 3 arrays of shape (2,), 2.5 in the mean, float32",)
