@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import tutti
-from tutti.errors import UnknownName
+from tutti.errors import BadModel, UnknownName
 from tutti.sklearn import Classifier, Regressor
 from tutti.sklearn.estimators import Estimator
 
@@ -152,6 +152,15 @@ def test_a_module_is_left_as_it_is_and_each_fit_begins_with_its_weights() -> Non
     first = weights(made)
     assert weights(made.fit(X, Y)) == first != before
     assert [parameter.tolist() for parameter in module.parameters()] == before
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_model_has_one_output_for_each_class(outputs: int) -> None:
+    made = classifier(nn.Linear(2, 3), model_options=None).fit(X, Y)
+    made.module_ = nn.Linear(2, outputs)
+    for ask in (made.predict, made.predict_proba):
+        with pytest.raises(BadModel, match=rf"outputs of shape \({outputs},\) .*and y had 3 classes"):
+            ask(X)
 
 
 def test_images_keep_the_order_of_their_dimensions() -> None:

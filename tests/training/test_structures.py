@@ -221,10 +221,15 @@ def test_a_loss_of_everything_that_is_a_sum_is_refused() -> None:
     def total(outputs: tuple[Tensor, Tensor], batch: LossBatch) -> Tensor:
         return functional.cross_entropy(outputs[0], batch.targets, reduction="sum")
 
+    def infinite(outputs: tuple[Tensor, Tensor], batch: LossBatch) -> Tensor:
+        return functional.cross_entropy(outputs[0], batch.targets) * torch.inf
+
     part = VirtualWorld(1).run(lambda comm: opened({"points": POINTS, "age": AGES}, comm))[0].train
-    loss = named_loss(total, DataSet("", part, None, None, 3, ()))
+    dataset = DataSet("", part, None, None, 3, ())
     with pytest.raises(BadOption, match="loss 'total' is a sum over the samples"):
-        check_fit(made(TwoInputs), part, Objective(loss, arithmetic=FP64))
+        check_fit(made(TwoInputs), part, Objective(named_loss(total, dataset), arithmetic=FP64))
+    # Whether it is one cannot be told.
+    check_fit(made(TwoInputs), part, Objective(named_loss(infinite, dataset), arithmetic=FP64))
 
 
 def test_one_input_of_one_shape_is_stored_as_it_always_was() -> None:

@@ -25,6 +25,7 @@ from typing_extensions import override
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data.arrays import float_dtype
 from tutti.data.parts import Part
+from tutti.errors import BadModel
 from tutti.run.api import train
 from tutti.run.config import Options
 from tutti.sklearn.pickled_module import PickledModule
@@ -234,14 +235,28 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:
         """Compute the probability of each class, of shape (samples, classes): the softmax of the outputs."""
-        outputs: Array = self._outputs(X).softmax(1).numpy()
+        outputs: Array = self._logits(X).softmax(1).numpy()
         return outputs
 
     def predict(self, X: Any) -> Array:
         """Return the most probable label of each sample."""
-        numbers = self._outputs(X).argmax(1).numpy()
+        numbers = self._logits(X).argmax(1).numpy()
         labels: Array = self.classes_[numbers]
         return labels
+
+    def _logits(self, X: Any) -> Tensor:
+        """Compute the outputs of the model, one for each class.
+
+        Raises:
+            BadModel: it has others.
+        """
+        outputs, classes = self._outputs(X), len(self.classes_)
+        if outputs.shape[1:] != (classes,):
+            raise BadModel(
+                f"the model gives outputs of shape {tuple(outputs.shape[1:])} for each sample, and y had "
+                f"{classes} classes in fit; give a model with one output for each"
+            )
+        return outputs
 
 
 class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[misc]

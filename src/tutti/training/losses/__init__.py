@@ -453,7 +453,8 @@ def _kinds(found: tuple[object, ...]) -> str:
 
 def _refuse_sum(once: Tensor, twice: Tensor, loss: Loss) -> None:
     """A sum doubles when every sample is there twice; a mean stays."""
-    if once != 0 and torch.isclose(twice, 2 * once, rtol=1e-4, atol=0.0):
+    # Twice infinity is no more.
+    if once != 0 and once.isfinite() and torch.isclose(twice, 2 * once, rtol=1e-4, atol=0.0):
         raise BadOption(
             f"loss '{loss.name}' is a sum over the samples; make it their mean (reduction='mean'), or give "
             "the sum with what to divide it by"
