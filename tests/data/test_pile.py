@@ -50,7 +50,7 @@ def test_pieces_of_several_types_are_read_back_and_the_file_goes_with_them(cache
 
 
 def test_tables_are_the_same_from_a_file(cache, tmp_path):
-    table = np.arange(200).reshape(50, 4)
+    table = np.arange(200)[::-1].reshape(50, 4)
     (tmp_path / "a.csv").write_text("\n".join(",".join(map(str, row)) for row in table))
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in table.tolist()))
     for name in ("a.csv", "a.jsonl"):
