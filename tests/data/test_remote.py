@@ -113,6 +113,41 @@ def test_a_copy_that_breaks_off_leaves_nothing_that_looks_whole(
     assert len(list(Path(str(local_copy(address))).iterdir())) == 2
 
 
+def test_a_copy_that_ends_early_without_an_error_is_refused(
+    cache: Path, store: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(_: object, path: str, to: str, **__: object) -> None:
+        Path(to).write_bytes(b"half")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", cut_off)
+    with pytest.raises(BadData, match=r"x_train.npy of .*: 4 of [\d,]+ bytes have come; try again"):
+        local_copy(store())
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("t#1.csv", "t#1.csv"),
+        ("q?x/t.csv", "t.csv"),
+        ("lock", "data"),
+        ("copied.json", "data"),
+        ("a/..", "data"),
+    ],
+)
+def test_a_copy_stays_in_its_place_and_keeps_its_ending(
+    cache: Path, tmp_path: Path, address: str, name: str
+) -> None:
+    for folder in ("a", "q?x", "lock", "copied.json"):
+        (tmp_path / "there" / folder).mkdir(parents=True)
+        (tmp_path / "there" / folder / "t.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "there" / "t#1.csv").write_text("x,y\n1,2\n")
+    copy = Path(str(local_copy(f"file://{tmp_path}/there/{address}")))
+    assert copy.name == name
+    assert copy.parent.parent == cache / "remote"
+    assert copy.is_dir() or copy.read_text() == "x,y\n1,2\n"
+    assert len(list((cache / "remote").iterdir())) == 1
+
+
 def test_an_address_with_nothing_is_an_error(cache: Path) -> None:
     with pytest.raises(BadData, match="memory://no/such cannot be read: there are no files"):
         local_copy("memory://no/such")

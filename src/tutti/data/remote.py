@@ -34,6 +34,7 @@ SCHEMES: Final = {
 
 _AT_ONCE: Final = 4
 _MANIFEST: Final = "copied.json"
+_LOCK: Final = "lock"
 _MARKS: Final = (
     *("ETag", "etag", "md5Hash", "content_md5", "mtime"),
     *("LastModified", "last_modified", "updated", "modified", "created"),
@@ -70,8 +71,7 @@ def local_copy(data: object) -> object:
     if not isinstance(data, str) or not is_remote(data):
         return data
     check_address(data)
-    split = urlsplit(data)
-    name = PurePosixPath(split.path).name or split.netloc
+    name = _name_of(data)
     place = cache_folder() / "remote" / hashlib.sha256(data.encode()).hexdigest()[:16]
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -80,9 +80,17 @@ def local_copy(data: object) -> object:
             f"{data} cannot be copied to {place}: {error.strerror}; set TUTTI_CACHE to a folder that can be "
             "written"
         ) from error
-    with locked_file(place / "lock"):
+    with locked_file(place / _LOCK):
         _bring(data, place, name)
     return place / name
+
+
+def _name_of(url: str) -> str:
+    """Return the name of the copy of an address: its last one, which has the ending of a file."""
+    split = urlsplit(url)
+    # Only https has queries: elsewhere # and ? are parts of names.
+    name = PurePosixPath(split.path if split.scheme == "https" else url.partition("://")[2]).name
+    return "data" if name in ("", "..", _MANIFEST, _LOCK) else name
 
 
 def _bring(url: str, place: Path, name: str) -> None:
@@ -90,7 +98,7 @@ def _bring(url: str, place: Path, name: str) -> None:
     manifest = place / _MANIFEST
     known: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        known = json.loads(manifest.read_text())
+        known = dict(json.loads(manifest.read_text()))
     try:
         system, found = _listed(url, name)
     except (ImportError, BadOption):
@@ -103,7 +111,7 @@ def _bring(url: str, place: Path, name: str) -> None:
             )
             return
         raise BadData(f"{url} cannot be read: {_said(error)}") from error
-    marks = {to: [entry.get("size"), _mark(entry)] for to, (_, entry) in found.items()}
+    marks: dict[str, list[Any]] = {to: [entry.get("size"), _mark(entry)] for to, (_, entry) in found.items()}
     wanted = {
         to: path for to, (path, _) in found.items() if not _is_copied(place / to, marks[to], known.get(to))
     }
@@ -119,7 +127,7 @@ def _bring(url: str, place: Path, name: str) -> None:
     if wanted:
         print(f"copying {len(wanted):,} files, {needed / 1e9:.2f} GB, from {url} to {place}", file=sys.stderr)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        copies = [pool.submit(_copy, system, path, place / to) for to, path in wanted.items()]
+        copies = [pool.submit(_copy, system, path, place / to, marks[to][0]) for to, path in wanted.items()]
         for (to, path), copy in zip(wanted.items(), copies, strict=True):
             try:
                 copy.result()
@@ -156,12 +164,15 @@ def _listed(url: str, name: str) -> tuple[Any, dict[str, tuple[str, Mapping[str,
     return system, found
 
 
-def _copy(system: Any, path: str, to: Path) -> None:
+def _copy(system: Any, path: str, to: Path, size: int | None) -> None:
     """Copy a file, whole or not at all."""
     to.parent.mkdir(parents=True, exist_ok=True)
     unfinished = to.with_name(f".{to.name}.unfinished")
     try:
         system.get_file(path, str(unfinished))
+        if size not in (None, copied := unfinished.stat().st_size):
+            # Some stores end early without an error.
+            raise BadData(f"{copied:,} of {size:,} bytes have come; try again")
         os.replace(unfinished, to)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -17,7 +17,8 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, Queue, open_data
 from tutti.data.streaming import shards as shards_module
 from tutti.data.streaming.part import StreamedPart
-from tutti.data.streaming.ring import SLOTS
+from tutti.data.streaming.ring import SLOTS, Ring
+from tutti.data.streaming.windows import Windows
 from tutti.errors import BadData, BadOption, NotFinite
 from tutti.state import State, saved_by
 
@@ -116,6 +117,22 @@ def test_statistics_are_found_once_and_again_when_a_file_has_changed(
     assert said[0][1] == said[1][1] != said[2][1]
 
 
+def test_an_older_file_in_the_place_of_another_is_looked_at(
+    tmp_path: Path, streamed: Callable[..., DataSet]
+) -> None:
+    folder, x = tmp_path / "one", np.zeros((2000, 8), np.float32)
+    folder.mkdir()
+    np.save(folder / "y_train.npy", np.arange(2000) % 2)
+    np.save(folder / "x_train.npy", x)
+    streamed(folder)
+    x[1000] = np.nan
+    np.save(tmp_path / "older.npy", x)
+    os.utime(tmp_path / "older.npy", ns=(0, 0))
+    (tmp_path / "older.npy").replace(folder / "x_train.npy")
+    with pytest.raises(NotFinite, match="first in sample 1000"):
+        streamed(folder)
+
+
 def test_floats_and_integers_are_kept_as_in_memory(tmp_path: Path, write: Callable[..., None]) -> None:
     for dtype, kept in (("float64", torch.float32), ("int32", torch.int64), ("float32", torch.float32)):
         write(tmp_path / dtype, "train", [60, 60], dtype)
@@ -199,6 +216,27 @@ def test_a_rank_far_behind_reads_from_the_files(shards: Path) -> None:
         return torch.equal(part.take(order[:12])[0], direct.take(order[:12])[0])
 
     assert VirtualWorld(ranks=2).run(walk) == [True, True]
+
+
+def test_a_batch_over_three_windows_takes_nothing_that_the_loader_may_overwrite() -> None:
+    windows, samples = Windows(40, 2, 5), np.arange(40)
+    order = windows.order(0, 0)
+    memory = torch.zeros(2 * windows.largest, dtype=torch.int64)
+    shared = torch.zeros(Ring.control_size(2), dtype=torch.int64)
+
+    def read(start: int, found: np.ndarray) -> None:
+        found[:] = samples[start : start + len(found)]
+
+    loading, other = (Ring(windows, memory, shared, rank, 2, read) for rank in range(2))
+    loading.enter(order, order.window(0))
+    loading._loader.join()  # Windows 0 and 1 are there.
+    other.enter(order, order[:30])
+    loading.enter(order, order.window(2))
+    loading._loader.join()
+    places = other.places(samples)
+    there = places >= 0
+    assert there.any()
+    assert memory.numpy()[places[there]].tolist() == samples[there].tolist()
 
 
 def test_a_part_is_pickled_without_its_samples(shards: Path, streamed: Callable[..., DataSet]) -> None:

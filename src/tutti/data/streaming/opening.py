@@ -33,7 +33,13 @@ from tutti.data.streaming.part import Source, StreamedPart
 from tutti.data.streaming.ring import SLOTS, Ring, ring_shape
 from tutti.data.streaming.shards import Shard, ShardRows
 from tutti.data.streaming.spans import Spans, split_stretches, stretch_length
-from tutti.data.streaming.statistics import Statistics, keep_statistics, load_statistics, needs_pass
+from tutti.data.streaming.statistics import (
+    Statistics,
+    about_files,
+    keep_statistics,
+    load_statistics,
+    needs_pass,
+)
 from tutti.data.streaming.windows import Windows
 from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, UserError
@@ -263,7 +269,10 @@ def _statistics(
 ) -> Statistics:
     """Return the sums over all stretches (collective), of which each rank of a host reads some."""
     node = comm.node
-    known = load_statistics(folder, part, shards, rows, length) if node.rank == 0 else None
+    known, about = None, ""
+    if node.rank == 0:
+        about = about_files(shards, rows, length)
+        known = load_statistics(folder, part, rows, length, about)
     known = cast("Statistics | None", node.broadcast_object(known))
     if known is not None:
         return known
@@ -281,5 +290,5 @@ def _statistics(
     found.add(rows, cut(len(empty.sums), node.size)[node.rank])
     node.barrier()
     if node.rank == 0:
-        keep_statistics(folder, part, shards, rows, found)
+        keep_statistics(folder, part, found, about)
     return found

@@ -128,11 +128,12 @@ class Ring:
         return alive and self._head[1] == order.key(first)
 
     def _map(self, order: WindowOrder, first: int, last: int) -> bool:
-        """Note where the blocks of the windows in use are; returns whether all are in the memory."""
+        """Note where the blocks of both windows are; returns whether they are in the memory."""
         for blocks in self._mapped:
             self._where[blocks] = -1
         self._mapped = []
-        for number in range(first, last + 1):
+        # A window between them is read from its files: nothing keeps the loader from its slot.
+        for number in {first, last}:
             found = np.flatnonzero(self._slots == order.key(number))
             if len(found):  # 3.
                 blocks = order.blocks(number)
@@ -140,7 +141,7 @@ class Ring:
                 before = np.concatenate([[0], np.cumsum(sizes)[:-1]])
                 self._where[blocks] = int(found[0]) * self.windows.largest + before
                 self._mapped.append(blocks)
-        return len(self._mapped) == last + 1 - first
+        return len(self._mapped) == len({first, last})
 
     def _read_from(self, order: WindowOrder, first: int) -> bool:
         """Have a window and those behind it read; returns whether they are there."""

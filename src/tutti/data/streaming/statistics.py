@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -103,26 +104,28 @@ def needs_pass(rows: Rows) -> bool:
     return rows.dtype == np.uint8 or rows.dtype.kind == "f"
 
 
-def load_statistics(
-    folder: Path, part: str, shards: Sequence[Shard], rows: Rows, length: int
-) -> Statistics | None:
-    """Return what an earlier pass has found, if it was over the same files."""
+def load_statistics(folder: Path, part: str, rows: Rows, length: int, about: str) -> Statistics | None:
+    """Return what an earlier pass has found, if it was over the same files, as `about_files` tells."""
     empty = Statistics.empty(rows, length)
     for path in _places(folder, part):
         with suppress(OSError, BadData, KeyError, ValueError):
-            if path.stat().st_mtime_ns < max(shard.path.stat().st_mtime_ns for shard in shards):
-                continue
             found = read_npz(path)
             fits = (found["sums"].shape, found["broken"].shape) == (empty.sums.shape, empty.broken.shape)
-            if str(found["about"]) == _about(shards, rows, length) and fits:
+            if str(found["about"]) == about and fits:
                 return Statistics(length, found["sums"], found["broken"])
     return None
 
 
-def keep_statistics(folder: Path, part: str, shards: Sequence[Shard], rows: Rows, found: Statistics) -> None:
-    """Write what a pass has found beside the files, or into the cache where that cannot be."""
-    about = np.array(_about(shards, rows, found.length))
-    content = npz_bytes({"about": about, "sums": found.sums, "broken": found.broken})
+def keep_statistics(folder: Path, part: str, found: Statistics, about: str) -> None:
+    """Write what a pass has found beside the files, or into the cache where that cannot be.
+
+    Args:
+        folder: of the files.
+        part: "train", "validation" or "test".
+        found: by the pass.
+        about: from `about_files` before the pass, so that files that change during it are read again.
+    """
+    content = npz_bytes({"about": np.array(about), "sums": found.sums, "broken": found.broken})
     for path in _places(folder, part):
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +139,7 @@ def _places(folder: Path, part: str) -> list[Path]:
     return [folder / name, cache_folder() / "statistics" / known / name]
 
 
-def _about(shards: Sequence[Shard], rows: Rows, length: int) -> str:
+def about_files(shards: Sequence[Shard], rows: Rows, length: int) -> str:
     """Return what tells files, and the form in which they are read, from others."""
     files = []
     for shard in shards:
@@ -144,5 +147,6 @@ def _about(shards: Sequence[Shard], rows: Rows, length: int) -> str:
             read_no_further(file.fileno())
             edges = zlib.crc32(file.read(_EDGE))
             file.seek(max(0, shard.size - _EDGE))
-            files.append([shard.path.name, shard.size, zlib.crc32(file.read(_EDGE), edges)])
+            edges = zlib.crc32(file.read(_EDGE), edges)
+            files.append([shard.path.name, shard.size, os.fstat(file.fileno()).st_mtime_ns, edges])
     return json.dumps({"files": files, "shape": rows.shape, "length": length, "as": str(stored_dtype(rows))})
