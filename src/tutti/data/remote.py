@@ -97,7 +97,7 @@ def _bring(url: str, place: Path, name: str) -> None:
     """Make the copy of an address the same as what is there."""
     manifest = place / _MANIFEST
     known: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(manifest.read_text()))
     try:
         system, found = _listed(url, name)
