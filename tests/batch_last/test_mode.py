@@ -189,3 +189,39 @@ def test_a_second_derivative_is_refused() -> None:
     (first,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+def test_layers_in_place_may_follow() -> None:
+    weight = images(3, 2, 3, 3)
+
+    def compute(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.max_pool2d(functional.conv2d(x, weight).relu_(), 2).mul_(2)
+
+    assert_same_as_torch(compute, images(WIDEST, 2, 6, 6), weight)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: torch.conv2d(x, x.new_ones(5, 2, 1, 1), x.new_ones(4)),
+        lambda x: torch.conv2d(x, x.new_ones(5, 2, 1, 1), stride=0),
+        lambda x: torch.conv2d(x, x.new_ones(5, 2, 1, 1), padding=-1),
+        lambda x: torch.conv2d(x, x.new_ones(5, 2, 0, 1)),
+        lambda x: functional.max_pool2d(x, 2, 0),
+        lambda x: functional.max_pool2d(x, 2, 1, -1),
+    ],
+    ids=["bias", "stride", "padding", "kernel", "pool-stride", "pool-padding"],
+)
+def test_what_torch_refuses_is_refused(compute: Callable[[Tensor], Tensor]) -> None:
+    with BatchLast(), pytest.raises(RuntimeError):
+        compute(images(WIDEST, 2, 6, 6))
+
+
+def test_torch_func_and_autocast_are_left_to_torch() -> None:
+    x, weight = images(WIDEST, 2, 6, 6), images(3, 2, 3, 3)
+    loss = torch.func.grad(lambda weight: torch.conv2d(x, weight).square().sum())
+    expected = loss(weight)
+    with BatchLast():
+        assert_close(loss(weight), expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.conv2d(x.float(), weight.float()).dtype == torch.bfloat16

@@ -8,7 +8,8 @@ is a view.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from operator import index
+from typing import Any, Final, SupportsIndex, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ class BatchLast(TorchFunctionMode):
 
     They compute in one thread, in float32 and float64, forward and (once) backward; results are those of
     torch but for rounding. What they cannot do, torch does: other types, dilation, fewer samples than a
-    vector of the processor has.
+    vector of the processor has, what runs under autocast or `torch.func`.
     """
 
     @override
@@ -59,7 +60,12 @@ def _conv2d(
         return None
     outputs, strides, pads = len(weight), _pair(stride), _pair(padding)
     # Whatever does not fit torch refuses: the kernels would read what is not there.
-    if weight.dim() != 4 or groups < 1 or outputs % groups or input.shape[1] != weight.shape[1] * groups:
+    if (
+        weight.dim() != 4
+        or min(*weight.shape, groups) < 1
+        or outputs % groups
+        or input.shape[1] != weight.shape[1] * groups
+    ):
         return None
     if (bias is not None and bias.shape != (outputs,)) or min(strides) < 1 or min(pads) < 0:
         return None
@@ -83,7 +89,7 @@ def _max_pool2d(
 ) -> Tensor | None:
     """Pool; None: the kernels cannot do it."""
     kernel, pads = _pair(kernel_size), _pair(padding)
-    strides = _pair(stride) if stride else kernel
+    strides = kernel if stride is None or stride == () or stride == [] else _pair(stride)
     if return_indices or ceil_mode or _pair(dilation) != (1, 1) or not _computed(input):
         return None
     if min(*kernel, *strides) < 1 or min(pads) < 0:
@@ -104,14 +110,16 @@ def _computed(images: Tensor, *others: Tensor) -> bool:
     plain = all(type(one) in (Tensor, nn.Parameter) and one.is_cpu for one in (images, *others))
     if not plain or images.dim() != 4 or images.dtype not in REALS or torch.compiler.is_compiling():
         return False
+    if torch.is_autocast_enabled("cpu") or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
     alike = all(one.dtype == images.dtype for one in others)
     return alike and images.numel() > 0 and len(images) >= library(images).lanes()
 
 
-def _pair(given: int | Sequence[int]) -> Pair:
+def _pair(given: SupportsIndex | Sequence[SupportsIndex]) -> Pair:
     """Rows and columns; what torch takes neither as one number nor as two are negative ones."""
-    both = [given] * 2 if isinstance(given, int) else [*given] * (2 if len(given) == 1 else 1)
-    return (both[0], both[1]) if len(both) == 2 else (-1, -1)
+    both = [*given] * (2 if len(given) == 1 else 1) if isinstance(given, Sequence) else [given] * 2
+    return (index(both[0]), index(both[1])) if len(both) == 2 else (-1, -1)
 
 
 _OURS: Final[Mapping[object, Callable[..., Tensor | None]]] = {
