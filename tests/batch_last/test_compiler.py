@@ -87,3 +87,22 @@ def test_a_folder_that_others_may_write_to_is_refused(cache: Path, monkeypatch: 
     with pytest.raises(BadOption, match=f"chmod 700 {folder}"):
         compiler.compiled("float")
     assert folder.name == f"kernels-{os.getuid()}"
+
+
+def test_a_compiler_may_have_words_before_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_compiler(cache, monkeypatch, COMPILER)
+    monkeypatch.setenv("CC", f"env {os.environ['CC']}")
+    assert compiler.compiled("float").read_text() == "compiled\n"
+
+
+def test_a_cache_that_cannot_be_made_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_compiler(cache, monkeypatch, COMPILER)
+    monkeypatch.setenv("TUTTI_CACHE", str(cache / "compiler"))
+    with pytest.raises(BadOption, match=r"no kernels can be kept in .*set TUTTI_CACHE"):
+        compiler.compiled("float")
+
+
+def test_kernels_that_cannot_be_loaded_are_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_compiler(cache, monkeypatch, COMPILER)
+    with pytest.raises(BadOption, match=r"cannot be loaded: .*remove the file, set TUTTI_CACHE"):
+        compiler.kernels.__wrapped__("float")

@@ -51,10 +51,16 @@ def kernels(real: str) -> ctypes.CDLL:
         real: "float" or "double".
 
     Raises:
-        BadOption: there is no C compiler, or it fails.
+        BadOption: there is no C compiler, it fails, or what it makes can be neither kept nor loaded.
     """
     path = compiled(real)
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BadOption(
+            f"the kernels of --layout batch_last cannot be loaded: {error}; remove the file, "
+            f"set TUTTI_CACHE to a folder from which code may be run, {_REMEDY}"
+        ) from error
     for name, tensors in _ARGUMENTS.items():
         kernel = getattr(library, name)
         kernel.argtypes, kernel.restype = (ctypes.POINTER(Shape), *[_pointer] * tensors), None
@@ -75,17 +81,24 @@ def compiled(real: str) -> Path:
     name = f"{real}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
     folder = cache_folder() / f"kernels-{os.getuid()}"
     path = folder / name
-    if not path.exists():
+    try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_others(folder)
-    if not path.exists():
+        _refuse_others(folder)
+        found = path.exists()
+    except OSError as error:
+        raise _no_room(folder, error) from error
+    if not found:
         _compile([*compiler, *flags], path)
     return path
 
 
 def _compile(command: list[str], path: Path) -> None:
     """Compile into a file that is there whole, or not at all: others may look for it meanwhile."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    try:
+        room = tempfile.TemporaryDirectory(dir=path.parent)
+    except OSError as error:
+        raise _no_room(path.parent, error) from error
+    with room as folder:
         made = Path(folder) / path.name
         try:
             subprocess.run(
@@ -101,6 +114,13 @@ def _compile(command: list[str], path: Path) -> None:
                 f"the C compiler '{command[0]}' fails: {lines[0]}; set CC to another one, {_REMEDY}"
             ) from error
         made.replace(path)
+
+
+def _no_room(folder: Path, error: OSError) -> BadOption:
+    return BadOption(
+        f"no kernels can be kept in {folder}: {error.strerror}; "
+        f"set TUTTI_CACHE to a folder of yours, {_REMEDY}"
+    )
 
 
 def _refuse_others(folder: Path) -> None:
