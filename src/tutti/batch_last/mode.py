@@ -81,7 +81,7 @@ def _conv2d(
 def _max_pool2d(
     input: Tensor,
     kernel_size: int | Pair,
-    stride: int | Pair | None = None,
+    stride: int | Sequence[int] | None = None,
     padding: int | Pair = 0,
     dilation: int | Pair = 1,
     ceil_mode: bool = False,
@@ -89,7 +89,8 @@ def _max_pool2d(
 ) -> Tensor | None:
     """Pool; None: the kernels cannot do it."""
     kernel, pads = _pair(kernel_size), _pair(padding)
-    strides = kernel if stride is None or stride == () or stride == [] else _pair(stride)
+    unsaid = stride is None or (isinstance(stride, Sequence) and not len(stride))
+    strides = kernel if stride is None or unsaid else _pair(stride)
     if return_indices or ceil_mode or _pair(dilation) != (1, 1) or not _computed(input):
         return None
     if min(*kernel, *strides) < 1 or min(pads) < 0:
