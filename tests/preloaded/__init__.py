@@ -28,14 +28,15 @@ SERVER = "TUTTI_TESTS_SERVER"
 """The environment variable with the socket of a server that runs already."""
 
 
-def interpreter(*, starts_ranks: bool = False) -> list[str]:
+def interpreter(*, starts_ranks: bool = False, descendant: bool = False) -> list[str]:
     """What a launcher is to start in place of Python, before a program's path and its arguments.
 
     Args:
         starts_ranks: whether the program does, and these shall come with torch imported, too.
+        descendant: whether the program is to descend from this process, which then has a server of its own.
     """
     beside = ["supervisor.py", server_socket()] if starts_ranks else ["program.py"]
-    return [*_stub(), str(HERE / beside[0]), *beside[1:]]
+    return [*_stub(_own_server() if descendant else None), str(HERE / beside[0]), *beside[1:]]
 
 
 def command() -> list[str]:
@@ -77,6 +78,16 @@ def server_socket() -> str:
     if path is None:
         path, ready = start_server()
         ready()
+    return path
+
+
+@cache
+def _own_server() -> str:
+    """The path of the socket of a server that this process has started."""
+    if SERVER not in os.environ:
+        return server_socket()
+    path, ready = start_server()
+    ready()
     return path
 
 

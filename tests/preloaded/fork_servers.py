@@ -44,7 +44,8 @@ class ForkedServer:
         path, settings = json.loads(command[-1])
         with tempfile.NamedTemporaryFile("r", prefix="tutti-tests-") as note, _adopting():
             given = json.dumps([path, settings, note.name])
-            subprocess.run([*interpreter(), __file__, given], stdin=control, env=env, check=True)
+            program = [*interpreter(descendant=True), __file__, given]
+            subprocess.run(program, stdin=control, env=env, check=True)
             self.pid = int(note.read())
         self.returncode: int | None = None
 
