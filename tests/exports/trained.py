@@ -44,7 +44,7 @@ class Network(nn.Module):
         self.double()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        # Without tanh BatchNorm would take the bias away: its gradient would be rounding, which Adam enlarges.
+        # Without tanh BatchNorm would take the bias away: its gradient is rounding, which Adam enlarges.
         hidden: Tensor = self.norm(torch.tanh(self.first(inputs))) * self.passing
         return self.last(torch.tanh(self.frozen(hidden)))
 
