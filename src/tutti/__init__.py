@@ -148,7 +148,7 @@ def __getattr__(name: str) -> object:
 
 
 def _homes() -> dict[str, str]:
-    """Where each public name is defined: the imports for type checkers say so, which are read as text."""
+    """Modules of the public names: the imports for type checkers say them, which are read as text."""
     import ast
 
     nodes = ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))

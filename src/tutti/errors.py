@@ -32,7 +32,7 @@ from types import UnionType
 from typing import Final
 
 _MOST_LISTED: Final = 60
-"""How many known names an `UnknownName` lists; of more, the nearest ones."""
+"""Limit on the known names that an `UnknownName` lists; of more, the nearest ones."""
 
 EXIT_INTERRUPTED: Final = 75
 """The exit code of a run that has saved its state and stopped before its end: run it again. (EX_TEMPFAIL)"""

@@ -83,7 +83,7 @@ class Held:
 
 @dataclass
 class State:
-    """What one rank knows. The tensors are live: whoever wants to keep them copies them at once.
+    """Everything one rank knows. The tensors are live: whoever wants to keep them copies them at once.
 
     Attributes:
         joint: its part of what all ranks hold together. Several ranks may have the same piece.
@@ -101,7 +101,7 @@ class State:
 
 @dataclass(frozen=True)
 class Named:
-    """What pieces and numbers have become once they were put together.
+    """Pieces and numbers, put together.
 
     Attributes:
         tensors: whole, each in its shape, by name. They must not be changed.
@@ -114,7 +114,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Saved:
-    """What one rank is given to go on from.
+    """The state that one rank goes on from.
 
     Attributes:
         joint: what all ranks held together.

@@ -107,7 +107,7 @@ def _max_pool2d(
 
 
 def _computed(images: Tensor, *others: Tensor) -> bool:
-    """Whether the kernels compute with such tensors."""
+    """True if the kernels compute with such tensors."""
     plain = all(type(one) in (Tensor, nn.Parameter) and one.is_cpu for one in (images, *others))
     if not plain or images.dim() != 4 or images.dtype not in REALS or torch.compiler.is_compiling():
         return False

@@ -46,7 +46,7 @@ class Checkpoint:
 
     @cached_property
     def facts(self) -> Json:
-        """What rank 0 has told of the run."""
+        """Facts about the run that rank 0 has left."""
         return self._read(RUN)
 
     def saved(self, rank: int, ranks: int) -> Saved:
@@ -81,7 +81,7 @@ class Checkpoint:
 
     @cached_property
     def _states(self) -> list[State]:
-        """What each rank has left."""
+        """The state that each rank has left."""
         return [self._state(rank) for rank in range(self.ranks)]
 
     def _state(self, rank: int) -> State:

@@ -57,7 +57,7 @@ class _Duties:
 
 @dataclass(frozen=True)
 class _WriterReport:
-    """What a rank tells the others before a checkpoint.
+    """Message of a rank to the others before a checkpoint.
 
     Attributes:
         sizes: of its files.

@@ -51,7 +51,7 @@ class Room:
 
     @property
     def starts(self) -> list[int]:
-        """Where each file begins in the region."""
+        """Offset of each file in the region."""
         return [0, *accumulate(_round_up(most, _FILE_ALIGNMENT) for most in self.most)][:-1]
 
     @property

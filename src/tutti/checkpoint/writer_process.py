@@ -49,12 +49,12 @@ _LENGTH_BYTES: Final = 8
 
 PATIENCE_S: Final = 5.0
 SLOWEST_BYTES_PER_S: Final = 50e6
-"""What files get of time at idle priority: some seconds, and what they take at this rate."""
+"""Time that files get at idle priority: some seconds, and what they take at this rate."""
 
 KILLED: Final = "the process that writes it was killed"
 
 _LOOK_S: Final = 0.05
-"""How often to look whether other hosts are done."""
+"""Pause between two looks whether other hosts are done."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _NICEST: Final = 19

@@ -33,7 +33,7 @@ from tutti.studies.compare import Question, compare, plan_comparison
 from tutti.training.intervals import OFF
 
 FOLDER = Path("comparisons")
-"""Where comparisons go that the user gave no folder for."""
+"""Default folder of comparisons."""
 
 SEVERAL = "may be given several times"
 

@@ -21,7 +21,7 @@ from tutti.reports.text import show
 from tutti.run.config import Options
 
 FOLDER = Path("reports")
-"""Where the page of several runs goes that the user gave no place for."""
+"""Default place of the page of several runs."""
 
 TUNE: Final = "tune"
 """The kind of farm that 'tutti tune' makes."""

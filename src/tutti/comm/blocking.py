@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHECK_EVERY_S: Final = 0.01
-"""How often a rank that looks for messages without waiting also looks who has died."""
+"""Time between two looks who has died, for a rank that looks for messages without waiting."""
 
 
 class BlockingCommunicator(Communicator):

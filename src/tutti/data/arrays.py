@@ -17,7 +17,7 @@ from tutti.data.rows import Array, Rows, StoredRows, chosen, joined
 from tutti.errors import BadData, NotFinite
 
 MISSING: Final = ("error", "drop", "mean")
-"""What a missing value, which is NaN, leads to."""
+"""Consequence of a missing value, which is NaN."""
 
 CHUNK = 1 << 22
 """Whole arrays are read in pieces of about this many values, which stay in the processor's cache."""

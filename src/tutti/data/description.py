@@ -25,7 +25,7 @@ _WIDE: Final = 10.0
 
 @dataclass(frozen=True)
 class Values:
-    """What the values of one input, channel or target are like; NaN is left out.
+    """Statistics of one input, channel or target; NaN is left out.
 
     Attributes:
         name: of the column, or of the channel.
@@ -48,7 +48,7 @@ class Values:
 
 @dataclass(frozen=True)
 class PartDescription:
-    """What is in one part of a data set.
+    """Contents of one part of a data set.
 
     Attributes:
         name: "train", "validation" or "test".

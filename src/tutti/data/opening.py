@@ -120,7 +120,7 @@ def open_data(
 
 @dataclass(frozen=True)
 class _Choice:
-    """Whether data are streamed: on all hosts, or on none.
+    """The decision to stream the data: on all hosts, or on none.
 
     Attributes:
         wanted: whether they are.

@@ -39,7 +39,7 @@ from tutti.records.splits import read_split
 _BY_NUMBER: Final = "runs that need samples by number: with a split, predictions or weights, or one of many"
 
 ALIGNMENT: Final = 64
-"""Where tensors begin in the memory, in bytes."""
+"""Alignment of tensors in the memory, in bytes."""
 
 
 @dataclass(frozen=True)

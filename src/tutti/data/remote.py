@@ -39,7 +39,7 @@ _MARKS: Final = (
     *("ETag", "etag", "md5Hash", "content_md5", "mtime"),
     *("LastModified", "last_modified", "updated", "modified", "created"),
 )
-"""What stores say about a file, of which any tells another content of the same size."""
+"""Facts that stores give of a file, of which any tells another content of the same size."""
 
 
 def is_remote(data: object) -> bool:

@@ -60,7 +60,7 @@ _KNOWN: Final = {
     ("pathlib", "WindowsPath"): PurePath,
     ("pathlib._local", "WindowsPath"): PurePath,
 }
-"""What the metadata may be made of, besides data types."""
+"""Classes that the metadata may be made of, besides data types."""
 
 
 @part("dcp")

@@ -79,7 +79,7 @@ ASKED: Final = "it was asked to"
 """Why a farm stops on a signal."""
 
 TRIES: Final = 3
-"""How many times in a row a block may fail before its ranks have come together."""
+"""Limit on the failures of a block in a row before its ranks have come together."""
 
 SERVER: Final = -1
 """The number by which the fork server is told from blocks."""
@@ -380,7 +380,7 @@ class Block:
 
 @dataclass(frozen=True)
 class _Reader:
-    """What is to be done when something is readable."""
+    """Callback for the time when something is readable."""
 
     block: int
     read: Callable[[], bool]

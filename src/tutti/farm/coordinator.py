@@ -19,13 +19,13 @@ from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
 
 STOP_S: Final = 600.0
-"""How long after a request to stop a job that can be stopped may take to save its state."""
+"""Time to save its state for a job that can be stopped, from the request."""
 
 START_S: Final = 10.0
-"""How long after it a job may take that cannot be stopped yet, as it reads its data, or no more."""
+"""The same for a job that cannot be stopped yet, as it reads its data, or no more."""
 
 LOOK_S: Final = 0.2
-"""How often a free block looks whether a job that others work on is left to it."""
+"""Pause between two looks of a free block whether a job that others work on is left to it."""
 
 
 # --- what a pool reports
@@ -270,7 +270,7 @@ class Coordinator:
 
     @property
     def _limited(self) -> bool:
-        """Whether there is a limit to the patience with jobs."""
+        """True if there is a limit to the patience with jobs."""
         return self.job_timeout_s is not None or self._stopped is not None
 
     def _watched(self) -> list[int]:

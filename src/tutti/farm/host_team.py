@@ -27,7 +27,7 @@ from tutti.launch.launcher import LaunchContext, started_by, work_alone
 from tutti.records.launches import Launches
 
 MEET_S: Final = 120.0
-"""How long the processes of a host wait for each other, and a host for the farm that the first one makes."""
+"""Patience of the processes of a host with each other, and of a host with the one that makes the farm."""
 
 FARM_JOB: Final = "TUTTI_FARM_JOB"
 """The environment variable with the name of all launches that one command has started on several hosts."""

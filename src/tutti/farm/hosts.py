@@ -35,7 +35,7 @@ PROGRAM: Final = (sys.executable, "-P", "-m", "tutti")
 """The program of a launch, before the words of the command."""
 
 LAST_S: Final = 60.0
-"""How long after the first launch that has done its work, and so the farm, the others may take."""
+"""Time of the other launches after the first that has done its work, and so the farm."""
 
 ENDS: Final = (0, EXIT_INTERRUPTED, 1)
 """The exit codes of a launch that is not lost, the one that says most of the farm first."""

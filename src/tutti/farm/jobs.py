@@ -43,7 +43,7 @@ class FarmJob:
 
     @property
     def runs_code(self) -> bool:
-        """Whether it runs code of the user's, which may leave anything behind in its processes."""
+        """True if it runs code of the user's, which may leave anything behind in its processes."""
         paths = ("split", "weights", "out")
         named = {name: value for name, value in self.config.as_json().items() if name not in paths}
         return bool(self.objects or code_named(named))

@@ -63,7 +63,7 @@ class EpochNote:
 
 @dataclass(frozen=True)
 class EpochAnswer:
-    """Whether the run is to end with the epoch."""
+    """The answer whether the run is to end with the epoch."""
 
     ends: bool
 

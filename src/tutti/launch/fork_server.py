@@ -39,7 +39,7 @@ IDLE_S: Final = 300.0
 """After how long without ranks a fork server ends."""
 
 GRACE_S: Final = 1.0
-"""How long ranks, and what they have started, may take to exit on SIGTERM, before SIGKILL."""
+"""Time of ranks, and of what they have started, to exit on SIGTERM, before SIGKILL."""
 
 _MESSAGE_BYTES: Final = 1 << 16
 _DESCRIPTORS: Final = 8

@@ -42,7 +42,7 @@ VOLATILE: Final = (
 """Environment variables that may change without making a new fork server necessary."""
 
 PATIENCE_S: Final = 10.0
-"""How long a fork server may take to end what is left of the ranks, once it kills."""
+"""Time of a fork server to end what is left of the ranks, once it kills."""
 
 _POLL_S: Final = 0.01
 

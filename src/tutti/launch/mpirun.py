@@ -44,13 +44,13 @@ LARGEST_IN_ENVIRONMENT: Final = 48 << 10
 """Bytes of payload that travel in the environment, which reaches every host. (Linux allows it 128 KiB.)"""
 
 GRACE_S: Final = 3.0
-"""How long mpirun may take to end its ranks on SIGTERM, before SIGKILL."""
+"""Time of mpirun to end its ranks on SIGTERM, before SIGKILL."""
 
 START_S: Final = 300
 """Seconds that MPI may take to start in a rank. Where it tolerates dead ranks, it waits for them then."""
 
 FINISH_S: Final = 10.0
-"""How long mpirun may take to exit once it says no more."""
+"""Time of mpirun to exit once it says no more."""
 
 RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
 """The program of a rank."""

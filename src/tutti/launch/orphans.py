@@ -78,7 +78,7 @@ LAUNCHERS: Final = (
 """The programs that start ranks, on the first host and on others, as the kernel names them."""
 
 ANSWER_S: Final = 2.0
-"""How long a launcher may take to accept a connection before it is taken to be there, and busy."""
+"""Time of a launcher to accept a connection before it is taken to be there, and busy."""
 
 _followed: set[int] = set()
 

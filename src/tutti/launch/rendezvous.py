@@ -49,10 +49,10 @@ _PORTS: Final = range(20_000, 32_000)
 """Below those that systems give to whoever asks for any."""
 
 CONNECT_S: Final = 2.0
-"""How long an address may take to answer."""
+"""Patience with the answer of an address."""
 
 RETRY_S: Final = 0.01
-"""How long a rank waits before it looks again whether rank 0 is there."""
+"""Pause of a rank between two looks whether rank 0 is there."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
 

@@ -30,7 +30,7 @@ ASKING: Final[tuple[int, ...]] = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask for it. SIGUSR1 does nothing else; the others end everything when they come again."""
 
 LIMIT_S: Final = 600.0
-"""How long after a request rank 0 may stay in its section before everything is ended."""
+"""Time of rank 0 in its section after a request, before everything is ended."""
 
 _BYTES: Final = 2
 _REQUEST: Final = 0
@@ -150,7 +150,7 @@ class Stopping:
         return False
 
     def patience_s(self) -> float | None:
-        """How long to wait for events before `over` is to be asked again; None: until there is one."""
+        """Time to wait for events before `over` is to be asked again; None: until there is one."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def act(self) -> None:

@@ -39,7 +39,7 @@ CAUSE_S: Final = 1.0
 """The wait for the cause, after a rank has reported that it lost a peer."""
 
 FINISH_S: Final = 10.0
-"""How long a rank that is done may take to exit."""
+"""Time of a rank that is done to exit."""
 
 
 def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:

@@ -131,11 +131,11 @@ class Portion(ABC):
         """
 
     def to_whole(self, state: State) -> State:
-        """What a trainer of this portion knows, by the names and places of the whole model (collective)."""
+        """State of a trainer of this portion, by the names and places of the whole model (collective)."""
         return state
 
     def to_portion(self, saved: Saved) -> Saved:
-        """What a trainer of this portion goes on from, of what `to_whole` has returned on all ranks.
+        """State that a trainer of this portion goes on from, of what `to_whole` has returned on all ranks.
 
         Raises:
             BadCheckpoint: later on, what is looked up cannot be divided as this model is.

@@ -18,7 +18,7 @@ BACKEND: Final = "tutti"
 """The process groups' backend."""
 
 PATIENCE: Final = timedelta(minutes=30)
-"""How long a rank waits for another; one that is gone is noticed much earlier by who started the ranks."""
+"""Patience of a rank with another; one that is gone is noticed much earlier by who started the ranks."""
 
 
 class TeamMesh:

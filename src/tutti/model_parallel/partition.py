@@ -25,7 +25,7 @@ COPIES: Final = 4
 
 
 ROOM: Final = 1.25
-"""How much larger than need be the largest stage may become for the sake of time."""
+"""Factor by which the largest stage may exceed what is necessary for the sake of time."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ FALLBACKS: Final[dict[str, type[Any]]] = {
 """For what is left of a batch, which has too few microbatches for the schedule itself."""
 
 PLACES_KEPT: Final = not hasattr(_RecvInfo, "take_buffer")
-"""Whether what a stage receives has its place all the time; newer versions of torch make it when it comes."""
+"""True if what a stage receives has its place all the time; newer versions of torch make it when it comes."""
 
 
 def owners(schedule: str, ranks: int) -> list[int]:

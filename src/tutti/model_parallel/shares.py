@@ -52,7 +52,7 @@ class Cut:
 
     @property
     def start(self) -> int:
-        """Where the part of this rank begins."""
+        """Index at which the part of this rank begins."""
         return sum(self.widths[: self.team.rank])
 
     def own(self, whole: Tensor) -> Tensor:

@@ -295,4 +295,4 @@ _APPLIED_TO_SHARES: Final[dict[type[nn.Module], Callable[[Any, TensorShare], Ten
     **dict.fromkeys(DROPOUT, _dropout),
     nn.Flatten: _flatten,
 }
-"""What applies a layer to a share; it gives None where that needs the whole."""
+"""Applies a layer to a share; gives None if that needs the whole."""

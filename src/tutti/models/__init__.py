@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FILES: Final[Registry[Callable[[Path, object], nn.Module]]] = Registry(
     "tutti.models.files", "kind of model file"
 )
-"""What reads files that hold a whole model, by the end of their names: called as `read(path, shape)`."""
+"""Readers of files that hold a whole model, by the end of their names: called as `read(path, shape)`."""
 
 
 def names_file(spec: str) -> bool:

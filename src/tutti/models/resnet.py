@@ -59,7 +59,7 @@ class ResidualBlock(nn.Module):
             )
 
     def residual(self, inputs: Tensor) -> Tensor:
-        """What is added to the inputs, of shape (n, channels, height, width)."""
+        """The residual, which is added to the inputs: of shape (n, channels, height, width)."""
         raise NotImplementedError
 
     @override

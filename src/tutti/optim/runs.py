@@ -40,7 +40,7 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
 """Optimizers that move each number by itself. Exactly these classes: a subclass may do otherwise."""
 
 COUNTERS = ("step", "mu_product", "eta", "mu")
-"""What the elementwise optimizers keep once for a parameter; all else has the parameter's shape."""
+"""State of the elementwise optimizers that exists once per parameter; all else has the parameter's shape."""
 
 FUSED: dict[str, frozenset[type[Optimizer]]] = {
     "cpu": frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad}),

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 State = dict[str, Any]
-"""What an optimizer keeps for one parameter, by name."""
+"""State of an optimizer for one parameter, by name."""
 
 
 class WholeState(defaultdict[Any, State]):

@@ -38,7 +38,7 @@ WEIGHTS: Final = "weights"
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank tells the others before a checkpoint.
+    """Message of a rank to the others before a checkpoint.
 
     Attributes:
         refusal: why nothing can be saved now; None: it can.
@@ -444,7 +444,7 @@ def _under(number: int, held: Held) -> Held:
 
 
 def _part(saved: Saved, number: int) -> Saved:
-    """What belongs to one optimizer, and to the model of which it is the first."""
+    """State of one optimizer, and of the model of which it is the first."""
     own = None if saved.own is None else saved.own["steppers"][number]
     alone = None if saved.alone is None else _named_part(saved.alone, number)
     return Saved(_named_part(saved.joint, number), alone, saved.shared["steppers"][number], own)

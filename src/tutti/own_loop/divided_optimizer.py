@@ -35,7 +35,7 @@ from tutti.replica import ALIGNMENT, Replica, stretch_like, view_like
 from tutti.state import Held
 
 MOST_PLANS: Final = 16
-"""How many divisions are kept: one for each set of parameters that has had gradients in a step."""
+"""Limit on the divisions kept: one for each set of parameters that has had gradients in a step."""
 
 
 @dataclass

@@ -365,7 +365,7 @@ class Stepper(ABC):
 
     @property
     def gathered(self) -> int:
-        """How many passes have been gathered for a step that is still to come."""
+        """Count of the passes gathered for a step that is still to come."""
         return self._calls
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""How far an iteration over `shard` has come, and how a later program goes on with the batch behind that.
+"""Progress of an iteration over `shard`, so that a later program goes on with the batch behind that.
 
     before    start ─ sampler draws ─ batch 1 ─ batch 2 ─ step ─ save
     later     start ─ sampler draws ─ 1, 2 left out ───────────── batch 3 ─ ...
@@ -73,7 +73,7 @@ class IterationStart:
 
 @dataclass(frozen=True)
 class LoopPlace:
-    """How far a rank has come in an iteration.
+    """Progress of a rank in an iteration.
 
     Attributes:
         first: how many batches of all ranks were left out at its beginning.

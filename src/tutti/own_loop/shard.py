@@ -33,7 +33,7 @@ Values = Tensor | list[Any] | tuple[Any, ...]
 """One of the things that a batch consists of: an item for each of its samples."""
 
 PLAIN = (int, float, str, bytes)
-"""What a program may have as a list beside the tensors of a batch."""
+"""Types of lists that a program may have beside the tensors of a batch."""
 
 LOADER_OPTIONS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),

@@ -420,10 +420,10 @@ def _check_rates(optimizer: Optimizer) -> None:
 
 
 ROUNDING: Final = 1e-9
-"""How far a sum of shares may be from what it stands for: 0.7 is 7 tenths, whatever they are in binary."""
+"""Tolerance of a sum of shares for what it stands for: 0.7 is 7 tenths, whatever they are in binary."""
 
 EPSILON: Final = 1e-14
-"""How far a sum of weights may be from 1 for having been rounded."""
+"""Distance of a sum of weights from 1 that rounding explains."""
 
 
 class Rounds(OptimizerRule):

@@ -66,7 +66,7 @@ class FileEntry(Record):
 
 @dataclass(frozen=True)
 class Manifest(Record):
-    """What a checkpoint consists of.
+    """Contents of a checkpoint.
 
     Attributes:
         step: how many steps were done.

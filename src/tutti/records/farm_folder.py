@@ -268,7 +268,7 @@ class FarmFolder:
 
     @property
     def worked_on(self) -> bool:
-        """Whether somebody works on the farm."""
+        """True if somebody works on the farm."""
         return any(self.launches.alive(name) for name in self.launches.names)
 
     def job(self, name: str) -> Path:

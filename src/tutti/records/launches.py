@@ -40,7 +40,7 @@ BEAT_S: Final = 5.0
 """The time between two beats."""
 
 PATIENCE_S: Final = 45.0
-"""How long a heart on another host may be silent: more than an NFS client may see an old file."""
+"""Longest silence of a heart on another host: more than an NFS client may see an old file."""
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _BEAT_BYTES: Final = 4096

@@ -56,7 +56,7 @@ _OBJECT: Final = re.compile(
     rf"|--strategy (?P<strategy>{'|'.join(STRATEGIES)})\b"
     rf"|--optimizer (?P<optimizer>{'|'.join(OPTIMIZERS)})\b)(?P=quote)"
 )
-"""What a loop has as an object: a strategy by options of it or by name, or an optimizer."""
+"""Parts that a loop has as objects: a strategy by options of it or by name, or an optimizer."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a run takes over from a checkpoint, and whether it fits. Runs on every rank."""
+"""Taking over a checkpoint, and the check that it fits. Runs on every rank."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Saving:
         return Agenda(self._comm, Wishes(every, end, stop, strategy.pace is Pace.FREE, strategy.period))
 
     def _facts(self) -> Json:
-        """What a checkpoint says of model and data. To look at the data takes time: most runs save rarely."""
+        """Identity of model and data. Reading the data takes time: most runs save rarely."""
         return facts_of(self._parts.config, self._parts.task.dataset) if self._comm.rank == 0 else {}
 
     def save(self, step: int, state: State, final: bool) -> None:

@@ -288,7 +288,7 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
 
 
 def _inputs() -> dict[str, Any]:
-    """What `validate_data` is to make of inputs."""
+    """Options of `validate_data` for inputs."""
     return {"dtype": float_dtype(), "order": "C", "allow_nd": True, "force_writeable": True}
 
 

@@ -57,7 +57,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.tensors: list[Tensor] = []
-        """What was left out."""
+        """The parts that were left out."""
         self._places: dict[int, int] = {}
 
     @override

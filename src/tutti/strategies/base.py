@@ -160,7 +160,7 @@ class Worker(ABC):
 
     @property
     def anew(self) -> tuple[str, ...]:
-        """What begins anew when another number of ranks goes on from this worker's state, in words."""
+        """The parts, in words, that begin anew where another number of ranks goes on from this state."""
         return ()
 
     @abstractmethod

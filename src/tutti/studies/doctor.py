@@ -29,7 +29,7 @@ UNITS = ("amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx2", "
 """The units of processors for matrices and vectors, as the kernel calls them."""
 
 PATIENCE_S = 60
-"""How long another program (MPI's, the GPU driver's) may take to answer."""
+"""Patience with another program's answer (MPI's, the GPU driver's)."""
 
 MPI_QUESTION = (
     "from tutti.comm.mpi.communicator import has_ulfm, library; print(library()); print(has_ulfm())"

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from tutti.comm.shm.point_to_point import Receiving
 
 SPIN_S: Final = 200e-6
-"""How long the caller runs an operation before it yields the core."""
+"""Time for which the caller runs an operation before it yields the core."""
 
 MOVING_S: Final = 10.0
-"""How long data from another host may be on their way: a gigabyte at a gigabit per second."""
+"""Longest time of data on their way from another host: a gigabyte at a gigabit per second."""
 
 
 _Returned = TypeVar("_Returned", bound="Operation | None")

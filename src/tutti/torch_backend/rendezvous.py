@@ -23,7 +23,7 @@ from tutti.errors import PeerLost
 from tutti.torch_backend.errors import Absent, Unusable
 
 _LONGEST_STORE_NAP_S: Final = 0.01
-"""How often a rank looks into the store; torch's own wait in a file does so as often."""
+"""Pause between two looks of a rank into the store; torch's own wait in a file has the same."""
 
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
 _TAGS = 16_000

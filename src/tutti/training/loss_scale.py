@@ -14,7 +14,7 @@ FIRST: Final = 2.0**16
 """The scale at first: torch.amp.GradScaler's, as are the two below."""
 
 LEAST: Final = 2.0**-14
-"""Where no smaller scale helps: gradients are not finite for another reason."""
+"""The scale below which a smaller one does not help: gradients are not finite for another reason."""
 
 GROWS_AFTER: Final = 2000
 """So many steps in turn without an overflow double the scale."""

@@ -52,7 +52,7 @@ class Reading:
 
     @property
     def several(self) -> bool:
-        """Whether each sample has several flags; a single one is taken for class 0 or 1."""
+        """True if each sample has several flags; a single one is taken for class 0 or 1."""
         return self.kind == FLAGS and self.targets[0].numel() > 1
 
     def decisions(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from tutti.training.progress import Progress
 
 @dataclass(frozen=True)
 class Computed:
-    """What forward and backward of a batch gave, the gradients aside.
+    """Results of forward and backward of a batch, the gradients aside.
 
     Attributes:
         loss: the sum of the losses / the samples; 0 without any. A scalar on a GPU, for which nobody has

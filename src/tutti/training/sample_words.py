@@ -18,7 +18,7 @@ Words: TypeAlias = NDArray[np.uint64]
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _ROW: Final = np.uint64(0x9E3779B97F4A7C15 << 32 & 0xFFFFFFFFFFFFFFFF)
-"""How far the words of a sample are from those of the next one: 2**32 steps."""
+"""Distance from the words of a sample to those of the next one: 2**32 steps."""
 
 _FACTORS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 

@@ -222,7 +222,7 @@ class Trainer:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether there is another epoch to be trained, or the rest of one."""
+        """True if there is another epoch to be trained, or the rest of one."""
         over = self.stopped is not None or self.ended is not None
         return not over and self._begun * self._batches.updates < self._updates
 
@@ -635,7 +635,7 @@ class Trainer:
         return [None] if self._validation is None else self._validation.collect(everything=final)
 
     def _ranks(self, samples: int) -> list[RankRecord]:
-        """What each rank did since it was last asked (collective)."""
+        """Work of each rank since it was last asked (collective)."""
         stages, measuring_s = self._stages.take(self._look_s)
         exchanged = self.worker.traffic.take().figures()
         mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged)

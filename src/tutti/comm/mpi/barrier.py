@@ -27,7 +27,7 @@ from tutti.comm.shm.collectives import HostCollectives
 from tutti.comm.shm.rings import as_bytes
 
 PATIENCE_S: Final = 0.02
-"""How long to wait for a host's own ranks before the other hosts are told which have come so far."""
+"""Time to wait for a host's own ranks before the other hosts are told which have come so far."""
 
 _ABSENT: Final = -1
 

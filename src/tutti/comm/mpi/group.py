@@ -26,16 +26,16 @@ LEAVE_TAG: Final = 32_766
 """The tag of a leave notice; no other message on a communicator for collectives has it."""
 
 PERIOD_S: Final = 0.01
-"""How often a waiting rank looks for notices."""
+"""Pause of a waiting rank between two looks for notices."""
 
 GRACE_S: Final = 0.2
-"""How long a message that a rank sent before it left may take to come."""
+"""Time of a message that a rank sent before it left to come."""
 
 ANNOUNCE_S: Final = 0.1
-"""How long a rank that leaves may take to send its notices."""
+"""Time of a rank that leaves to send its notices."""
 
 TOLD_WITHIN_S: Final = 1.0
-"""How long to wait until MPI says which rank died, when all it said is that one did."""
+"""Time to wait until MPI says which rank died, when all it said is that one did."""
 
 _NONE: Final = -1
 

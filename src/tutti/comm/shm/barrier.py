@@ -165,7 +165,7 @@ def agree_on_lengths(
 Steps = Generator[bool, None, None]
 
 TRIES: Final = 4000
-"""How often `arrive` looks for the others before it leaves the waiting to its caller."""
+"""Number of times `arrive` looks for the others before it leaves the waiting to its caller."""
 
 
 class HostBarrier:

@@ -25,7 +25,7 @@ from tutti.errors import PeerLost
 _FAULT: Final = -1
 """The stamp of an event that kills its rank; it comes before all other events of that time and rank."""
 _SHOWN: Final = 16
-"""How many waiting ranks the message of a deadlock lists."""
+"""Limit on the waiting ranks that the message of a deadlock lists."""
 
 
 TICKS_PER_S: Final = 2.0**36
@@ -122,7 +122,7 @@ class RankTask:
     last_operation: int | None = None
     finished: bool = False
     lost: str = ""
-    """How it was killed; empty for a rank that was not."""
+    """Manner of its death; empty for a rank that was not killed."""
 
     on_death: list[Callable[[], None]] = field(default_factory=list)
 

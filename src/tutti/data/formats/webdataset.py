@@ -115,12 +115,12 @@ class _Member:
 
     @property
     def key(self) -> str:
-        """What all files of a sample share."""
+        """Key that all files of a sample share."""
         return self.name.removesuffix("." + self.ending)
 
     @property
     def ending(self) -> str:
-        """What follows the first dot of its name, in small letters as in "jpg"."""
+        """Extension: all after the first dot of its name, in small letters as in "jpg"."""
         return self.name.rpartition("/")[2].partition(".")[2]
 
     def content(self, file: BinaryIO) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether a data set is streamed, and how much memory that may take."""
+"""Options of streaming: whether a data set is streamed, and the memory that may take."""
 
 from __future__ import annotations
 

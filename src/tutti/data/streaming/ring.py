@@ -36,7 +36,7 @@ SLOTS: Final = 2
 _EMPTY: Final = 0
 _POLL_S: Final = 0.0005
 _HEAD: Final = 1 + SLOTS
-"""Whether the loader reads, and the keys of the windows that it wants to have read."""
+"""True if the loader reads, and the keys of the windows that it wants to have read."""
 
 
 class Ring:

@@ -19,7 +19,7 @@ from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, open_data_file
 
 KEPT_BYTES: Final = 8 << 20
-"""What a process has read last, and the operating system still keeps, at most."""
+"""Limit on what a process has read last and the operating system still keeps."""
 
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 

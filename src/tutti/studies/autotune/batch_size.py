@@ -24,13 +24,13 @@ SMALLEST: Final = 32
 """The first size: the default, for which a learning rate is taken to be right."""
 
 GAIN: Final = 0.10
-"""What doubling the batch must gain in samples per second."""
+"""Gain in samples per second that doubling the batch must bring."""
 
 LEAST_UPDATES: Final = 10
 """An epoch has at least so many updates."""
 
 TURNS: Final = 3
-"""How often a size and its double are measured."""
+"""Repetitions of measuring a size and its double."""
 
 TURN_S: Final = 0.2
 """Seconds of such a turn."""

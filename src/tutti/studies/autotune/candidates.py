@@ -82,7 +82,7 @@ class Choices:
         ]
 
     def _fits_batch_last(self, precision: str, threads: int) -> bool:
-        """Whether that layout can be best: its kernels use one thread, and others may have been ruled out."""
+        """True if that layout can be best: its kernels use one thread, and others may have been ruled out."""
         return precision in REAL_TYPES and (threads == 1 or self.layouts == (BATCH_LAST,))
 
 

@@ -27,7 +27,7 @@ from statistics import fmean, stdev
 from typing import Final
 
 ORDERS: Final = 3
-"""How many orders of the batches there are."""
+"""Number of orders of the batches."""
 
 LEAST_UPDATES: Final = 20
 """A shorter training says nothing: the first updates of most optimizers are not like the later ones."""

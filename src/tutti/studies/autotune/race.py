@@ -55,7 +55,7 @@ UNKNOWN: Final = 0.5
 """The noise of a ratio that was measured once; its scatter is believed more with each round."""
 
 BEHIND: Final = 0.02
-"""What is slower than the best by surely more than this goes."""
+"""Contenders that are surely slower than the best by more than this are out."""
 
 SURE: Final = 1.25
 """By how many times the noise: it is asked after every round, so chance has many tries."""
@@ -64,7 +64,7 @@ CLOSE: Final = 0.03
 """When all that are left are surely slower by less than this, the race ends: any of them will do."""
 
 TIE: Final = 0.02
-"""What may be slower by less than this is as good as the best, if the noise hides the difference."""
+"""Contenders slower by less than this are as good as the best, if the noise hides the difference."""
 
 
 class Fate(Enum):

@@ -68,7 +68,7 @@ class Recommendation:
         return [*batch, self._reason(), *self._precision()]
 
     def in_short(self) -> list[str]:
-        """What was measured and chosen, one line for each choice that there was."""
+        """The measurements and the choice, one line for each choice that there was."""
         batch = [] if self.ladder is None else [self.ladder.why()]
         measured = sum(way.rate is not None for way in self.ways)
         ways = f"{measured} combination{'' if measured == 1 else 's'}"
@@ -103,7 +103,7 @@ class Recommendation:
         return ", ".join([one.shape, *telling])
 
     def _precision(self) -> list[str]:
-        """What another precision would bring, and whether it is chosen."""
+        """The gain by another precision, and whether it is chosen."""
         if self.slow:
             said = "{} is not chosen: it has {:.0%} of the speed here, by a few samples"
             return [said.format(name, share) for name, share in self.slow.items()]

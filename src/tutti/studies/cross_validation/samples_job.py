@@ -36,7 +36,7 @@ class SamplesJob(Job):
 
 @dataclass(frozen=True)
 class Samples:
-    """What splits and scores need to know of a data set.
+    """Facts about a data set that splits and scores need.
 
     Attributes:
         name: of the data set.

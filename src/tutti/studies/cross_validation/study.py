@@ -120,7 +120,7 @@ class CrossValidation:
 
     @property
     def objects(self) -> dict[str, bytes]:
-        """What was given as Python objects, by what it is called, such as "model lenet"."""
+        """Python objects that were given, by their kind and name, such as "model lenet"."""
         found = dict[str, bytes]()
         for candidate, one in self.contenders.items():
             model, schedule, *_ = candidate.split("/")

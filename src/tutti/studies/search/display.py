@@ -22,7 +22,7 @@ from tutti.terminal import console_on
 from tutti.watching.farm import FarmDisplay, FarmProgress
 
 SHOWN: Final = 5
-"""How many of several best trials are shown, and how many failures."""
+"""Limit on the equally good trials that are shown, and on the failures."""
 
 
 def print_question(search: Search, trials: int, stream: IO[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a search is to make as good as it can. Needs neither torch nor Optuna."""
+"""Objectives of a search. Needs neither torch nor Optuna."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Aim:
 
     @property
     def better(self) -> str:
-        """Which values are, "higher" or "lower" ones."""
+        """Direction of better values: "higher" or "lower"."""
         return "higher" if self.higher else "lower"
 
     @property
     def by_epoch(self) -> bool:
-        """Whether each epoch has a value, by which trials can be compared before their end."""
+        """True if each epoch has a value, by which trials can be compared before their end."""
         return self.name not in COSTS
 
     def of(self, run: Summary) -> float:

@@ -24,7 +24,7 @@ REDUCTION: Final = 3
 """One of so many trials goes on at each rung of successive halving."""
 
 RUNGS: Final = 3
-"""How many rungs there are at most, so that the lowest is not at a noisy beginning."""
+"""Limit on the rungs, so that the lowest is not at a noisy beginning."""
 
 
 @dataclass(frozen=True)

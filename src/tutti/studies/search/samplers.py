@@ -40,7 +40,7 @@ class GridSampler(BaseSampler):
 
     @property
     def points(self) -> int:
-        """How many combinations there are."""
+        """Number of combinations."""
         return prod(map(len, self._choices.values()))
 
     @override

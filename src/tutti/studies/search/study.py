@@ -104,7 +104,7 @@ class Search:
 
     @property
     def rule(self) -> str:
-        """What ends trials: a name in `RULES`."""
+        """Name in `RULES` of the rule that ends trials."""
         return self.successive or self.pruner
 
     @property

@@ -67,7 +67,7 @@ def options_of(space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(choice: Choice) -> bool:
-    """Whether Optuna can have the values themselves: it knows no lists, and takes 1 and true for the same."""
+    """True if Optuna can have the values themselves: it knows no lists, and takes 1 and true for the same."""
     values = choice.ends()
     scalars = all(value is None or isinstance(value, bool | int | float | str) for value in values)
     return scalars and len(set(values)) == len(values)
@@ -178,7 +178,7 @@ class Trials:
 
     @property
     def asked(self) -> int:
-        """How many trials have been asked for."""
+        """Number of trials that have been asked for."""
         return len(self._ids)
 
     @property

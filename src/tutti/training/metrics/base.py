@@ -53,7 +53,7 @@ class Metric(ABC):
 
     @property
     def width(self) -> int:
-        """How many numbers are summed over the samples."""
+        """Count of the numbers that are summed over the samples."""
         return 1
 
     def on(self, reading: Reading) -> Metric:
