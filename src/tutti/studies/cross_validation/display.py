@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from statistics import mean
 from typing import IO, Final
@@ -11,8 +10,8 @@ from typing import IO, Final
 from rich import box
 from rich.table import Table
 
-from tutti.farm.coordinator import EpochEnded, FarmOutcome, Happening, JobBegan, JobEnded, JobFound
-from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.farm.coordinator import FarmOutcome
+from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import ERROR
 from tutti.records.texts import duration
 from tutti.records.untrusted import printable
@@ -28,8 +27,9 @@ from tutti.studies.cross_validation.study import (
     best_first,
     train_folds,
 )
+from tutti.studies.showing import farm_shown
 from tutti.terminal import console_on
-from tutti.watching.farm import FarmDisplay, FarmProgress, known_jobs
+from tutti.watching.farm import known_jobs
 
 MANY: Final = 6
 """The number of comparisons above which only those with the best candidate are shown."""
@@ -55,26 +55,8 @@ def train_shown(
     question: CrossValidation, folder: FarmFolder, blocks: Blocks, stream: IO[str]
 ) -> FarmOutcome:
     """Train all folds, and show how that goes."""
-    before = {job: JobState.FINISHED for job in known_jobs(folder) if folder.state(job) is JobState.FINISHED}
-    progress = FarmProgress(known_jobs(folder), dict(before))
-    display = FarmDisplay(before, stream)
-
-    def hear(what: Happening) -> None:
-        now = time.time()
-        if isinstance(what, JobBegan):
-            progress.begin(what.job.name, what.block, now)
-        elif isinstance(what, EpochEnded):
-            progress.epoch(what.block, what.record)
-        elif isinstance(what, JobEnded):
-            progress.end(what.block, what.outcome.state, what.outcome.seconds)
-        elif isinstance(what, JobFound):
-            progress.found(what.job.name, what.outcome.state)
-        display.show(progress, now)
-
-    try:
+    with farm_shown(folder, known_jobs(folder), stream) as hear:
         return train_folds(question, folder, blocks, hear)
-    finally:
-        display.close()
 
 
 def print_scores(found: Findings, stream: IO[str], classes: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import IO, Final
 
@@ -10,16 +9,15 @@ import optuna
 from rich import box
 from rich.table import Table
 
-from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, JobFound
-from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.farm_folder import FarmFolder
 from tutti.records.texts import duration, metric_text
 from tutti.records.untrusted import printable
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.search.storage import said_place
 from tutti.studies.search.study import Search, Tuned, tune
+from tutti.studies.showing import farm_shown
 from tutti.terminal import console_on
-from tutti.watching.farm import FarmDisplay, FarmProgress
 
 SHOWN: Final = 5
 """Limit on the equally good trials that are shown, and on the failures."""
@@ -45,26 +43,8 @@ def tune_shown(
 ) -> Tuned:
     """Search, and show how that goes."""
     jobs = [job for number in range(search.count(trials)) for job in search.job_names(number)]
-    before = {job: JobState.FINISHED for job in jobs if folder.state(job) is JobState.FINISHED}
-    progress = FarmProgress(dict.fromkeys(jobs, search.span), dict(before))
-    display = FarmDisplay(before, stream)
-
-    def hear(what: Happening) -> None:
-        now = time.time()
-        if isinstance(what, JobBegan):
-            progress.begin(what.job.name, what.block, now)
-        elif isinstance(what, EpochEnded):
-            progress.epoch(what.block, what.record)
-        elif isinstance(what, JobEnded):
-            progress.end(what.block, what.outcome.state, what.outcome.seconds)
-        elif isinstance(what, JobFound):
-            progress.found(what.job.name, what.outcome.state)
-        display.show(progress, now)
-
-    try:
+    with farm_shown(folder, dict.fromkeys(jobs, search.span), stream) as hear:
         return tune(search, folder, trials, blocks, storage, hear)
-    finally:
-        display.close()
 
 
 def print_findings(
