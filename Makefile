@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Hundreds of processes of the tests import the same modules: whoever keeps no bytecode pays for that in minutes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test test-processors test-mutations test-gpu check format clean
+.PHONY: train test test-processors test-mutations test-gpu check docs format clean
 
 train: $(VENV)/installed ## train a network on every core of this machine
 	$(BIN)/tutti train
@@ -47,6 +47,9 @@ check: $(VENV)/installed-dev ## format, lint, types and boundaries
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+docs: $(VENV)/installed-dev ## build the documentation site in build/site; a link that leads nowhere is an error
+	$(BIN)/python -m website build/site
+
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -65,5 +68,5 @@ $(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/constraints.txt
-	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,postgresql,test,dev]'
+	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,postgresql,test,docs,dev]'
 	touch $@ $(VENV)/installed

@@ -23,7 +23,7 @@ from tutti.strategies.joint_gradients import JointGradients, MeanGradients
 class Solo(Strategy):
     """Sequential training by one worker, with which every other strategy is compared.
 
-        g = 1/B  sum over the batch of  grad l(w, sample)
+        g = 1/B sum over the batch of grad l(w, sample)
         w = optimizer(w, clip(g))
 
     The optimizer runs over the flat vectors instead of one parameter after the other.

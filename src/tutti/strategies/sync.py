@@ -377,7 +377,7 @@ COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
 class Sync(Strategy):
     """Synchronous data-parallel training: the same weights as sequential training, at any number of workers.
 
-        g = sum over the workers and passes of  g_worker        (each weighted by its share of the samples)
+        g = sum over the workers and passes of g_worker        (each weighted by its share of the samples)
         w = optimizer(w, clip(g))
 
     Inside a host no gradient is copied: each rank sums its own slice over the gradients of all, and runs the
