@@ -31,8 +31,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Final
 
-_MOST_LISTED: Final = 60
+_MOST_LISTED: Final = 24
 """Limit on the known names that an `UnknownName` lists; of more, the nearest ones."""
+
+_NEAREST: Final = 3
+"""Number of those."""
 
 EXIT_INTERRUPTED: Final = 75
 """The exit code of a run that has saved its state and stopped before its end: run it again. (EX_TEMPFAIL)"""
@@ -112,7 +115,7 @@ class UnknownName(UserError):
         meant = f"; did you mean '{near[0]}'?" if near else "."
         listed = f"Known: {', '.join(self.known)}." if self.known else "It has none." if of else ""
         if len(self.known) > _MOST_LISTED:
-            nearest = difflib.get_close_matches(name, self.known, n=10, cutoff=0)
+            nearest = difflib.get_close_matches(name, self.known, n=_NEAREST, cutoff=0)
             listed = f"The nearest of {len(self.known)}: {', '.join(nearest)}."
         sentence = f"unknown {kind} '{name}'{' of ' + of if of else ''}{meant}"
         super().__init__(" ".join(filter(None, (sentence, listed, hint))))

@@ -146,11 +146,26 @@ class Registry(Mapping[str, T], Generic[T]):
         said = ast.get_docstring(place.definition) or ast.get_docstring(place.tree) or ""
         return said.partition("\n")[0]
 
+    def text(self, name: str, attribute: str) -> str:
+        """Return a text that the class of a part has for an attribute, read in its file.
+
+        Raises:
+            KeyError: it has none there.
+        """
+        for node in self._places[name].definition.body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=named)], value=ast.Constant(value=str(text))):
+                    if named == attribute:
+                        return text
+        raise KeyError(f"{name} has no text '{attribute}'")
+
     def options(self, name: str) -> tuple[str, ...]:
-        """Return the names of those parameters of a function that have a default; none of a class."""
+        """Return the names of those parameters of a function, or fields of a class, that have a default."""
         node = self._places[name].definition
         if isinstance(node, ast.ClassDef):
-            return ()
+            given = [one for one in node.body if isinstance(one, ast.AnnAssign) and one.value is not None]
+            own = [one.target for one in given if "ClassVar" not in ast.unparse(one.annotation)]
+            return tuple(target.id for target in own if isinstance(target, ast.Name))
         positional = [*node.args.posonlyargs, *node.args.args]
         optional = positional[len(positional) - len(node.args.defaults) :]
         named = [a for a, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value]

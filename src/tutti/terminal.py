@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Final
 
-from rich.console import Console
-
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+    from rich.console import Console
 
 
 _DESCRIPTORS: Final = (0, 1, 2)
@@ -129,6 +128,9 @@ def console_on(stream: IO[str], columns: int | None = WIDE) -> Console:
         stream: where to.
         columns: of text, where it is no terminal; None: as rich thinks.
     """
+    # Most commands print no table, and importing it takes as long as all else at their start.
+    from rich.console import Console
+
     # Open MPI gives its processes a terminal of its own, which nobody looks at.
     terminal = stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
     return Console(

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from tutti.cli.commands import COMMANDS
+from tutti.cli.commands import AIMS, COMMANDS
 from tutti.cli.main import main
 from tutti.errors import PeerLost, RankFailed
 from tutti.run.config import TrainConfig, flag
@@ -38,6 +38,19 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
 
 
+def test_the_help_puts_commands_of_one_aim_together(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    shown = capsys.readouterr().out
+    assert {COMMANDS[name].aim for name in COMMANDS} == {*AIMS}
+    (paragraph,) = [part for part in shown.split("\n\n") if part.startswith("find the best network:\n")]
+    assert [line.split()[0] for line in paragraph.splitlines()[1:]] == ["cv", "ensemble", "tune"]
+
+
+def test_the_lines_of_the_help_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_explains_every_option(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -45,6 +58,7 @@ def test_the_help_of_a_command_explains_every_option(
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
     parser = COMMANDS[command]().parser()
+    parser.write_help()
     assert all(flag in shown for flag in parser.flags())
     assert all(action.help for action in parser._actions)
     assert "example:" in shown
@@ -95,6 +109,13 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert capsys.readouterr().err.startswith("tutti: error: unknown command 'trian'; did you mean 'train'?")
+
+
+def test_an_unknown_option_names_the_three_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--epoch", "3"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tutti: error: unknown option '--epoch'; did you mean '--epochs'? The nearest of ")
+    assert said.partition("The nearest of ")[2].partition(".")[0].count("--") == 3
 
 
 def test_the_traceback_of_a_failed_rank_comes_last(

@@ -25,11 +25,13 @@ class Command(ABC):
 
     Attributes:
         name: the word after `tutti`.
+        aim: its purpose: the help of `tutti` puts commands of one aim together.
         example: a command to paste; the foot of its help.
         own_words: whether what follows the first word without a dash belongs to a program of the user's.
     """
 
     name: ClassVar[str]
+    aim: ClassVar[str]
     example: ClassVar[str]
     own_words: ClassVar[bool] = False
 

@@ -21,6 +21,17 @@ from tutti.terminal import lasting_output
 COMMANDS: Final[Registry[type[Command]]] = Registry("tutti.cli", "command")
 """The commands: each is a class of a file of this package."""
 
+AIMS: Final = (
+    "train a network",
+    "see how runs go, and what came out",
+    "use a trained network",
+    "find the best network",
+    "find the fastest way to train",
+    "look at the data and this machine",
+    "set up the shell",
+)
+"""The aims of the commands, in the order of the help."""
+
 FARMS: Final = ("cv", "tune")
 """The commands that plan the cores of all ranks of this host, whoever has started it."""
 
@@ -92,11 +103,12 @@ def _choose(words: Sequence[str]) -> int:
 
 
 def _help() -> str:
-    lines = []
+    of_aims: dict[str, list[str]] = {aim: [f"{aim}:"] for aim in AIMS}
+    width = max(map(len, COMMANDS))
     for name in COMMANDS:
         said = COMMANDS.summary(name).removesuffix(".")
-        lines.append(f"  {name:10} {said[0].lower()}{said[1:]}")
-    return _HELP.format("\n".join(lines))
+        of_aims[COMMANDS.text(name, "aim")].append(f"  {name:{width}} {said[0].lower()}{said[1:]}")
+    return _HELP.format("\n\n".join("\n".join(lines) for lines in of_aims.values()))
 
 
 _HELP: Final = """\
@@ -104,11 +116,11 @@ usage: tutti COMMAND [OPTIONS]
 
 Train a neural network on every core, GPU and machine you have.
 
-commands:
 {}
 
-'tutti COMMAND --help' explains every option of a command; 'tutti --version' prints the version.
-'tutti train' alone trains a small network on the embedded digits, on every core."""
+'tutti COMMAND --help' explains every option of a command; 'tutti --version'
+prints the version. 'tutti train' alone trains a small network on the embedded
+digits, on every core."""
 
 
 def _repeated() -> bool:

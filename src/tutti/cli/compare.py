@@ -52,6 +52,7 @@ class CompareCommand(Command):
     than one process, and how accurate it became.
     """
 
+    aim = "find the fastest way to train"
     example = "tutti compare lenet --data mnist --strategies solo,sync,easgd -n 1,2 --repeats 3 --epochs 2"
 
     @override

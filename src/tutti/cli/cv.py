@@ -47,12 +47,13 @@ FOLDS: Final = 5
 
 @part("cv")
 class CvCommand(Command):
-    """Cross-validate models and schedules, many folds at once: which is best?
+    """Cross-validate models and schedules, many folds at once.
 
     Each model with each schedule is trained on the same folds, several at a time on the cores of this
     machine. Shows the scores on what each fold holds out, and which differences can be told.
     """
 
+    aim = "find the best network"
     example = "tutti cv lenet,mlp --data mnist --folds 5 --schedule none,cosine --epochs 3 --stratified"
 
     @override

@@ -26,13 +26,14 @@ _MOST: Final = 20
 
 @part("data")
 class DataCommand(Command):
-    """Describe a data set, and say what would go wrong in training; or write it anew.
+    """Describe a data set, and what would go wrong; or write it anew.
 
     Samples, shapes, classes and their balance, means and deviations, missing values, and samples that are in
     the training part and the test part. 'tutti data convert DATA NEW' writes a data set in another format: a
     folder of NPY files, which is read fastest, or .npz, .h5 or .parquet by the ending of NEW.
     """
 
+    aim = "look at the data and this machine"
     example = "tutti data iris.csv --data.target species"
 
     @override

@@ -21,6 +21,7 @@ class DoctorCommand(Command):
     GPU; and, measured, an all-reduce between two ranks.
     """
 
+    aim = "look at the data and this machine"
     example = "tutti doctor"
 
     @override

@@ -34,13 +34,14 @@ from tutti.terminal import console_on
 
 @part("ensemble")
 class EnsembleCommand(Command):
-    """Combine the models of a cross-validation: is their ensemble better than the best of them?
+    """Combine models of a cross-validation: do they beat the best?
 
     Chooses by what each model predicts for the samples that it never saw, and scores the ensemble on
     folds that it was not chosen by. Saves the networks of all folds as one thing, and evaluates that on
     new samples. Of a run its checkpoints are combined: a snapshot ensemble.
     """
 
+    aim = "find the best network"
     example = "tutti ensemble farms/2026-01-31-120000-lenet-mlp-mnist --top 3 --method greedy"
 
     @override

@@ -28,6 +28,7 @@ class EvaluateCommand(Command):
     Each sample once, with the count, the accuracy of every class and the confusion matrix.
     """
 
+    aim = "use a trained network"
     example = "tutti evaluate runs/2026-01-31-120000-lenet-mnist --part validation"
 
     @override

@@ -24,12 +24,13 @@ from tutti.run.config import Options
 
 @part("export")
 class ExportCommand(Command):
-    """Write the model of a run for another program, or weights of another program anew.
+    """Write the model of a run for other programs, or weights anew.
 
     The weights, and of a checkpoint the optimizer's state too where the form has room for it; or a whole
     program (onnx, torch-export), which is run to see that it computes the same.
     """
 
+    aim = "use a trained network"
     example = "tutti export runs/2026-01-31-120000-lenet-mnist/checkpoints/latest --to dcp"
 
     @override

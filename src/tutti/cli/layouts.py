@@ -28,6 +28,7 @@ class LayoutsCommand(Command):
     Found by a dry run, before anything starts. On one host; the rank that needs the most.
     """
 
+    aim = "find the fastest way to train"
     example = "tutti layouts mlp --data mnist -n 4 --batch-size 256 --model.hidden 4096,4096"
 
     @override

@@ -12,6 +12,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
+from typing_extensions import override
+
 from tutti.errors import BadOption, UnknownName
 from tutti.run.config import MEASURED, Options, TrainConfig, flag, help_of, type_name
 
@@ -53,10 +55,26 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, partial(_parsed, float, "a number"))
         self.fields: list[str] = []
         self.dotted: list[str] = []
+        self._unwritten: dict[argparse.Action, Callable[[], str]] = {}
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""
         raise BadOption(f"{message}; '{self.prog} --help' explains every option")
+
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """Every argument that this parser knows."""
+        return self._actions
+
+    def write_help(self) -> None:
+        """Have every argument's help be there: the names of parts in it are read in their files."""
+        for action, text in self._unwritten.items():
+            action.help = text()
+
+    @override
+    def format_help(self) -> str:
+        self.write_help()
+        return super().format_help()
 
     def flags(self) -> list[str]:
         """Every option that this parser knows."""
@@ -113,22 +131,21 @@ class Parser(argparse.ArgumentParser):
                 continue
             names = ["-n", "--workers"] if f.name == "workers" else [flag(f.name)]
             if type_name(f) == "bool":
-                self.add_argument(
-                    *names, action=BooleanOptionalAction, default=argparse.SUPPRESS, help=_help(f)
-                )
+                made = self.add_argument(*names, action=BooleanOptionalAction, default=argparse.SUPPRESS)
+                self._unwritten[made] = partial(_help, f)
                 continue
             choices = [*f.metadata["choices"], *(["auto"] if f.name in auto else [])]
             shown = f.metadata["choices"] and "{" + ",".join(choices) + "}"
             metavar = {"int": "N", "float": "X"}.get(type_name(f), "NAME")
             kind = {"int": int, "float": float}.get(type_name(f), str)
-            self.add_argument(
+            made = self.add_argument(
                 *names,
                 dest=f.name,
                 type=_number_or_auto if kind is int and f.name in MEASURED else kind,
                 default=argparse.SUPPRESS,
                 metavar=shown or _METAVARS.get(f.name, metavar),
-                help=_help(f, defaults.get(f.name)) + (f"; {_AUTO[f.name]}" if f.name in auto else ""),
             )
+            self._unwritten[made] = partial(_help, f, defaults.get(f.name), f.name in auto)
         if not self.dotted:
             return
         group = self.add_argument_group(
@@ -136,8 +153,9 @@ class Parser(argparse.ArgumentParser):
         )
         for f in kept:
             if f.name in DOTTED:
-                name, dest = _stem(f.name) + ".KEY", f"_{f.name}"
-                group.add_argument(name, dest=dest, metavar="VALUE", help=_help(f), default=argparse.SUPPRESS)
+                name, dest = stem_of(f.name) + ".KEY", f"_{f.name}"
+                made = group.add_argument(name, dest=dest, metavar="VALUE", default=argparse.SUPPRESS)
+                self._unwritten[made] = partial(_help, f)
 
     def trust_option(self) -> None:
         """Add the option by which the code that a configuration names may run, whoever wrote it."""
@@ -157,14 +175,15 @@ def _number_or_auto(text: str) -> int | str:
     return text if text == "auto" else int(_parsed(int, "a whole number", text))
 
 
-def _help(f: Field[Any], default: str | None = None) -> str:
+def _help(f: Field[Any], default: str | None = None, auto: bool = False) -> str:
     text = help_of(f).replace("%", "%%")
-    if default is None and f.default in (None, MISSING, False):
-        return text
-    return f"{text} (default: {default or f.default})"
+    if default is not None or f.default not in (None, MISSING, False):
+        text = f"{text} (default: {default or f.default})"
+    return f"{text}; {_AUTO[f.name]}" if auto else text
 
 
-def _stem(field: str) -> str:
+def stem_of(field: str) -> str:
+    """Spell a field of options up to the dot: model_options is --model."""
     return flag(field).removesuffix("-options")
 
 
@@ -184,7 +203,7 @@ def split_dotted(
         UnknownName: the word before the dot is none of ours.
         BadOption: a value is missing.
     """
-    stems = {_stem(field): field for field in dotted}
+    stems = {stem_of(field): field for field in dotted}
     rest: list[str] = []
     options: dict[str, Options] = {}
     words = iter(arguments)
@@ -287,7 +306,7 @@ def command_words(config: TrainConfig) -> list[str]:
         value = getattr(config, f.name)
         if f.name in DOTTED:
             for key, item in value.items():
-                words += [f"{_stem(f.name)}.{key.replace('_', '-')}", _text_of(item)]
+                words += [f"{stem_of(f.name)}.{key.replace('_', '-')}", _text_of(item)]
         elif f.name == "model":
             words = [value, *words]
         elif value is True:

@@ -29,6 +29,7 @@ class PlanCommand(Command):
     of fp32 in short trainings. Options that are given are kept. Prints the command to use.
     """
 
+    aim = "find the fastest way to train"
     example = "tutti plan lenet --data mnist --batch-size 128"
 
     @override

@@ -23,12 +23,13 @@ from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob, read_trust
 
 @part("predict")
 class PredictCommand(Command):
-    """Write what the network of a run, or an ensemble, predicts for each sample.
+    """Write what a network, or an ensemble, predicts for each sample.
 
     In the order of the data, which need no targets: the class and the probability of each class, or the
     amounts.
     """
 
+    aim = "use a trained network"
     example = "tutti predict runs/2026-01-31-120000-mlp-iris --data new.csv -o predictions.csv"
 
     @override

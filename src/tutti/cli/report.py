@@ -29,11 +29,12 @@ TUNE: Final = "tune"
 
 @part("report")
 class ReportCommand(Command):
-    """Make the table and the page of a comparison, cross-validation or search, from its records.
+    """Make the table and the page of runs, a comparison or a search.
 
     Or put runs of different days side by side: on any machine, without torch and without MPI.
     """
 
+    aim = "see how runs go, and what came out"
     example = "tutti report runs/2026-01-30-180000-lenet-mnist runs/2026-01-31-120000-lenet-mnist"
 
     @override

@@ -22,6 +22,7 @@ class RunCommand(Command):
     and tutti.shard().
     """
 
+    aim = "train a network"
     example = "tutti run -n 2 my_training.py --epochs 5"
     own_words = True
 

@@ -21,7 +21,6 @@ from tutti.run.measured_values import BUDGET_S
 from tutti.run.resume import Resume, check_same, placed
 from tutti.run.start import run as run_job
 from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
-from tutti.studies.autotune.plan import measured, planned
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -41,6 +40,7 @@ class TrainCommand(Command):
     with the resolved configuration (which alone repeats the run), the history and the weights.
     """
 
+    aim = "train a network"
     example = "tutti train lenet --data mnist --epochs 5 --schedule one_cycle --lr 0.003 -n 2"
 
     @override
@@ -94,6 +94,10 @@ class TrainCommand(Command):
             given, asked = {**given, "precision": config.precision}, set()
         else:
             config = config_of(own, given, dotted)
+        if own.plan is not None or asked:
+            # It would slow every other start, and each completion.
+            from tutti.studies.autotune.plan import measured, planned
+
         if own.plan is not None:
             config = planned(config, given, "batch_size" in asked, own.budget)
         elif asked:

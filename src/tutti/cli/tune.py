@@ -38,6 +38,7 @@ class TuneCommand(Command):
     that trains it alone.
     """
 
+    aim = "find the best network"
     example = (
         "tutti tune mlp --data mnist --space.lr log:1e-4..1e-1 --space.model.hidden 64,128,256 --trials 30 "
         "--pruner asha --epochs 9"

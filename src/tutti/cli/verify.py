@@ -25,6 +25,7 @@ class VerifyCommand(Command):
     exit code is 1 when they differ.
     """
 
+    aim = "look at the data and this machine"
     example = "tutti verify lenet --data mnist -n 2 --optimizer sgd --lr 0.1 --dtype float64"
 
     @override

@@ -22,7 +22,7 @@ from tutti.watching.health import Limits
 
 @part("watch")
 class WatchCommand(Command):
-    """Follow a run or a farm: epochs, time left, and the health of each rank.
+    """Follow a run or a farm: epochs, time left, health of each rank.
 
     In the terminal, from another shell or another host that sees its folder: for each rank its step,
     samples per second, memory and last sign of life. A rank that falls behind, stops or fails is
@@ -30,6 +30,7 @@ class WatchCommand(Command):
     watching, not the run.
     """
 
+    aim = "see how runs go, and what came out"
     example = "tutti watch runs/2026-01-31-120000-lenet-mnist"
 
     @override

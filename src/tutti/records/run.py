@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from importlib import metadata
 from typing import Final
 
 from tutti.records.json_lines import Record
@@ -313,6 +312,8 @@ def versions() -> dict[str, str]:
 @cache  # Metadata take as long to read as a short job to train.
 def version(package: str) -> str:
     """Return the version of a package; "unknown" if it runs from its source without being installed."""
+    from importlib import metadata  # It would slow every start.
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -96,6 +96,18 @@ _AUGMENTATIONS: Final[Registry[object]] = Registry("tutti.training.augmentations
 _STRATEGIES: Final[Registry[object]] = Registry("tutti.strategies", "strategy")
 _VALIDATIONS: Final[Registry[object]] = Registry("tutti.training.validation", "way to validate")
 
+PARTS: Final[Mapping[str, Registry[Any]]] = {
+    "model": MODELS,
+    "data": DATA_SETS,
+    "augment": _AUGMENTATIONS,
+    "strategy": _STRATEGIES,
+    "optimizer": Registry("tutti.optim.optimizers", "optimizer"),
+    "schedule": Registry("tutti.optim.schedulers", "schedule"),
+    "loss": _LOSSES,
+    "metrics": _METRICS,
+}
+"""The parts that are built in, by the field that may name one; of torch's there are more."""
+
 
 def _options_of_models() -> str:
     alike: dict[str, list[str]] = {}
