@@ -89,6 +89,31 @@ def test_a_folder_that_others_may_write_to_is_refused(cache: Path, monkeypatch: 
     assert folder.name == f"kernels-{os.getuid()}"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="makes a link of another user")
+def test_a_link_that_another_user_may_change_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_compiler(cache, monkeypatch, COMPILER)
+    folder = compiler.compiled("float").parent
+    folder.rename(cache / "ours")
+    folder.symlink_to(cache / "ours")
+    assert compiler.compiled("float").exists()
+    os.lchown(folder, 12345, 12345)
+    with pytest.raises(BadOption, match="others may write to it"):
+        compiler.compiled("float")
+
+
+def test_what_killed_compilations_have_left_is_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_compiler(cache, monkeypatch, COMPILER)
+    folder = compiler.compiled("float").parent
+    left, under_way = folder / "compiling-old", folder / "compiling-new"
+    for room in (left, under_way):
+        room.mkdir()
+        (room / "float.so").touch()
+    os.utime(left, (0, 0))
+    compiler.compiled("double")
+    assert not left.exists()
+    assert under_way.exists()
+
+
 def test_a_compiler_may_have_words_before_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_compiler(cache, monkeypatch, COMPILER)
     monkeypatch.setenv("CC", f"env {os.environ['CC']}")

@@ -13,11 +13,14 @@ from typing import Any, Final, SupportsIndex, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from tutti.batch_last import BATCH_LAST
 from tutti.batch_last.functions import REALS, Convolution, MaximumPooling, Pair, library
+from tutti.errors import BadModel
 
 PLACES: Final = 256
 """Windows of so many numbers at the most are pooled: a place in one is kept as a byte."""
@@ -26,9 +29,13 @@ PLACES: Final = 256
 class BatchLast(TorchFunctionMode):
     """Computes convolutions and maximum pooling of two dimensions by the kernels, inside of a `with`.
 
-    They compute in one thread, in float32 and float64, forward and (once) backward; results are those of
-    torch but for rounding. What they cannot do, torch does: other types, dilation, fewer samples than a
-    vector of the processor has, what runs under autocast or `torch.func`.
+    They compute in one thread, in float32 and float64, forward and backward; results are those of torch but
+    for rounding. What they cannot do, torch does: other types, dilation, fewer samples than a vector of the
+    processor has, the derivatives of gradients, what runs under autocast, `torch.func` or forward-mode
+    differentiation, and what `torch.utils.checkpoint` computes again.
+
+    Raises:
+        BadModel: the model looks at the strides of images, which are others than those that it expects.
     """
 
     @override
@@ -74,7 +81,7 @@ def _conv2d(
         for size, pad, kernel in zip(input.shape[2:], pads, weight.shape[2:], strict=True)
     ):
         return None
-    found = Convolution.apply(input, weight, bias, strides, pads, groups)  # type: ignore[no-untyped-call]
+    found = Convolution.apply(input, weight, bias, strides, pads, index(groups))  # type: ignore[no-untyped-call]
     return cast(Tensor, found)
 
 
@@ -108,13 +115,32 @@ def _max_pool2d(
 
 def _computed(images: Tensor, *others: Tensor) -> bool:
     """True if the kernels compute with such tensors."""
-    plain = all(type(one) in (Tensor, nn.Parameter) and one.is_cpu for one in (images, *others))
-    if not plain or images.dim() != 4 or images.dtype not in REALS or torch.compiler.is_compiling():
+    if images.dim() != 4 or images.dtype not in REALS or not all(map(_plain, (images, *others))):
         return False
-    if torch.is_autocast_enabled("cpu") or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    # What a checkpoint computes again it does where no mode is: it must be the same, tensor by tensor.
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         return False
     alike = all(one.dtype == images.dtype for one in others)
     return alike and images.numel() > 0 and len(images) >= library(images).lanes()
+
+
+def _plain(tensor: Tensor) -> bool:
+    """True if the numbers of a tensor lie in memory as its strides say."""
+    kind = type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu
+    return kind and tensor.layout is torch.strided and not tensor.is_neg()
+
+
+def _as_strided(input: Tensor, *_: object, **__: object) -> None:
+    """Refuse to look at images of ours by other strides: they would be other numbers."""
+    if input.dim() == 4 and not input.is_contiguous() and input.permute(1, 2, 3, 0).is_contiguous():
+        raise BadModel(
+            "the model calls as_strided, which depends on where the numbers of images lie in memory; "
+            f"leave --layout {BATCH_LAST} out"
+        )
 
 
 def _pair(given: SupportsIndex | Sequence[SupportsIndex]) -> Pair:
@@ -127,4 +153,7 @@ _OURS: Final[Mapping[object, Callable[..., Tensor | None]]] = {
     torch.conv2d: _conv2d,
     torch.max_pool2d: _max_pool2d,
     functional.max_pool2d: _max_pool2d,
+    torch.as_strided: _as_strided,
+    Tensor.as_strided: _as_strided,
+    Tensor.as_strided_: _as_strided,
 }

@@ -6,18 +6,25 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
 from tutti.batch_last import BATCH_LAST, REAL_TYPES
 from tutti.batch_last.compiler import kernels
+from tutti.batch_last.functions import VECTOR_BYTES
 from tutti.batch_last.mode import BatchLast
 from tutti.data.columns import Inputs, mapped
 from tutti.errors import BadOption
 from tutti.training import of_keras
 from tutti.training.outputs import the_output
+
+CONTIGUOUS: Final = "contiguous"
+"""The layout that tensors have unless one is chosen."""
+
+FEW: Final = 2
+"""Samples that tell whether a model takes them."""
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SHORT = tuple(_HALF.values())
@@ -40,7 +47,7 @@ class Arithmetic:
     """
 
     precision: str = "fp32"
-    layout: str = "contiguous"
+    layout: str = CONTIGUOUS
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -77,6 +84,11 @@ class Arithmetic:
     def has_room_for(self, nbytes: int) -> bool:
         """Return whether the device is a GPU with room for `nbytes` bytes, and as much again to compute."""
         return self.device != "cpu" and 2 * nbytes <= torch.cuda.mem_get_info()[0]
+
+    @property
+    def telling_samples(self) -> int:
+        """The samples that tell whether a model takes them: so many that kernels of our own compute them."""
+        return VECTOR_BYTES // torch.float32.itemsize if self.layout == BATCH_LAST else FEW
 
     @property
     def is_asynchronous(self) -> bool:

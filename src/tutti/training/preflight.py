@@ -22,10 +22,8 @@ from tutti.records.shapes import described
 from tutti.training.evaluation import Objective, evaluating, undone
 from tutti.training.losses import LossBatch, check_labels, fit_check, tried
 from tutti.training.metrics import fitted
-from tutti.training.precision import FP32, Arithmetic
+from tutti.training.precision import CONTIGUOUS, FP32, Arithmetic
 from tutti.training.reading import labelled
-
-PROBE_SAMPLES = 2
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -78,7 +76,7 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
         BadData: a label lies outside 0..outputs-1.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
-    some = torch.arange(min(PROBE_SAMPLES, len(part)))
+    some = torch.arange(min(arithmetic.telling_samples, len(part)))
 
     def taken(indices: Tensor) -> tuple[Inputs, Tensor]:
         inputs, targets = part.take(indices)
@@ -87,7 +85,7 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
     inputs, targets = taken(some)
     refuse_unknown_inputs(module, part, inputs)
     with evaluating(module), torch.no_grad():
-        with _naming("the model", inputs):
+        with _naming("the model", inputs, arithmetic.layout):
             whole = arithmetic.call(module, inputs)
         outputs = arithmetic.output(whole)
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
@@ -143,7 +141,7 @@ def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Ari
 
 
 @contextmanager
-def _naming(what: str, inputs: Inputs) -> Iterator[None]:
+def _naming(what: str, inputs: Inputs, layout: str = CONTIGUOUS) -> Iterator[None]:
     """Turn an error about shapes or types into one that names the receiver, its input and the line."""
     try:
         yield
@@ -153,6 +151,10 @@ def _naming(what: str, inputs: Inputs) -> Iterator[None]:
         raise BadModel(
             f"{what} cannot take a batch of {_said(inputs)}: {type(error).__name__}: {error}{_place(error)}; "
             f"change {what}, or the data, so that they fit"
+            + (
+                f", or leave --layout {layout} out, in which images have other strides"
+                * (layout != CONTIGUOUS)
+            )
         ) from error
 
 
