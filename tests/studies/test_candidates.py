@@ -24,6 +24,12 @@ def test_ranks_are_powers_of_two_and_all_cores_and_threads_fill_the_cores() -> N
     assert shapes(1) == [(1, 1)]
 
 
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16"])
+def test_ways_in_any_precision_can_be_compared(precision: str) -> None:
+    found = choices_for(TrainConfig(precision=precision), (), 2).candidates()
+    assert min(found, key=lambda one: one.complexity) == Candidate(1, 1, precision, "contiguous", 32)
+
+
 def test_what_was_decided_is_kept() -> None:
     assert shapes(8, "workers", workers="4") == [(4, 2)]
     assert shapes(8, "workers", workers="1") == [(1, 1), (1, 8)]

@@ -50,6 +50,31 @@ class Flattened(nn.Module):
         return self.outputs(self.features(inputs).view(len(inputs), -1))
 
 
+class Strided(Flattened):
+    """Looks at the memory of its images as it is in the plain layout."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.outputs(self.features(inputs).as_strided((len(inputs), 4 * 6 * 6), (4 * 6 * 6, 1)))
+
+
+class SingleGradient(nn.Module):
+    """Has no gradient in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs = nn.Linear(64, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.outputs(inputs.flatten(1))
+        if found.requires_grad:
+            found.register_hook(self.refuse)
+        return found
+
+    def refuse(self, gradient: Tensor) -> None:
+        if gradient.dtype is torch.float64:
+            raise RuntimeError("not implemented for 'Double'")
+
+
 def rehearsed(
     config: TrainConfig,
     shapes: tuple[tuple[int, int], ...] = ((1, 1), (2, 1)),
@@ -105,22 +130,40 @@ def test_several_precisions_may_compete() -> None:
     assert {way.candidate.precision for way in found.ways} == {"fp32", "fp64"}
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Flattened, "view size is not compatible"),
+        (Strided, "the model's outputs in the layout channels_last are not those of contiguous"),
+    ],
+)
 def test_a_layout_that_the_model_cannot_take_is_told_and_the_other_is_picked(
-    monkeypatch: pytest.MonkeyPatch,
+    model: type[nn.Module], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "prepare_task", flattened(measure.prepare_task))
+    monkeypatch.setattr(measure, "prepare_task", with_model(model, measure.prepare_task))
     found = rehearsed(CNN)
     unfit = [way for way in found.ways if way.fate is Fate.UNFIT]
     assert [way.candidate.layout for way in unfit] == ["channels_last"] * 2
-    assert "view size is not compatible" in str(unfit[0].problem)
+    assert why in str(unfit[0].problem)
     assert found.pick.candidate.layout == "contiguous"
 
 
-def flattened(prepare: object) -> object:
-    def prepare_flattened(job: PlanJob, dataset: object) -> object:
-        return replace(prepare(job, dataset), module=Flattened())  # type: ignore[operator]
+def test_a_precision_in_which_a_gradient_cannot_be_computed_is_told_and_the_other_is_picked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "prepare_task", with_model(SingleGradient, measure.prepare_task))
+    found = rehearsed(MLP, precisions=("fp64", "fp32"))
+    unfit = [way for way in found.ways if way.fate is Fate.UNFIT]
+    assert [way.candidate.precision for way in unfit] == ["fp64"] * 2
+    assert "the model's training step cannot take" in str(unfit[0].problem)
+    assert found.pick.candidate.precision == "fp32"
 
-    return prepare_flattened
+
+def with_model(model: type[nn.Module], prepare: object) -> object:
+    def prepared(job: PlanJob, dataset: object) -> object:
+        return replace(prepare(job, dataset), module=model())  # type: ignore[operator]
+
+    return prepared
 
 
 def test_training_that_would_diverge_is_measured_all_the_same() -> None:

@@ -52,6 +52,18 @@ class Deep(nn.Module):
         return found
 
 
+class LostInEvaluation(nn.Module):
+    """Trains, and gives what is no number when it is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs = nn.Linear(64, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.outputs(inputs.flatten(1))
+        return found if self.training else found * torch.inf
+
+
 def tried(updates: int = 40, task: Task | None = None, **given: object) -> Twins:
     """What short trainings of a model on data say."""
     objects = {name: given.pop(name) for name in ("model", "data") if name in given}
@@ -127,6 +139,11 @@ def test_a_deep_model_that_amplifies_rounding_is_seen() -> None:
 
 def test_a_training_that_diverges_is_told() -> None:
     found = tried(model="mlp", data="digits", optimizer="sgd", lr=1e30)
+    assert found.problem == "its loss is not finite in fp32"
+
+
+def test_a_loss_that_is_lost_after_the_training_is_told() -> None:
+    found = tried(model=LostInEvaluation, data="digits")
     assert found.problem == "its loss is not finite in fp32"
 
 

@@ -107,6 +107,27 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
     return replace(objective, loss=loss, metrics=tuple(metrics))
 
 
+def try_gradient(module: nn.Module, part: Part, objective: Objective) -> None:
+    """Compute the gradient of a few samples, and throw it away, leaving the model as it was.
+
+    Args:
+        module: the model, in training mode.
+        part: the samples that it is to learn.
+        objective: the loss, and how the model computes.
+
+    Raises:
+        BadModel: it cannot be computed.
+    """
+    arithmetic, function = objective.arithmetic, objective.loss.function
+    inputs, targets = part.take(torch.arange(min(arithmetic.telling_samples, len(part))))
+    inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    modules = [module, function] if isinstance(function, nn.Module) else [module]
+    with undone(modules), _naming("the model's training step", inputs, arithmetic.layout):
+        loss = objective.compute(module, inputs, targets)[1]
+        torch.autograd.grad(loss, parameters, allow_unused=True)
+
+
 def _some_targets(part: Part, count: int, ignored: int | None) -> Tensor:
     """Return the targets of all samples, or of about `count` evenly spaced ones; none without a label."""
     targets = part.targets[:: max(1, len(part) // max(1, count))]

@@ -15,7 +15,7 @@ from tutti.run.config import OBJECT, TrainConfig
 LAYOUTS: Final = ("contiguous", "channels_last", BATCH_LAST)
 """Each gives the same results up to rounding, so any may be chosen."""
 
-PRECISIONS: Final = ("fp64", "fp32", "bf16")
+PRECISIONS: Final = ("fp64", "fp32", "fp16", "bf16")
 """Those that round more come later."""
 
 

@@ -51,9 +51,10 @@ from tutti.studies.autotune.following import LEAST_UPDATES, ORDERS, Twins, updat
 from tutti.studies.autotune.plan import PlanJob
 from tutti.studies.autotune.race import FEW, HOPELESS, Contender, Fate, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
+from tutti.studies.autotune.same_outputs import refuse_other_outputs
 from tutti.studies.autotune.short_training import short_trainings
 from tutti.training.precision import Arithmetic
-from tutti.training.preflight import check_fit, check_smallest_batch
+from tutti.training.preflight import check_fit, check_smallest_batch, try_gradient
 from tutti.training.run_parts import Schedule
 from tutti.training.trainer import Trainer
 
@@ -90,6 +91,7 @@ class Rehearsal:
         self._job, self._comm, self._task = job, comm, task
         self._teams: dict[int, Communicator | None] = {}
         self._assemblies: dict[tuple[int, str, bool], Assembly] = {}
+        self._faults: dict[tuple[int, str, str], UserError | None] = {}
         self._orders = 0
 
     def measure(self, candidate: Candidate, steps: int) -> Timing:
@@ -137,6 +139,7 @@ class Rehearsal:
             batches = Batches(part, one.batch_size, team.rank, team.size, passes, self._orders)
             model, arithmetic = parts.task.module.train(), parts.task.objective.arithmetic
             check_smallest_batch(model, batches, arithmetic=arithmetic)
+            self._try(one, parts, team)
         except UserError as error:
             return error
         try:
@@ -146,6 +149,28 @@ class Rehearsal:
         except torch.OutOfMemoryError as error:  # of a GPU, where there is one rank
             torch.cuda.empty_cache()
             return BadOption(f"the GPU's memory is too small: {str(error).partition('.')[0]}")
+
+    def _try(self, one: Candidate, parts: Assembly, team: Communicator) -> None:
+        """Refuse a way in which a step fails, or which gives other outputs (collective over its ranks).
+
+        It is tried apart from the others once: in a step that fails on one of them they would wait for it.
+
+        Raises:
+            UserError: it is.
+        """
+        key = one.ranks, one.precision, one.layout
+        if key not in self._faults:
+            part, objective, fault = self._task.dataset.train, parts.task.objective, None
+            try:
+                try_gradient(parts.task.module, part, objective)
+                if len(self._job.choices.layouts) > 1:
+                    refuse_other_outputs(self._task.module, part, objective.arithmetic)
+            except UserError as error:
+                fault = error
+            faults = cast("list[UserError | None]", team.all_gather_objects(fault))
+            self._faults[key] = next(filter(None, faults), None)
+        if (found := self._faults[key]) is not None:
+            raise found
 
     def _team(self, ranks: int) -> Communicator | None:
         """The first so many ranks (collective over all, the first time)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any, Final
 
@@ -57,6 +58,8 @@ def short_trainings(
                 return Twins(precision, updates, problem=f"its loss is not finite in {way.precision}")
             except UserError as error:
                 return Twins(precision, updates, problem=f"a short training cannot be made: {error}")
+            if not math.isfinite(after):
+                return Twins(precision, updates, problem=f"its loss is not finite in {way.precision}")
             found.append(after)
     return Twins(precision, updates, before, tuple(losses[0]), tuple(losses[1]))
 
