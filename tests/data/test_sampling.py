@@ -21,20 +21,30 @@ SKEWED = Part(torch.zeros(100, 1), torch.tensor([0] * 90 + [1] * 8 + [2] * 2))
 BALANCED = chances_of("balanced", SKEWED)
 
 
+NUMBERED = Part(torch.arange(100.0)[:, None], SKEWED.targets)
+"""The same, each sample with its number."""
+
+
 def taken(batches: Batches, epoch: int, first: int = 0) -> list[list[int]]:
-    """The samples of each update of an epoch."""
+    """The draws of each update of an epoch."""
     return [torch.cat([one.samples for one in passes]).tolist() for _, passes in batches.epoch(epoch, first)]
+
+
+def samples_in(batches: Batches, epoch: int) -> list[int]:
+    """The samples that an epoch trains with, as their inputs say."""
+    return [int(number) for _, passes in batches.epoch(epoch) for one in passes for number in one.inputs]
 
 
 def test_every_class_is_drawn_as_often_as_any_other() -> None:
     batches = Batches(SKEWED, 10, chances=BALANCED)
-    drawn = torch.cat([batches.order(epoch) for epoch in range(100)])
+    drawn = torch.cat([batches.drawn(epoch) for epoch in range(100)])
     counts = torch.bincount(SKEWED.targets[drawn])
     assert counts.sum() == 10_000
     # Five standard deviations of a binomial distribution.
     assert (counts - 10_000 / 3).abs().max() < 5 * (10_000 * 2 / 9) ** 0.5
-    assert not torch.equal(batches.order(0), batches.order(1))
-    assert torch.equal(batches.order(1), Batches(SKEWED, 10, chances=BALANCED).order(1))
+    assert not torch.equal(batches.drawn(0), batches.drawn(1))
+    assert torch.equal(batches.drawn(1), Batches(SKEWED, 10, chances=BALANCED).drawn(1))
+    assert samples_in(Batches(NUMBERED, 12, chances=BALANCED), 1) == batches.drawn(1).tolist()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -70,7 +80,7 @@ def test_weights_are_those_of_the_part_s_samples_and_0_is_never_drawn(tmp_path: 
     for given in (weights, torch.from_numpy(weights), f"{tmp_path}/weights.npy"):
         chances = chances_of(given, part)
         assert chances.tolist() == [3.0, 0.0, 1.0, 0.0]
-    drawn = torch.cat([Batches(part, 2, seed=seed, chances=chances).order(0) for seed in range(50)])
+    drawn = torch.cat([Batches(part, 2, seed=seed, chances=chances).drawn(0) for seed in range(50)])
     assert set(drawn.tolist()) == {0, 2}
     labels = Part(torch.zeros(3, 1), torch.tensor([-100, 4, 0]))
     assert chances_of("balanced", labels).tolist() == [0.0, 1.0, 1.0]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import tutti
 from tutti.errors import BadOption, RankFailed
@@ -59,6 +61,64 @@ class Failing(tutti.Callback):
     def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
         if course.rank == 1:
             raise ValueError("not with me")
+
+
+class Meddling(tutti.Callback):
+    """Computes gradients, and leaves the model in evaluation mode."""
+
+    def _meddle(self, course: tutti.Course) -> None:
+        course.model.eval()
+        course.model(torch.ones(2, 2)).sum().backward()
+
+    def begin(self, course: tutti.Course) -> None:
+        self._meddle(course)
+
+    def step(self, course: tutti.Course) -> None:
+        self._meddle(course)
+
+    def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
+        self._meddle(course)
+
+
+class Saving(tutti.Callback):
+    """Keeps the model as it is at the end, pickled."""
+
+    saved = b""
+
+    def end(self, course: tutti.Course) -> None:
+        self.saved = pickle.dumps(course.model)
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_callback_does_with_the_model_does_not_reach_the_training(workers: int) -> None:
+    given = {**OPTIONS, "model_options": {}, "workers": workers, "epochs": 2}
+    plain, meddled = (
+        tutti.train(**{**given, "model": dropping(), "callbacks": one}).model.state_dict()
+        for one in ([], Meddling())
+    )
+    assert all(torch.equal(plain[name], meddled[name]) for name in plain)
+
+
+def test_a_model_that_is_saved_at_the_end_has_torchs_own_layers() -> None:
+    saving = Saving()
+    tutti.train(**{**OPTIONS, "model": dropping(), "model_options": {}}, workers=1, callbacks=saving)
+    assert b"tutti" not in saving.saved
+    assert vars(pickle.loads(saving.saved)[1]).keys() == vars(nn.Dropout()).keys()
+
+
+def test_a_run_ends_whatever_the_reason_that_is_given() -> None:
+    class Silent(tutti.Callback):
+        def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
+            course.stop("")
+
+    result = tutti.train(workers=1, callbacks=Silent(), **OPTIONS)
+    assert len(result.history) == 1
+    assert result.summary.ended_early == "a callback has asked for it"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -99,6 +99,18 @@ class Centred(nn.Linear):
         return super().forward(flat - flat.mean(0))
 
 
+class TwoViews(nn.Linear):
+    """Drops numbers of two views of each sample, all samples' first ones before the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        views = nn.functional.dropout(torch.cat([x.flatten(1), x.flatten(1)]), 0.5, self.training)
+        return super().forward(sum(views.chunk(2)))
+
+
+def two_views(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return TwoViews(64, outputs)
+
+
 def noisy(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return Noisy(64, outputs)
 
@@ -198,6 +210,7 @@ def test_a_sum_as_loss_is_refused() -> None:
         ("normalised", "BatchNorm ('2') normalises with the statistics of each rank's own part"),
         ("noisy", "the model draws random numbers"),
         ("centred", "from all samples of its rank's own part"),
+        ("two_views", "first dimension of what dropout gets is not the samples"),
     ],
 )
 def test_what_differs_by_design_is_named(model: str, words: str) -> None:

@@ -174,6 +174,19 @@ def test_compiled_models_draw_from_torchs_generator() -> None:
     assert torch.equal(found, layer(torch.ones(4, 50)))
 
 
+@pytest.mark.parametrize("drop", [nn.Dropout(), lambda one: nn.functional.dropout(one)])
+def test_functions_that_torch_transforms_draw_from_its_generator(drop: Callable[[Tensor], Tensor]) -> None:
+    ones = torch.ones(4, 50)
+    of_each = torch.func.vmap(drop, randomness="different")
+    with drawn_by_sample(nn.Identity(), 0) as masks:
+        masks.begin(0, torch.arange(4))
+        torch.manual_seed(5)
+        found = of_each(ones), torch.func.grad(lambda one: drop(one).square().sum())(ones)
+    torch.manual_seed(5)
+    assert torch.equal(found[0], of_each(ones))
+    assert found[1].unique().tolist() == [0, 8]
+
+
 def perceptron() -> nn.Module:
     torch.manual_seed(0)
     layers = nn.Sequential(

@@ -36,7 +36,8 @@ class Batch:
         share: these samples / all samples of the update, or of the rank's own batch where each rank has one;
             0.0 for none. With `loss` the mean over this batch, `(loss * share).backward()` makes the sum over
             the passes (and the ranks that share an update) the gradient of the mean.
-        samples: their numbers in the part, of shape (samples,), int64; None: they have none.
+        samples: numbers that tell them from all others of the epoch, of shape (samples,), int64: those in the
+            part, or, where an epoch draws with replacement, the places of the draws. None: they have none.
     """
 
     inputs: Inputs
@@ -50,10 +51,10 @@ Round: TypeAlias = tuple[int, tuple[Batch, ...]]
 what one rank computes for it, one pass after the other."""
 
 Augment: TypeAlias = Callable[[int, Tensor, Inputs, Tensor], tuple[Inputs, Tensor]]
-"""(epoch, positions, inputs, targets) -> inputs and targets as they are trained with."""
+"""(epoch, `Batch.samples`, inputs, targets) -> inputs and targets as they are trained with."""
 
 Order: TypeAlias = Tensor | WindowOrder
-"""The samples of an epoch in their order, by their positions in the part, int64."""
+"""The samples of an epoch in their order, int64: positions in the part, or the places of draws."""
 
 EXTRACT: Final = "extract"
 """The stage of waiting for the files that samples are in."""
@@ -80,7 +81,8 @@ def check_split(batch_size: int, ranks: int) -> None:
 class Batches:
     """Cuts a part into updates, each update into passes, and each pass over the ranks.
 
-    An epoch's samples and their order depend on (seed, epoch) alone; any number of ranks trains the same way:
+    An epoch's samples and their order depend on (seed, epoch) alone; any number of ranks trains the same way.
+    Where samples are drawn with replacement, each draw counts as a sample of its own:
 
         order of epoch e    │ update 0          │ update 1          │ 2      │
         one update          │ pass 0  │ pass 1  │
@@ -110,7 +112,7 @@ class Batches:
     Attributes:
         updates: the number of updates in one epoch; with `own`, of rounds.
         take: returns the inputs and targets at some positions of the part, of shape (samples,).
-        augment: changes them, with the number of the epoch and the positions before them; None: they stay.
+        augment: changes them, with the number of the epoch and their `Batch.samples`; None: they stay.
 
     Raises:
         BadOption: the batch has fewer samples than there are ranks that share it, or is empty.
@@ -224,17 +226,26 @@ class Batches:
         return self.updates - self.rounds(len(left))
 
     def order(self, epoch: int) -> Order:
-        """The order in which epoch number `epoch` takes the samples: positions in the part, int64."""
+        """The order in which epoch number `epoch` takes the samples: positions in the part, int64.
+
+        Where it draws with replacement, the places of its draws, of which `drawn` says the samples.
+        """
         if epoch in self._cut_short:
             return self._cut_short[epoch]
         if self._windows is not None:
             return self._windows.order(self.seed, epoch)
+        if self._cumulated is not None:
+            return torch.arange(len(self.part))
+        return torch.randperm(len(self.part), generator=self._generator(epoch))
+
+    def drawn(self, epoch: int) -> Tensor | None:
+        """The sample of each draw of an epoch: positions in the part, int64; None: it takes each once."""
+        return None if self._cumulated is None else draw(self._cumulated, self._generator(epoch))
+
+    def _generator(self, epoch: int) -> torch.Generator:
         # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
         mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
-        generator = torch.Generator().manual_seed(int(mixed))
-        if self._cumulated is not None:
-            return draw(self._cumulated, generator)
-        return torch.randperm(len(self.part), generator=generator)
+        return torch.Generator().manual_seed(int(mixed))
 
     def prepare(self, epoch: int) -> None:
         """Move an epoch's order to the memory of the samples, while a GPU still computes the epoch before."""
@@ -278,9 +289,13 @@ class Batches:
             yield epoch * self.updates + update, batches
 
     def taking(self, epoch: int) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
-        """Return `take` as it is in an epoch."""
-        take, augment = self.take, self.augment
+        """Return `take` as it is in an epoch, of what `order` gives."""
+        augment, drawn = self.augment, self.drawn(epoch)
+        take = self.take if drawn is None else self._of_draws(drawn.to(self.part.device))
         return take if augment is None else lambda samples: augment(epoch, samples, *take(samples))
+
+    def _of_draws(self, drawn: Tensor) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
+        return lambda places: self.take(drawn[places])
 
     def _taking_by(self, epoch: int) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
         """Return `taking`, which reads ahead by the order of the epoch."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import cloudpickle
@@ -24,6 +25,8 @@ class Course:
         ranks: how many there are.
         model: the module, to be read only: its weights may lie in memory that all ranks share. Where each
             worker has weights of its own, these are this worker's, and after an epoch what is evaluated.
+            Gradients that a callback computes, and modes that it sets, such as by `model.eval()`, are its
+            own: training goes on without them.
         step: the updates made since the run began; where each worker makes its own, those of this one.
         history: the records of the epochs that are over; equal on all ranks but for the times.
     """
@@ -41,7 +44,7 @@ class Course:
         Args:
             why: a clause for the summary: "the ratio of the losses has reached 2".
         """
-        self._reason = self._reason or why
+        self._reason = self._reason or str(why or "a callback has asked for it")
 
 
 class Callback:
@@ -85,29 +88,49 @@ class Callbacks:
             several = [name.strip() for name in several.split(",") if name.strip()]
         self._given = [one for one in several if not isinstance(one, str)]
         self._all = [_found(one) for one in several]
+        self._of_steps = [one for one in self._all if type(one).step is not Callback.step]
         self._comm, self._course = comm, Course(comm.rank, comm.size, model)
 
     def begin(self, step: int, history: Sequence[EpochRecord]) -> None:
         """Tell them that training begins after so many updates, and where further records will be."""
         self._course.step, self._course.history = step, history
-        for one in self._all:
-            one.begin(self._course)
+        with self._looking_on():
+            for one in self._all:
+                one.begin(self._course)
 
     def step(self, step: int) -> None:
         """Tell them of an update, the `step`-th of the run."""
         self._course.step = step
-        for one in self._all:
-            one.step(self._course)
+        if self._of_steps:
+            with self._looking_on():
+                for one in self._of_steps:
+                    one.step(self._course)
 
     def epoch(self, record: EpochRecord) -> None:
         """Tell them of an epoch, whose record is in the history."""
-        for one in self._all:
-            one.epoch(self._course, record)
+        with self._looking_on():
+            for one in self._all:
+                one.epoch(self._course, record)
 
     def end(self) -> None:
         """Tell them that the final weights are in place."""
-        for one in self._all:
-            one.end(self._course)
+        with self._looking_on():
+            for one in self._all:
+                one.end(self._course)
+
+    @contextmanager
+    def _looking_on(self) -> Iterator[None]:
+        """Keep the gradients that they compute, and the modes that they set, out of the training."""
+        model = self._course.model
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        modes = [(module, module.training) for module in model.modules()]
+        for parameter, _ in gradients:
+            parameter.grad = None
+        yield
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for module, mode in modes:
+            module.training = mode
 
     def why_end(self) -> str | None:
         """Return why one of them, on the lowest rank that asks, wants the run to end (collective)."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tutti.training.dropout_functions import functions_drawn
+from tutti.training.dropout_functions import can_be_drawn, functions_drawn
 from tutti.training.sample_words import Words, keys_of, mix, steps, word
 
 _BLOCK: Final = 1 << 14
@@ -157,7 +157,7 @@ class SampleDropout:
 
     def _draw(self, inputs: Tensor, p: float) -> Tensor | None:
         """Return which numbers are kept, or which channels; None where that cannot be drawn by sample."""
-        if torch.compiler.is_compiling() or type(inputs) is not Tensor or not inputs.is_cpu:
+        if not can_be_drawn(inputs):
             return None
         dims = _CHANNELS.get(type(self._layer))
         if inputs.dim() == 0 or (dims is not None and inputs.dim() not in dims):

@@ -101,9 +101,19 @@ def scaled_dot_product_attention(
     return (weights * kept * (1 / (1 - dropout_p))) @ value
 
 
+def can_be_drawn(input: Tensor) -> bool:
+    """Tell whether a function's numbers may be drawn by sample: not where torch transforms its code."""
+    return (
+        type(input) is Tensor
+        and input.is_cpu
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
 def _draw(name: str, input: Tensor, shape: Sequence[int], p: float) -> Tensor | None:
     """Return which numbers are kept; None where torch's own function is to draw, or nothing is drawn."""
-    if torch.compiler.is_compiling() or type(input) is not Tensor or not input.is_cpu:
+    if not can_be_drawn(input):
         return None
     draw = _DRAW.get()
     return draw(name, shape, p) if draw is not None and shape and 0 < p < 1 else None

@@ -198,6 +198,9 @@ class Trainer:
                 self._hooks.callbacks.begin(self._step, self._history)
             with drawn_by_sample(module, self._batches.seed) as self._masks:
                 self._run()
+            # Outside: a model that is saved then has torch's own layers.
+            if self.stopped is None and self._hooks.callbacks is not None:
+                self._hooks.callbacks.end()
         finally:
             self._progress.end()
             if self._validation is not None:
@@ -212,8 +215,6 @@ class Trainer:
                 self._pause_between_epochs(self._agenda)
         if self.ended is not None:
             self._end_early()
-        if self.stopped is None and self._hooks.callbacks is not None:
-            self._hooks.callbacks.end()
 
     @property
     def _begun(self) -> int:

@@ -53,12 +53,22 @@ def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int,
         )
     elif is_random(objective, module, batch):
         yield f"the model draws random numbers, others for each {part}; switch that off to compare"
-    elif not norms and _differ(
-        objective,
-        _outputs(objective, module, batch, seed=0),
-        torch.cat([_outputs(objective, module, one, seed=0) for one in cut_batch(batch, parts)]),
-    ):
-        yield f"the model computes the outputs of a sample from all samples of its {part}"
+    elif not norms and _mixes(objective, module, batch, parts):
+        # Outside of training nothing is dropped.
+        if _mixes(objective, module, batch, parts, training=False):
+            yield f"the model computes the outputs of a sample from all samples of its {part}"
+        else:
+            yield (
+                f"the model draws random numbers for something else than single samples, others for each "
+                f"{part}: the first dimension of what dropout gets is not the samples; switch it off to "
+                "compare"
+            )
+
+
+def _mixes(objective: Objective, module: nn.Module, batch: Batch, parts: int, training: bool = True) -> bool:
+    """Tell whether parts of a batch have other outputs than the whole."""
+    whole, *cut = (_outputs(objective, module, one, 0, training) for one in (batch, *cut_batch(batch, parts)))
+    return _differ(objective, whole, torch.cat(cut))
 
 
 def is_random(objective: Objective, module: nn.Module, batch: Batch) -> bool:
@@ -98,9 +108,11 @@ def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: in
     )
 
 
-def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -> Tensor:
-    """Return the outputs in training, from a given state of the random generators."""
-    module = copy.deepcopy(module).train()
+def _outputs(
+    objective: Objective, module: nn.Module, batch: Batch, seed: int, training: bool = True
+) -> Tensor:
+    """Return the outputs, in training or not, from a given state of the random generators."""
+    module = copy.deepcopy(module).train(training)
     with torch.random.fork_rng(devices=()), torch.no_grad(), drawn_by_sample(module, seed=0) as masks:
         torch.manual_seed(seed)
         masks.begin(0, batch.samples)
