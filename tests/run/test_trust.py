@@ -124,7 +124,8 @@ def test_built_in_names_need_no_trust(tmp_path: Path) -> None:
     [
         ({"model": "mlp", "lr": 0.1, "data": "some/where.npz"}, {}),
         ({"data": "there.py"}, {"data": "there.py"}),
-        ({"metrics": "accuracy,os:getpid"}, {"metrics": "accuracy,os:getpid"}),
+        ({"metrics": "accuracy,os:getpid"}, {"metrics": "os:getpid"}),
+        ({"augment": "a.py:f, crop,b.py:g"}, {"augment": "a.py:f", "augment 2": "b.py:g"}),
         ({"schedule_options": {"lr_lambda": "os:abort"}}, {"schedule.lr_lambda": "os:abort"}),
         ({"model_options": {"parts": [1, "os:abort"]}}, {"model.parts": "os:abort"}),
         ({"hosts": "elsewhere"}, {"hosts": "elsewhere"}),

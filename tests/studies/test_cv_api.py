@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
 from tutti.records.splits import read_split
 from tutti.run.config import TrainConfig
@@ -152,6 +153,39 @@ def test_what_a_single_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "the code of the given augment is not what" in capsys.readouterr().err
 
 
+def missed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) != targets).float()
+
+
+def _metrics(result: CrossValidated, name: str) -> list[dict[str, float]]:
+    folds = [RunFolder(result.folder / f"jobs/{name}/fold-{fold}").read(Summary) for fold in range(2)]
+    return [{} if one.validation is None else one.validation.metrics for one in folds]
+
+
+def test_a_function_of_ones_own_is_a_score(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"cv": 2, "groups": None, "metrics": ["auto", missed], "score": "missed:lower"}
+    result = _validated(tmp_path / "farm", models={"mlp": "mlp", "built": nn.Linear(6, 2)}, **given)
+    score = result.scores["mlp/none"]
+    assert list(score.folds) == [one["missed"] for one in _metrics(result, "mlp/none")]
+    assert [1 - one["accuracy"] for one in _metrics(result, "mlp/none")] == pytest.approx(score.folds)
+    assert np.isnan(score.out_of_fold)
+    assert score.confusion is not None
+    assert score.confusion.sum() == 60
+    assert result.best == min(result.scores, key=lambda name: result.scores[name].mean)
+    assert "in missed:lower" in result.comparison[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("loss", "score"), [(nn.CrossEntropyLoss(ignore_index=0), "accuracy"), ("bce", "auc")]
+)
+def test_scores_read_labels_and_outputs_as_the_loss_does(tmp_path: Path, loss: Any, score: str) -> None:
+    targets = np.arange(60) % 3
+    given: dict[str, Any] = {"cv": 2, "groups": None, "data": (INPUTS, targets), "metrics": score}
+    result = _validated(tmp_path / "farm", models="mlp", loss=loss, score=score, **given)
+    found = [one[score] for one in _metrics(result, "mlp/none")]
+    assert list(result.scores["mlp/none"].folds) == pytest.approx(found, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("changed", "kind", "message"),
     [
@@ -163,7 +197,8 @@ def test_what_a_single_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ({"epoch": 2}, UnknownName, "did you mean 'epochs'"),
         ({"split": "a:0"}, BadOption, "split .*is for a single run"),
         ({"score": "acuracy"}, UnknownName, "did you mean 'accuracy'"),
-        ({"score": len}, BadOption, "score takes no function of your own"),
+        ({"score": 3}, BadOption, "^score is a int"),
+        ({"score": len}, BadOption, r"^score does not say .* write metrics=\[len\] and 'len:higher'"),
         ({"score": "f1", "data": (INPUTS, INPUTS[:, 0])}, BadOption, "the targets are floats; use mae"),
         ({"resume": True, "out": None}, BadOption, "needs out"),
         ({"groups": [1, 2]}, tutti.BadData, "60 samples"),

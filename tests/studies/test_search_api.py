@@ -51,12 +51,16 @@ def test_a_search_from_python(
     wide = Search.from_json(replace(search, folds=2, floats="float64").record())
     for one, floats in ((search, None), (wide, "float64"), (replace(wide, folds=1), "float64")):
         assert {job.floats for job in one.jobs(tmp_path, 0, found.best)} == {floats}
-    with pytest.raises(UserError, match=r"did you mean '--space\.lr'"):
+    with pytest.raises(UserError, match=r"did you mean 'space\['lr'\]'"):
         tutti.tune(net, data, {"lrr": "0.1..0.2"})
     with pytest.raises(UserError, match="unknown argument 'epoch'"):
         tutti.tune(net, data, space, epoch=3)  # type: ignore[call-arg]
-    with pytest.raises(UserError, match=r"metrics own\.py:hits and --objective hits:higher"):
+    with pytest.raises(
+        UserError, match=r"objective does not say .* own\.py:hits:higher or own\.py:hits:lower"
+    ):
         tutti.tune(net, data, space, objective="own.py:hits")
+    with pytest.raises(UserError, match=r"^pruner='asha' compares epochs; give epochs in place of steps"):
+        tutti.tune(net, data, space, pruner="asha", steps=3)
     with pytest.raises(UserError, match="is auto; give a whole number"):
         tutti.tune(net, data, space, workers="auto")  # type: ignore[arg-type]
     monkeypatch.chdir(tmp_path)

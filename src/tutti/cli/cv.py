@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from typing_extensions import override
 
@@ -19,6 +20,7 @@ from tutti.records.farm_folder import FarmFolder
 from tutti.registry import part
 from tutti.reports.page import prepare_drawing
 from tutti.run.config import Options
+from tutti.studies.cross_validation.asked_score import asked_score
 from tutti.studies.cross_validation.candidates import (
     NONE,
     NOT_SWEPT,
@@ -28,7 +30,7 @@ from tutti.studies.cross_validation.candidates import (
 )
 from tutti.studies.cross_validation.display import print_findings, print_jobs, train_shown
 from tutti.studies.cross_validation.page import write_cv_page
-from tutti.studies.cross_validation.scores import MEASURES, refuse_unknown_score
+from tutti.studies.cross_validation.scores import MEASURES
 from tutti.studies.cross_validation.study import (
     Blocks,
     CrossValidation,
@@ -81,7 +83,11 @@ class CvCommand(Command):
             [],
             action="append",
         )
-        scores = f"the figure that candidates are compared by: auto, {', '.join(MEASURES)}"
+        scores = (
+            f"the figure that candidates are compared by: auto, {', '.join(MEASURES)}, loss, or what "
+            "--metrics takes, such as FILE.py:FUNCTION; with :higher or :lower behind it where its name does "
+            "not say which values are better"
+        )
         parser.option("--score", scores, "NAME", "auto")
         parser.option("--classes", "show the accuracy of each class")
         parser.option("--block", "ranks of each run", "B", 1, type=int)
@@ -117,7 +123,8 @@ class CvCommand(Command):
         refuse_own_folds(config)
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the cross-validation to go on with")
-        refuse_unknown_score(own.score, "--score")
+        score = asked_score(own.score, "--score", config.metrics)
+        config = replace(config, metrics=cast("str", score.among(config.metrics)))
         models = choices_of("model", _listed(own.models))
         schedules = choices_of("schedule", _listed(own.schedules))
         candidates = contenders(config, models, schedules, sweep_of(own.sweep))
@@ -146,7 +153,7 @@ class CvCommand(Command):
             splitter,
             {**said, "group_by": own.group_by},
             groups=own.group_by,
-            score=own.score,
+            score=score.name,
         )
         if array is None and not own.dry_run:
             prepare_drawing()

@@ -62,8 +62,8 @@ class TuneCommand(Command):
         )
         parser.option("--successive", successive, "WHAT")
         objective = (
-            "loss or a metric on what is held out, seconds, parameters; several with commas; NAME:higher or "
-            "NAME:lower says which values of a metric of your own are better"
+            "loss or a metric on what is held out, also FILE.py:FUNCTION, seconds, parameters; several with "
+            "commas; NAME:higher or NAME:lower says which values of a metric of your own are better"
         )
         parser.option("--objective", objective, "NAMES", "accuracy")
         parser.option("--folds", "train each trial on so many folds, and take the mean", "K", 1, type=int)
@@ -123,7 +123,7 @@ class TuneCommand(Command):
         blocks.prepare(max(0, at_a_time), given.get("servers", 0))
         # Optuna takes a second to import.
         from tutti.studies.search.display import print_findings, print_question, tune_shown
-        from tutti.studies.search.objectives import aims_of
+        from tutti.studies.search.objectives import aims_of, with_own
         from tutti.studies.search.page import write_tune_page
         from tutti.studies.search.storage import without_password
         from tutti.studies.search.study import Search, begin, look
@@ -133,10 +133,12 @@ class TuneCommand(Command):
                 "--on slurm would write the password of --storage into the job script; leave it out and keep "
                 "it in ~/.pgpass"
             )
+        config = config_from(given, dotted)
+        names, metrics = with_own(words_of(own.objective), config.metrics)
         search = Search(
-            config_from(given, dotted),
+            replace(config, metrics=metrics),
             space,
-            aims_of(words_of(own.objective)),
+            aims_of(names),
             own.sampler,
             own.pruner,
             own.folds,

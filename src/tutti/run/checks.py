@@ -167,8 +167,10 @@ def check_names(job: Job) -> None:
         ("schedule", check_schedule),
     ):
         name = getattr(config, field)
-        if name is not None and field not in job.objects and not names_object(name):
-            check(name)
+        if name is not None and field not in job.objects:
+            words = name.split(",") if field == "metrics" else [name]
+            for word in (one for one in map(str.strip, words) if not names_object(one)):
+                check(word)
     _check_loss_options(job)
     if config.stop is not None and "metrics" not in job.objects:
         better = better_of_names(config.metrics)

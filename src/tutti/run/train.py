@@ -342,7 +342,8 @@ def _run(
         if config.predictions and data.validation is not None:
             outputs = predict(task.module, data.validation, parts.workers.comm, task.objective.arithmetic)
             if folder is not None and outputs is not None:
-                folder.write_predictions(predictions_of(data.validation, outputs).as_bytes())
+                found = predictions_of(data.validation, outputs, task.objective.loss.ignored)
+                folder.write_predictions(found.as_bytes())
         ranking = parts.ending.ranking
         best = trainer.restored or ranking.best(history)
         summary = replace(

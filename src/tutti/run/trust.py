@@ -33,12 +33,18 @@ HOSTS: Final = "hosts"
 """The field that has programs started on other machines."""
 
 
+LISTS: Final = ("metrics", "augment", "callbacks")
+"""The fields whose texts are names with commas."""
+
+
 class Untrusted(UserError):
     """A configuration that would run code, and that this user has not written."""
 
 
 def code_named(config: Mapping[str, Any]) -> dict[str, str]:
     """The code that a configuration has run, by where it is named, such as {"model": "mine.py:net"}.
+
+    Of several names in one field the second is "metrics 2".
 
     Args:
         config: as JSON values.
@@ -54,6 +60,10 @@ def _named(field: str, value: object) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _named(field, item)
+    elif isinstance(value, str) and field in LISTS:
+        named = [word for word in map(str.strip, value.split(",")) if names_object(word)]
+        for number, word in enumerate(named, 1):
+            yield field if number == 1 else f"{field} {number}", word
     elif isinstance(value, str) and (names_object(value) or names_file(value) or field == HOSTS):
         yield field, value
 

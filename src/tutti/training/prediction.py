@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator, cut
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
+from tutti.data.targets import NO_LABEL
 from tutti.records.predictions import Predictions
 from tutti.training.evaluation import evaluating
 from tutti.training.precision import Arithmetic
@@ -94,7 +95,16 @@ def outputs_of(module: nn.Module, block: Block, comm: Communicator, arithmetic: 
     return torch.cat(found)
 
 
-def predictions_of(part: Part, outputs: Tensor) -> Predictions:
-    """Return the outputs for the samples of a part with their numbers in the source and their targets."""
+def predictions_of(part: Part, outputs: Tensor, ignored: int | None = None) -> Predictions:
+    """Return the outputs for the samples of a part with their numbers in the source and their targets.
+
+    Args:
+        part: the samples.
+        outputs: for them, in their order.
+        ignored: the label that means that there is none: `NO_LABEL` stands for it; None: every label counts.
+    """
     rows = torch.arange(len(part)) if part.rows is None else part.rows
-    return Predictions(*(np.asarray(one.cpu()) for one in (rows, outputs, part.targets)))
+    targets = part.targets
+    if ignored not in (None, NO_LABEL):
+        targets = targets.long().masked_fill(targets == ignored, NO_LABEL)
+    return Predictions(*(np.asarray(one.cpu()) for one in (rows, outputs, targets)))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, Final, Unpack, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import nn
 from torch.optim import Optimizer
 
-from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, UserError
+from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
 from tutti.farm.blocks import place_blocks
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.predictions import Predictions
@@ -30,10 +28,11 @@ from tutti.run.api import (
     weights_of,
     without_loaders,
 )
-from tutti.run.arguments import as_arguments
+from tutti.run.arguments import as_arguments, in_python
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
+from tutti.studies.cross_validation.asked_score import asked_score
 from tutti.studies.cross_validation.candidates import (
     NONE,
     Choice,
@@ -45,7 +44,7 @@ from tutti.studies.cross_validation.candidates import (
 )
 from tutti.studies.cross_validation.display import print_findings, print_scores, train_shown
 from tutti.studies.cross_validation.samples import samples_of
-from tutti.studies.cross_validation.scores import Scores, refuse_unknown_score
+from tutti.studies.cross_validation.scores import Scores
 from tutti.studies.cross_validation.significance import Difference
 from tutti.studies.cross_validation.splits import splitter_of
 from tutti.studies.cross_validation.study import (
@@ -63,6 +62,7 @@ from tutti.studies.cross_validation.study import (
 )
 from tutti.studies.given_data import GivenData
 from tutti.studies.given_weights import with_kept_weights
+from tutti.studies.spelling import CV, as_arguments_of, spelled
 from tutti.terminal import lasting_output
 from tutti.training.intervals import seconds_of
 
@@ -128,34 +128,7 @@ class CrossValidated:
         return text.getvalue().rstrip()
 
 
-SPELLED: Final = {
-    "resume": "resume=True",
-    "folds": "cv",
-    "block": "workers",
-    "blocks": "blocks",
-    "score": "score",
-    "sweep": "sweep",
-    "job-timeout": "job_timeout",
-}
-"""The options of `tutti cv` that messages name, as arguments of `cross_validate`."""
-
-_OPTION: Final = re.compile(rf"(?<![\w-])--({'|'.join(SPELLED)})(?![\w-])")
-
-
-@contextmanager
-def _spelled_anew() -> Iterator[None]:
-    """Spell the options of `tutti cv` in a `UserError` as arguments."""
-    try:
-        yield
-    except UserError as error:
-        error.args = tuple(
-            _OPTION.sub(lambda found: SPELLED[found[1]], one) if isinstance(one, str) else one
-            for one in error.args
-        )
-        raise
-
-
-@_spelled_anew()
+@as_arguments_of(CV)
 @as_arguments()
 def cross_validate(
     models: Model | Sequence[Model] | Mapping[str, Model] = "cnn",
@@ -164,7 +137,7 @@ def cross_validate(
     cv: object = 5,
     schedules: Schedule | Sequence[Schedule] | Mapping[str, Schedule] = None,
     groups: ArrayLike | None = None,
-    score: str = "auto",
+    score: str | Callable[..., Any] = "auto",
     sweep: Mapping[str, Sequence[object]] | None = None,
     optimizer: str | Callable[..., Optimizer] | None = None,
     strategy: str | Strategy | None = None,
@@ -193,8 +166,9 @@ def cross_validate(
         schedules: one or several, each as `tutti.train` takes it, "none" or None; a dict gives them names.
         groups: the group of each sample: samples of one group are never in both parts.
         score: the figure that candidates are compared by: accuracy, balanced_accuracy, f1, precision, recall,
-            auc, average_precision, top5, mae, mse, rmse or r2; "auto" is accuracy for classes and labels of
-            0 or 1, mae for amounts.
+            auc, average_precision, top5, mae, mse, rmse, r2, loss, or what `metrics` takes: a name or a
+            function. "hits:lower" says which values of it are better, where its name does not. "auto" is
+            accuracy for classes and labels of 0 or 1, mae for amounts.
         sweep: further options with values that are crossed in, such as {"lr": [0.1, 0.01]}.
         optimizer: as for `tutti.train`.
         strategy: as for `tutti.train`.
@@ -222,7 +196,9 @@ def cross_validate(
         >>> result = tutti.cross_validate(["lenet", "mlp"], "mnist", cv=5, epochs=3)
         >>> print(result)
     """
-    _refuse_unknown(options, score)
+    _refuse_unknown(options)
+    asked = asked_score(score, "--score", metrics)
+    metrics = asked.among(metrics)
     out, limit = options.pop("out", None), options.pop("time_limit", None)
     threads = options.pop("threads", None)
     ranks = Blocks(
@@ -257,7 +233,7 @@ def cross_validate(
     else:
         said = {"cv": type(cv).__name__}
     known = None if groups is None else np.asarray(groups)
-    question = CrossValidation(config, candidates, cv, said, known, score, there.arrays, other_floats())
+    question = CrossValidation(config, candidates, cv, said, known, asked.name, there.arrays, other_floats())
     plan = plan_with(question, samples_of(samples_job(question, ranks), there.contents))
     folder = begin(plan, out or plan.usual_folder(), resume)
     # The folder has the splits now.
@@ -273,6 +249,7 @@ def cross_validate(
         raise RunStopped(f"the cross-validation was stopped: {outcome.stopped}; go on with it by {where}")
     if not found.scores:
         job, why = next(iter(found.failed.items()))
+        why = spelled(in_python(why), CV)
         raise TuttiError(f"no fold has come to its end: {job} failed: {why}; see {folder.job(job)}")
     return CrossValidated(found.scores, found.differences, found.failed, folder.path)
 
@@ -286,13 +263,12 @@ def _as_begun(farm: Path, choice: Choice) -> Choice:
     return replace(choice, objects=objects)
 
 
-def _refuse_unknown(options: Mapping[str, object], score: object) -> None:
+def _refuse_unknown(options: Mapping[str, object]) -> None:
     for name in options:
         if name not in TrainOptions.__annotations__:
             raise UnknownName(
                 "argument", name, [*TrainOptions.__annotations__], "See help(tutti.cross_validate)."
             )
-    refuse_unknown_score(score, "score")
 
 
 def _choices(kind: str, given: object) -> list[Choice]:

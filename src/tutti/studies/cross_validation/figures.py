@@ -17,7 +17,7 @@ from tutti.records.usage import UsageRecord
 from tutti.reports.figures.base import BAR, WIDTH, Data, amount, chart, coloured, number, pick, table, tips
 from tutti.reports.figures.classes import confusion_matrix
 from tutti.reports.page import Drawn
-from tutti.studies.cross_validation.scores import MEASURES
+from tutti.studies.cross_validation.scores import measure_of
 from tutti.studies.cross_validation.study import Findings, best_first
 
 SAMPLES: Final = 600
@@ -92,7 +92,7 @@ def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
 def _folds(found: Findings, names: list[str]) -> Any:
     """A dot for each fold, and a line for the mean."""
     metric = found.scores[names[0]].metric
-    form = ".2%" if MEASURES[metric].share else ".4g"
+    form = ".2%" if measure_of(metric).share else ".4g"
     dots: Data = [
         {"candidate": name, "fold": f"fold {fold}", "score": score}
         for name in names
@@ -100,7 +100,7 @@ def _folds(found: Findings, names: list[str]) -> Any:
         if score == score
     ]
     means: Data = [{"candidate": name, "score": found.scores[name].mean} for name in names]
-    axis = alt.Axis(format="%") if MEASURES[metric].share else alt.Axis()
+    axis = alt.Axis(format="%") if measure_of(metric).share else alt.Axis()
     x = alt.X("score:Q", title=metric, axis=axis, scale=alt.Scale(zero=False))
     y = alt.Y("candidate:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
     shown = number("score", metric, form)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tutti.records.farm_folder import FarmFolder
 from tutti.reports.page import PAGE, drawing, write_page
-from tutti.studies.cross_validation.scores import MEASURES
+from tutti.studies.cross_validation.scores import measure_of
 from tutti.studies.cross_validation.study import Findings, best_first
 
 
@@ -57,4 +57,4 @@ def shown(value: float, metric: str) -> str:
     """Return a score as text; one that is missing as nothing."""
     if math.isnan(value):
         return ""
-    return f"{value:.2%}" if MEASURES[metric].share else f"{value:.4g}"
+    return f"{value:.2%}" if measure_of(metric).share else f"{value:.4g}"

@@ -22,10 +22,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.errors import BadData, BadOption, UnknownName
-from tutti.load_object import names_object
+from tutti.errors import BadData, UnknownName
 from tutti.records.files import refusing, replace_shared_file
 from tutti.records.predictions import Predictions
+from tutti.records.texts import better_by_name, is_share
 
 Array = NDArray[Any]
 
@@ -46,6 +46,7 @@ class Measure:
         share: it is a share of the samples, so that differences are told in points of 100.
         of_classes: it compares classes, or labels of 0 or 1.
         ranks: it takes the probabilities of the classes, of shape (labels, classes), and not what they mean.
+        computed: it is a metric that runs have computed themselves, on what they hold out.
     """
 
     function: Callable[[Array, Array], float]
@@ -53,15 +54,17 @@ class Measure:
     share: bool = False
     of_classes: bool = True
     ranks: bool = False
+    computed: bool = False
 
-    def rows_of(self, found: Predictions, amounts: bool) -> tuple[Array, Array]:
+    def rows_of(self, found: Predictions, amounts: bool, flags: bool = False) -> tuple[Array, Array]:
         """Return the outputs and targets that it takes, of what has a label.
 
         Args:
             found: predictions.
             amounts: as for `score_folds`.
+            flags: likewise.
         """
-        return _probabilities(found, amounts) if self.ranks else labelled(found, amounts)
+        return _probabilities(found, amounts, flags) if self.ranks else labelled(found, amounts)
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def score_folds(
     metric: str = "auto",
     classes: int | None = None,
     amounts: bool = False,
+    flags: bool = False,
 ) -> Scores:
     """Score the predictions of all folds.
 
@@ -120,6 +124,7 @@ def score_folds(
         classes: how many there are; None: as many as the outputs are, or as are seen.
         amounts: a model with a single output approaches the class number or the label itself, and gives no
             logit.
+        flags: each output is a logit of its own, whether or not the targets are classes.
 
     Raises:
         UnknownName: there is no such metric.
@@ -140,17 +145,41 @@ def score_folds(
         # Above the middle between 0 and 1 a label is set, as a logit above 0 says.
         folds = [None if one is None else replace(one, outputs=one.outputs - 0.5) for one in folds]
         there = [one for one in folds if one is not None]
-    flat = [None if found is None else measure.rows_of(found, amounts) for found in folds]
+    flat = [None if found is None else measure.rows_of(found, amounts, flags) for found in folds]
     together = out_of_fold(there)
     confusion = _confusion(*labelled(together, amounts), classes) if labels else None
     return Scores(
         name,
         tuple(math.nan if one is None else _score(measure.function, *one) for one in flat),
         tuple(0 if found is None else len(found.rows) for found in folds),
-        _score(measure.function, *measure.rows_of(together, amounts)),
+        _score(measure.function, *measure.rows_of(together, amounts, flags)),
         () if confusion is None else _per_class(confusion),
         confusion,
     )
+
+
+def computed_scores(
+    folds: Sequence[Predictions | None],
+    metric: str,
+    values: Sequence[float],
+    classes: int | None = None,
+    amounts: bool = False,
+) -> Scores:
+    """Return the scores by a metric that runs have computed; over all predictions together there is none.
+
+    Args:
+        folds: the predictions of each; None of a fold that has none.
+        metric: as for `measure_of`.
+        values: of each fold; NaN where there is none.
+        classes: as for `score_folds`.
+        amounts: likewise.
+    """
+    there = [found for found in folds if found is not None]
+    samples = tuple(0 if found is None else len(found.rows) for found in folds)
+    if not there or there[0].targets.dtype.kind not in "iu":
+        return Scores(metric, tuple(values), samples, math.nan)
+    confusion = _confusion(*labelled(out_of_fold(there), amounts), classes)
+    return Scores(metric, tuple(values), samples, math.nan, _per_class(confusion), confusion)
 
 
 def out_of_fold(folds: Sequence[Predictions]) -> Predictions:
@@ -240,17 +269,21 @@ def labelled(found: Predictions, amounts: bool) -> tuple[Array, Array]:
     return outputs[kept], targets.ravel()[kept]
 
 
-def _probabilities(found: Predictions, amounts: bool) -> tuple[Array, Array]:
+def _probabilities(found: Predictions, amounts: bool, flags: bool) -> tuple[Array, Array]:
     """Return the probability of each class, or of each label of 0 or 1, and the true ones.
 
     Outputs that approach numbers are taken as they are: their order is that of probabilities.
     """
     outputs, targets = found.outputs.astype(np.float64), found.targets
+    if flags and not amounts:
+        from scipy import special
+
+        outputs = special.expit(outputs)
     if targets.dtype.kind == "f" and targets[:1].size > 1:
         return outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1) > 0
     if targets.dtype.kind in "iu" and outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1:
         outputs = np.moveaxis(outputs, 1, -1).reshape(-1, outputs.shape[1])
-        if not amounts:
+        if not amounts and not flags:
             from scipy import special  # Takes a while.
 
             outputs = special.softmax(outputs, axis=1)
@@ -391,17 +424,18 @@ MEASURES: Final[dict[str, Measure]] = {
 """The figures by name. Those that `tutti.training.metrics` has, too, are the same."""
 
 
-def refuse_unknown_score(score: object, of: str) -> None:
-    """Refuse what is neither "auto" nor a name in `MEASURES`.
+def measure_of(metric: str) -> Measure:
+    """Return the figure by which scores are compared.
 
     Args:
-        score: was given.
-        of: the option or argument.
+        metric: a name in `MEASURES`; or of a metric that runs compute: "hits", or "hits:lower" where the name
+            does not say which values are better.
     """
-    if not isinstance(score, str) or names_object(score):
-        raise BadOption(
-            f"{of} takes no function of your own, only auto, {', '.join(MEASURES)}; give the function as a "
-            "metric (--metrics): each fold then has its value in summary.json, on the held-out samples"
-        )
-    if score not in ("auto", *MEASURES):
-        raise UnknownName("value", score, ["auto", *MEASURES], of=of)
+    if metric in MEASURES:
+        return MEASURES[metric]
+    name, _, better = metric.partition(":")
+    return Measure(_of_runs, better or better_by_name(name) or "", is_share(name), computed=True)
+
+
+def _of_runs(outputs: Array, targets: Array) -> float:
+    raise NotImplementedError("the runs have computed it")

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from tutti.errors import BadData
-from tutti.studies.cross_validation.scores import MEASURES, Scores, write_table
+from tutti.studies.cross_validation.scores import Scores, measure_of, write_table
 
 ALPHA: Final = 0.05
 """A difference is told when p, adjusted, is below this."""
@@ -80,7 +80,7 @@ class Difference:
         """The name of the better one; None: that cannot be told."""
         if not self.told:
             return None
-        return self.first if (self.mean > 0) == (MEASURES[self.metric].better == "higher") else self.second
+        return self.first if (self.mean > 0) == (measure_of(self.metric).better == "higher") else self.second
 
     @property
     def sentence(self) -> str:
@@ -116,13 +116,13 @@ def none_told(differences: Sequence[Difference]) -> str:
 
 def amount_of(value: float, metric: str) -> str:
     """Return a difference in words: of shares in points of 100."""
-    unit = "points" if MEASURES[metric].share else f"in {metric}"
+    unit = "points" if measure_of(metric).share else f"in {metric}"
     return f"{_number(value, metric)} {unit}"
 
 
 def _number(value: float, metric: str) -> str:
     # Nothing is -0.00.
-    return f"{round(100 * value, 2) + 0.0:.2f}" if MEASURES[metric].share else f"{value + 0.0:.4g}"
+    return f"{round(100 * value, 2) + 0.0:.2f}" if measure_of(metric).share else f"{value + 0.0:.4g}"
 
 
 def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, float, float]:

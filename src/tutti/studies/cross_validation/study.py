@@ -33,10 +33,18 @@ from tutti.records.splits import Split, read_split, write_splits
 from tutti.run.config import TrainConfig
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
+from tutti.studies.cross_validation.asked_score import AUTO, LOSS
 from tutti.studies.cross_validation.candidates import Contender
 from tutti.studies.cross_validation.jobs import FoldJobs
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
-from tutti.studies.cross_validation.scores import MEASURES, Scores, score_folds, write_scores
+from tutti.studies.cross_validation.scores import (
+    MEASURES,
+    Scores,
+    computed_scores,
+    measure_of,
+    score_folds,
+    write_scores,
+)
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
 from tutti.studies.given_code import numbers_given, say_other_code
 
@@ -60,6 +68,9 @@ AMOUNTS: Final = ("mse", "l1", "huber")
 
 OF_FLAGS: Final = frozenset({"bce", "focal"})
 """The losses of labels of 0 or 1."""
+
+OF_FLAGS_ALONE: Final = ("bce",)
+"""The losses whose outputs are logits of labels of 0 or 1, for classes, too."""
 
 OF_CLASSES: Final = ("auto", "cross_entropy", "nll", "focal")
 """The losses of classes: each output weighs a class, and is no amount."""
@@ -104,7 +115,7 @@ class CrossValidation:
         cv: what divides the samples, as `make_splits` takes it.
         said: how it divides them, as JSON values.
         groups: of the samples: an array, or as `read_grouping` takes it; None: there are none.
-        score: a name in `MEASURES`, or "auto".
+        score: "auto", or as `measure_of` takes it; the contenders compute it, if they must.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
         floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
     """
@@ -114,7 +125,7 @@ class CrossValidation:
     cv: object
     said: Json
     groups: str | NDArray[Any] | None = None
-    score: str = "auto"
+    score: str = AUTO
     arrays: Mapping[str, NDArray[Any]] | None = None
     floats: str | None = None
 
@@ -332,8 +343,10 @@ def findings_of(folder: FarmFolder) -> Findings:
     splits = splits_of(folder, asked)
     seconds, losses = dict[str, list[float]](), dict[str, str]()
     predicted = dict[str, list[Predictions | None]]()
+    summaries = dict[str, list[Summary | None]]()
     for name in asked["candidates"]:
         found = predicted[name] = []
+        said = summaries[name] = []
         seconds[name] = []
         for number in range(asked["jobs_each"]):
             job = job_name(name, number)
@@ -342,21 +355,50 @@ def findings_of(folder: FarmFolder) -> Findings:
                 config = run.config()
                 _refuse_exchanged(run, plan.jobs[job], config)
                 found.append(predictions_of(run, splits[number]))
-                seconds[name].append(run.read(Summary).seconds)
+                summary = run.read(Summary)
+                said.append(summary)
+                seconds[name].append(summary.seconds)
                 losses[name] = str(config.get("loss"))
                 continue
             found.append(None)
+            said.append(None)
             if state is JobState.FAILED:
                 failed[job] = (folder.error(job) or "").strip().rpartition("\n")[2]
             else:
                 left += 1
-    score = "accuracy" if asked["score"] == "auto" and of_labels(predicted, losses) else asked["score"]
+    score = "accuracy" if asked["score"] == AUTO and of_labels(predicted, losses) else asked["score"]
     scores = {
-        name: score_folds(predicted[name], score, asked["classes"], loss in AMOUNTS)
+        name: computed_scores(
+            predicted[name],
+            score,
+            [_computed(score, one) for one in summaries[name]],
+            asked["classes"],
+            loss in AMOUNTS,
+        )
+        if score != AUTO and measure_of(score).computed
+        else score_folds(predicted[name], score, asked["classes"], loss in AMOUNTS, loss in OF_FLAGS_ALONE)
         for name, loss in losses.items()
     }
     ratios = ratios_of(splits)
     return Findings(scores, compare(scores, ratios), tuple(asked["labels"]), failed, left, seconds)
+
+
+def _computed(score: str, run: Summary | None) -> float:
+    """Return what a run has computed on what it holds out; NaN: there is no run.
+
+    Raises:
+        BadRunFolder: it has not computed that.
+    """
+    if run is None:
+        return math.nan
+    name, found = score.partition(":")[0], run.validation
+    values = {} if found is None else {**found.metrics, LOSS: found.loss}
+    if name not in values:
+        raise BadRunFolder(
+            f"a run has computed {', '.join(values) or 'nothing'} on what it holds out, and not the score "
+            f"'{name}'; begin anew, in another folder"
+        )
+    return values[name]
 
 
 def _refuse_exchanged(run: RunFolder, planned: Json, config: Json) -> None:
@@ -418,7 +460,7 @@ def best_first(found: Findings) -> list[str]:
 
     def place(name: str) -> tuple[bool, bool, float]:
         one = found.scores[name]
-        sign = -1 if MEASURES[one.metric].better == "higher" else 1
+        sign = -1 if measure_of(one.metric).better == "higher" else 1
         # What diverges on the hard folds looks good on the others. NaN has no place in an order.
         return bool(one.missing), math.isnan(one.mean), sign * one.mean
 
@@ -460,7 +502,9 @@ def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
 def _refuse_score(question: CrossValidation, targets: NDArray[Any]) -> None:
     """Refuse a figure of classes for amounts, or of amounts for classes, before anything is trained."""
     score, flags = question.score, targets.dtype.kind == "f" and np.isin(targets, (0, 1)).all()
-    of_amounts = score != "auto" and not MEASURES[score].of_classes
+    if score != AUTO and measure_of(score).computed:
+        return
+    of_amounts = score != AUTO and not MEASURES[score].of_classes
     if targets.dtype.kind in "iu":
         losses = {one.config.loss for one in question.contenders.values()}
         if of_amounts and not losses.isdisjoint(OF_CLASSES):
@@ -469,7 +513,7 @@ def _refuse_score(question: CrossValidation, targets: NDArray[Any]) -> None:
                 "balanced_accuracy, f1 or top5, or a --loss of amounts, such as mse"
             )
         return
-    if score == "auto" or of_amounts or (flags and score != "top5"):
+    if score == AUTO or of_amounts or (flags and score != "top5"):
         return
     raise BadOption(f"--score {score} is for classes, and the targets are floats; use mae, mse or r2")
 

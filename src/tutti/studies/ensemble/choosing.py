@@ -57,7 +57,8 @@ class Trained:
 
     def scores(self, folds: Sequence[Predictions]) -> Scores:
         """Score predictions of all folds, or of some samples."""
-        return score_folds(folds, self.metric, self.classes, self.amounts)
+        flags = self.library.kind is Kind.FLAGS
+        return score_folds(folds, self.metric, self.classes, self.amounts, flags)
 
     def ranked(self, library: Library) -> list[str]:
         """Return the candidates by their score for the samples of a library, the best first."""
@@ -116,8 +117,10 @@ def read_trained(folder: FarmFolder) -> Trained:
         )
     amounts = any(loss in AMOUNTS for loss in losses.values())
     library = library_of(found, losses)
+    # What runs have computed themselves nobody has computed of a combination.
+    metric = asked["score"] if asked["score"] in MEASURES else "auto"
     # Labels of 0 or 1 may be floats, whose automatic score is that of amounts: an error of logits.
-    metric = "accuracy" if asked["score"] == "auto" and library.kind is Kind.FLAGS else asked["score"]
+    metric = "accuracy" if metric == "auto" and library.kind is Kind.FLAGS else metric
     return Trained(library, metric, asked["classes"], amounts, ratios_of(splits), left_out)
 
 

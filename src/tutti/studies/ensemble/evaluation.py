@@ -23,6 +23,7 @@ from tutti.run.jobs import load_job
 from tutti.run.predict import write_predictions
 from tutti.run.train_job import PARTS
 from tutti.run.trained import TrainedModel
+from tutti.studies.cross_validation.study import OF_FLAGS_ALONE
 from tutti.studies.ensemble.evaluation_job import EnsembleJob, EnsemblePredictJob
 from tutti.studies.ensemble.gain import gain_of
 from tutti.studies.ensemble.module import Ensemble, load_ensemble
@@ -80,8 +81,13 @@ def work(comm: Communicator, payload: bytes) -> None:
         _load(network, place)
         singles.append(_predicted(network, network.given(part), comm, arithmetic))
     if found is not None:
-        theirs = [one for one in singles if one is not None]
-        gain = gain_of(found, theirs, job.making.metric, objective.loss.amounts)
+        loss = objective.loss
+        ours, *theirs = (
+            predictions_of(part, torch.from_numpy(one.outputs), loss.ignored)
+            for one in (found, *singles)
+            if one is not None
+        )
+        gain = gain_of(ours, theirs, job.making.metric, loss.amounts, loss.name in OF_FLAGS_ALONE)
         print(f"on the {what} {gain.sentence}", flush=True)
 
 

@@ -57,7 +57,9 @@ class Gain:
         return f"{score:.2%}" if MEASURES[self.metric].share else f"{score:.4g}"
 
 
-def gain_of(ours: Predictions, theirs: Sequence[Predictions], metric: str, amounts: bool) -> Gain:
+def gain_of(
+    ours: Predictions, theirs: Sequence[Predictions], metric: str, amounts: bool, flags: bool = False
+) -> Gain:
     """Compare an ensemble with single networks on the same samples.
 
     Args:
@@ -65,11 +67,12 @@ def gain_of(ours: Predictions, theirs: Sequence[Predictions], metric: str, amoun
         theirs: those of each network.
         metric: a name in `MEASURES`, or "auto".
         amounts: a single output approaches the class number itself.
+        flags: each output is a logit of its own.
     """
     whole = ours.targets.dtype.kind in "iu"
     metric = ("accuracy" if whole else "mae") if metric == "auto" else metric
     measure = MEASURES[metric].function
-    outputs = [MEASURES[metric].rows_of(one, amounts) for one in (ours, *theirs)]
+    outputs = [MEASURES[metric].rows_of(one, amounts, flags) for one in (ours, *theirs)]
 
     def scores(drawn: NDArray[np.int64]) -> tuple[float, float]:
         found = [measure(output[drawn], targets[drawn]) for output, targets in outputs]

@@ -23,15 +23,16 @@ from tutti.run.api import (
     weights_of,
     without_loaders,
 )
-from tutti.run.arguments import as_arguments
+from tutti.run.arguments import as_arguments, in_python
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
 from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.given_data import GivenData
 from tutti.studies.given_weights import with_kept_weights
-from tutti.studies.search.objectives import aims_of
+from tutti.studies.search.objectives import aims_of, with_own
 from tutti.studies.search.space import read_space, space_of
+from tutti.studies.spelling import TUNE, as_arguments_of, spelled
 from tutti.terminal import lasting_output
 from tutti.training.intervals import seconds_of
 
@@ -65,6 +66,7 @@ class Found:
     study: Study = field(repr=False)
 
 
+@as_arguments_of(TUNE)
 @as_arguments()
 def tune(
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
@@ -74,7 +76,7 @@ def tune(
     trials: int = 20,
     sampler: str = "tpe",
     pruner: str = "none",
-    objective: str | Sequence[str] = "accuracy",
+    objective: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "accuracy",
     folds: int = 1,
     stratified: bool = False,
     ahead: int = 8,
@@ -109,8 +111,8 @@ def tune(
         sampler: tpe, gp, cma-es, random, grid or genetic.
         pruner: what ends trials that are not promising: none, median, asha, hyperband or wilcoxon.
         objective: loss or a metric on what is held out, seconds, or parameters; "mine:higher" says which
-            values of a metric of your own are better. A list of several looks for all trials that no other is
-            better than.
+            values of a metric of your own are better; a function is taken as a metric. A list of several
+            looks for all trials that no other is better than.
         folds: of each trial, whose value is the mean over them; 1: the validation part.
         stratified: each fold has the same share of each class.
         ahead: how many trials may be under way; each knows the results of all but so many before it.
@@ -161,6 +163,8 @@ def tune(
     refuse_built(optimizer)
     data = without_loaders(data, options, quiet)
     spell_class_weights(options)
+    several = [objective] if isinstance(objective, str) or callable(objective) else objective
+    names, metrics = with_own(several, metrics)
     given: dict[str, object] = {"model": model, "loss": loss, "metrics": metrics}
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     given |= {"sampling": weights_of(sampling), "augment": augment}
@@ -171,7 +175,7 @@ def tune(
     search = Search(
         there.config,
         space_of(read_space(space) if isinstance(space, str | Path) else space or {}),
-        aims_of([objective] if isinstance(objective, str) else objective),
+        aims_of(names),
         sampler,
         pruner,
         folds,
@@ -211,6 +215,7 @@ def _found(tuned: Tuned) -> Found:
     best = tuned.best
     if not best:
         number, why = next(iter(tuned.failed().items()))
+        why = spelled(in_python(why), TUNE)
         raise TuttiError(
             f"no trial has come to its end: trial {number} failed: {why}; see {tuned.folder.path}"
         )

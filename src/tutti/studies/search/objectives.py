@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tutti.errors import BadOption
 from tutti.records.run import EpochRecord, Evaluation, Summary
 from tutti.records.texts import HIGHER, LOWER, better_by_name
+from tutti.studies.cross_validation.asked_score import Metric, asked_score
 
 LOSS: Final = "loss"
 SECONDS: Final = "seconds"
@@ -93,6 +94,31 @@ def aims_of(names: Sequence[str]) -> list[Aim]:
     return found
 
 
+def with_own(names: Sequence[Metric], metrics: Metric | Sequence[Metric]) -> tuple[list[str], Any]:
+    """Take functions among objectives for metrics of the runs.
+
+    Args:
+        names: of objectives; functions, or places of functions such as "mine.py:hits:higher".
+        metrics: those that the runs compute.
+
+    Returns:
+        The names as `aims_of` takes them, and the metrics with those functions.
+
+    Raises:
+        BadOption: it is not known which values of one are better.
+    """
+    found = []
+    for one in names:
+        text = one.removesuffix(":higher").removesuffix(":lower") if isinstance(one, str) else one
+        if isinstance(text, str) and not (text.endswith(".py") or ":" in text):
+            found.append(str(one))
+            continue
+        asked = asked_score(one, "--objective", metrics)
+        found.append(asked.name)
+        metrics = asked.among(metrics)
+    return found, metrics
+
+
 def _better(name: str) -> str | None:
     """Return which values of an objective are better, "higher" or "lower"; None: it is not known."""
     return "lower" if name in COSTS else better_by_name(name)
@@ -102,12 +128,6 @@ def _aim(text: str) -> Aim:
     name, colon, better = text.partition(":")
     better = better if colon else _better(name) or ""
     if better not in ("higher", "lower"):
-        function = better.partition(":")[0]
-        if function and (name.endswith(".py") or "." in name):
-            raise BadOption(
-                f"--objective {text} names a file or a package; write --metrics {name}:{function} "
-                f"and --objective {function}:higher, or {function}:lower"
-            )
         near = difflib.get_close_matches(name, [*HIGHER, *LOWER, *COSTS], n=1)
         known = f"; did you mean '{near[0]}'? If not," if near and not colon else ";"
         raise BadOption(

@@ -39,7 +39,7 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
         spec: comma-separated names, or a sequence of names and callables: a name in `METRICS`,
             package.module:function or file.py:function. "auto" is accuracy for classes and labels of 0 or
             1; mae, rmse and r2 for amounts; nothing for shares, probabilities and float targets with the
-            user's own loss. "none" is nothing.
+            user's own loss; others may stand beside it. "none" is nothing.
         loss: of the run.
         dataset: the targets of its training part decide "auto".
 
@@ -50,8 +50,9 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
     """
     given = [spec] if callable(spec) else spec
     parts: Sequence[Spec] = _words(given) if isinstance(given, str) else list(given)
-    if parts == ["auto"]:
-        parts = _automatic(loss, dataset)
+    if "auto" in parts:
+        others = [part for part in parts if part != "auto"]
+        parts = [*(name for name in _automatic(loss, dataset) if name not in others), *others]
     if parts == ["none"] or not parts:
         return ()
     reading = Reading.of(loss, dataset)

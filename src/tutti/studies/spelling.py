@@ -1,0 +1,75 @@
+"""Options of the commands that train many runs, as a caller in Python writes them.
+
+Like `tutti.run.arguments`, which knows the options of a single run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from tutti.errors import UserError
+
+FARM: Final = {
+    "resume": "resume=True",
+    "block": "workers",
+    "blocks": "blocks",
+    "job-timeout": "job_timeout",
+}
+"""The options of all of them, without their dashes, as arguments."""
+
+CV: Final = {
+    **FARM,
+    "folds": "cv",
+    "stratified": "the stratified splitter",
+    "group-by": "groups",
+    "score": "score",
+    "sweep": "sweep",
+}
+"""Those of `tutti cv`, as arguments of `tutti.cross_validate`."""
+
+TUNE: Final = {
+    **FARM,
+    "stratified": "stratified=True",
+    **{name: name for name in ("folds", "ahead", "successive", "objective", "pruner", "sampler", "trials")},
+    **{name: name for name in ("storage", "space")},
+}
+"""Those of `tutti tune`, as arguments of `tutti.tune`."""
+
+_VALUE: Final = (
+    r"-?\d[\d.e+-]*(?<![.])|none|median|asha|hyperband|wilcoxon|tpe|gp|cma-es|random|grid|genetic|data"
+)
+"""Texts behind an option that are its value, and not the next word of the sentence."""
+
+
+def spelled(message: str, options: Mapping[str, str]) -> str:
+    """Return a message with options as arguments; other words stay as they are.
+
+    Args:
+        message: as the command line has it.
+        options: their names without dashes, and what to write for each.
+    """
+    names = "|".join(options)
+    pattern = rf"(?<![\w-])--({names})(?:\.([a-z][\w.]*\w))?(?![\w-])(?: ({_VALUE})(?![\w=]))?"
+
+    def argument(found: re.Match[str]) -> str:
+        name, key, value = options[found[1]], found[2], found[3]
+        name = name if key is None else f"{name}['{key}']"
+        if value is None:
+            return name
+        literal = value if value[-1].isdigit() else f"'{value}'"
+        return f"{name} {value}" if "=" in name or " " in name else f"{name}={literal}"
+
+    return re.sub(pattern, argument, message)
+
+
+@contextmanager
+def as_arguments_of(options: Mapping[str, str]) -> Iterator[None]:
+    """Spell these options in a `UserError` as arguments."""
+    try:
+        yield
+    except UserError as error:
+        error.args = tuple(spelled(one, options) if isinstance(one, str) else one for one in error.args)
+        raise
