@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -12,7 +16,7 @@ import torch
 
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import DataSet, open_data
-from tutti.data.remote import local_copy
+from tutti.data.remote import SCHEMES, local_copy
 from tutti.data.sources import check_named
 from tutti.data.streaming.part import StreamedPart
 from tutti.errors import BadData, BadOption
@@ -120,7 +124,7 @@ def test_a_copy_that_ends_early_without_an_error_is_refused(
         Path(to).write_bytes(b"half")
 
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", cut_off)
-    with pytest.raises(BadData, match=r"x_train.npy of .*: 4 of [\d,]+ bytes have come; try again"):
+    with pytest.raises(BadData, match=r"x_train.npy of .*: 4 of [\d,]+ bytes have come; .* try again"):
         local_copy(store())
 
 
@@ -176,3 +180,138 @@ def test_a_missing_package_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
     with pytest.raises(BadOption, match="s3:// needs another package: pip install s3fs"):
         local_copy("s3://bucket/folder")
+
+
+class Answers(SimpleHTTPRequestHandler):
+    """A server of files, of which those in `broken` stall, end early or are refused."""
+
+    broken = ""
+    goes_on = threading.Event()
+
+    def do_GET(self) -> None:
+        if not self.broken or self.path.partition("?")[0].endswith("/"):
+            super().do_GET()
+        elif self.broken == "refused":
+            self.send_error(403)
+        else:
+            self.send_response(200)
+            if self.broken == "stalled":
+                self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"half")
+            if self.broken == "stalled":
+                self.goes_on.wait()
+
+    do_HEAD = SimpleHTTPRequestHandler.do_HEAD
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
+    """A folder, and the address at which a server shows it."""
+    monkeypatch.setitem(SCHEMES, "http", "aiohttp")
+    monkeypatch.setattr(Answers, "broken", "")
+    monkeypatch.setattr(Answers, "goes_on", threading.Event())
+    folder = tmp_path / "there"
+    (folder / "set" / "more of it").mkdir(parents=True)
+    (folder / "set" / "x.npy").write_bytes(b"one")
+    (folder / "set" / "more of it" / "y.npy").write_bytes(b"two")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Answers, directory=str(folder)))
+    thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    Answers.goes_on.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("address", ["set", "set/"])
+def test_a_page_on_the_web_stands_for_the_files_below_it(web: tuple[Path, str], address: str) -> None:
+    copy = Path(str(local_copy(f"{web[1]}/{address}")))
+    found = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    assert found == {"x.npy": b"one", "more of it/y.npy": b"two"}
+
+
+def test_files_on_the_web_that_have_changed_are_copied_again(web: tuple[Path, str]) -> None:
+    file = web[0] / "set" / "x.npy"
+    for address in ("set/x.npy", "set/"):
+        file.write_bytes(b"one")
+        os.utime(file, (1000, 1000))
+        local_copy(f"{web[1]}/{address}")
+        file.write_bytes(b"new")
+        os.utime(file, (2000, 2000))
+        copy = Path(str(local_copy(f"{web[1]}/{address}")))
+        assert (copy if copy.is_file() else copy / "x.npy").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("refused", "set/x.npy of .* cannot be copied to .*403"),
+        ("stalled", r"set/x.npy of .* cannot be copied to .*nothing has come for 0.2 s; .* try again"),
+        ("short", "set/x.npy of .* cannot be copied to .*4 of 3 bytes have come"),
+    ],
+)
+def test_a_server_that_fails_is_an_error_and_what_has_come_is_not_used(
+    web: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, broken: str, said: str
+) -> None:
+    monkeypatch.setattr("tutti.data.remote._STALLED_S", 0.2)
+    monkeypatch.setattr(Answers, "broken", broken)
+    with pytest.raises(BadData, match=said):
+        local_copy(f"{web[1]}/set/x.npy")
+    monkeypatch.setattr(Answers, "broken", "")
+    assert Path(str(local_copy(f"{web[1]}/set/x.npy"))).read_bytes() == b"one"
+
+
+def test_no_message_has_a_signature_or_a_password(
+    web: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+    local_copy(f"{web[1]}/set/x.npy?signature=SECRET")
+    for address in (
+        f"{web[1]}/none.npy?signature=SECRET",
+        "sftp://me:SECRET@host/set",
+        "ftp://me:SECRET@host/",
+    ):
+        with pytest.raises((BadData, BadOption)) as found:
+            local_copy(address)
+        said.append(str(found.value))
+    assert "404" in said[0]
+    assert "has a password in it" in said[1]
+    assert "SECRET" not in " ".join([*said, *capsys.readouterr()])
+
+
+def test_what_a_killed_process_has_left_is_removed(cache: Path, store: Callable[..., str]) -> None:
+    address = store()
+    folder = Path(str(local_copy(address)))
+    (folder / ".x_train-9.npy.unfinished").write_bytes(b"half")
+    local_copy(address)
+    assert sorted(path.name for path in folder.iterdir()) == ["x_train.npy", "y_train.npy"]
+
+
+def test_a_disk_that_becomes_full_is_an_error_and_what_has_come_is_kept(
+    cache: Path,
+    store: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    address, memory = store(), type(fsspec.filesystem("memory"))
+    whole = memory.get_file
+
+    def fill_up(self: object, path: str, to: str, **options: object) -> None:
+        if "y_train" in path:
+            raise OSError(28, "No space left on device")
+        whole(self, path, to, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(memory, "get_file", fill_up)
+        with pytest.raises(BadData, match="No space left on device; set TUTTI_CACHE to a folder"):
+            local_copy(address)
+    local_copy(address)
+    assert [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "copying 2 files",
+        "copying 1 files",
+    ]

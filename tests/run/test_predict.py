@@ -6,6 +6,7 @@ import json
 import pickle
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,31 @@ def test_any_number_of_ranks_writes_each_sample_once_in_order(
     # The table has its numbers in text, and probabilities have nine digits there.
     assert np.allclose(np.array([line[2:] for line in lines[1:]], float), chances, rtol=1e-8, atol=0)
     assert (np.array(model.predict(TABLE)) == np.array(NAMES)[KINDS]).mean() > 0.6
+
+
+def test_parts_of_streamed_data_are_predicted_with_their_numbers_in_the_files(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    np.save(folder / "x.npy", TABLE)
+    np.save(folder / "y.npy", KINDS)
+    given = {"data": str(folder), "data_options": {"stream": True, "buffer": 0.002}, "validation": 0.3}
+    run = trained(tmp_path / "run", precision="fp64", **given)
+    values = np.full((900, 3), np.nan)
+    for part in ("train", "validation"):
+        payload = pickle.dumps(
+            PredictJob(
+                replace(TrainConfig.read(run), predictions=True),
+                str(run),
+                str(tmp_path / f"{part}.parquet"),
+                part=part,
+            )
+        )
+        VirtualWorld(2).run(lambda comm, payload=payload: predict.work(comm, payload))
+        found = parquet.read_table(tmp_path / f"{part}.parquet").to_pydict()
+        rows = np.array(found.pop("row"))
+        assert np.isnan(values[rows]).all()
+        values[rows] = np.stack([found[f"p({kind})"] for kind in range(3)], 1)
+    assert np.allclose(values, tutti.load(run).probabilities(TABLE), rtol=0, atol=1e-12)
 
 
 def test_every_kind_of_file_has_the_same_predictions(runs: Path, tmp_path: Path) -> None:

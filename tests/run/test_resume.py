@@ -13,7 +13,7 @@ from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
 from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
 from tutti.run.config import TrainConfig
-from tutti.run.resume import MAY_DIFFER, Resume, check_same
+from tutti.run.resume import MAY_DIFFER, Resume, as_decided, check_same
 
 FOUND = Evaluation(50, 0.5, {"accuracy": 0.875})
 CONFIG = TrainConfig(model="mlp", data="digits", lr=0.01)
@@ -112,6 +112,16 @@ def test_options_that_decide_what_is_learned_must_be_as_they_were() -> None:
         check_same(replace(CONFIG, model="object:Net"), replace(CONFIG, model="cnn"))
     with pytest.raises(BadOption, match="leave it out"):
         check_same(CONFIG, replace(CONFIG, batch_size=7, workers="3"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_data_whose_streaming_is_left_to_us_are_streamed_or_not_as_before(stream: bool) -> None:
+    before = replace(CONFIG, data_options={"stream": stream, "buffer": 8})
+    again = as_decided(before, replace(CONFIG, data_options={"stream": "auto", "buffer": 8}))
+    check_same(before, again)
+    other = as_decided(before, replace(CONFIG, data_options={"stream": not stream, "buffer": 8}))
+    with pytest.raises(BadOption, match=r"--data\.stream"):
+        check_same(before, other)
 
 
 def test_options_of_the_machine_and_of_the_end_may_differ() -> None:

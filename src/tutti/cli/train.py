@@ -18,7 +18,7 @@ from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import MEASURED, Options, TrainConfig
 from tutti.run.finished import outcome_again
 from tutti.run.measured_values import BUDGET_S
-from tutti.run.resume import Resume, check_same, placed
+from tutti.run.resume import Resume, as_decided, check_same, placed
 from tutti.run.start import run as run_job
 from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
 
@@ -130,6 +130,7 @@ def _resumed(
         raise BadOption("--resume goes on with the configuration of the run; leave --config out")
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
     now = replace(config_from(given, dotted, placed(before, given)), out=str(resume.folder))
+    now = as_decided(before, now)
     check_same(before, now)
     return now
 

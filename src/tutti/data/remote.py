@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.records.files import cache_folder, locked_file, replace_shared_file
 
 SCHEMES: Final = {
@@ -32,12 +34,23 @@ SCHEMES: Final = {
 }
 """The schemes of addresses, and the packages that they need beside fsspec."""
 
+_WEB: Final = ("https", "http")
+"""The schemes whose addresses have queries, and pages in place of folders."""
+
+_CONNECT_S: Final = 30
+_STALLED_S: Final = 60
+"""The seconds without a byte after which a server counts as stalled; a whole copy may take any time."""
+
 _AT_ONCE: Final = 4
+_NOTED_S: Final = 1.0
+"""The seconds between two notes of what was copied: a process that is killed has copied the rest in vain."""
+
+_UNFINISHED: Final = ".unfinished"
 _MANIFEST: Final = "copied.json"
 _LOCK: Final = "lock"
 _MARKS: Final = (
     *("ETag", "etag", "md5Hash", "content_md5", "mtime"),
-    *("LastModified", "last_modified", "updated", "modified", "created"),
+    *("LastModified", "Last-Modified", "last_modified", "updated", "modified", "created"),
 )
 """Facts that stores give of a file, of which any tells another content of the same size."""
 
@@ -48,14 +61,26 @@ def is_remote(data: object) -> bool:
 
 
 def check_address(url: str) -> None:
-    """Refuse addresses of an unknown scheme.
+    """Refuse addresses of an unknown scheme, and those with a password, which run folders would tell.
 
     Raises:
-        BadOption: the message lists those that there are.
+        BadOption: the message lists the schemes that there are.
     """
-    scheme = urlsplit(url).scheme
-    if scheme not in SCHEMES:
-        raise BadOption(f"{url} begins with {scheme}://; data come by {', '.join(SCHEMES)}, or from a path")
+    split = urlsplit(url)
+    if split.password is not None:
+        raise BadOption(
+            f"the address at {split.hostname} has a password in it, which the run folder would keep; leave "
+            "it out, and keep it where the store's package looks: ~/.netrc for https, ~/.ssh for sftp"
+        )
+    if split.scheme not in SCHEMES:
+        raise BadOption(
+            f"{shown(url)} begins with {split.scheme}://; data come by {', '.join(SCHEMES)}, or from a path"
+        )
+
+
+def shown(url: str) -> str:
+    """Return an address without its query, which may be a signature that lets in whoever has it."""
+    return url.partition("?")[0] if urlsplit(url).scheme in _WEB else url
 
 
 def local_copy(data: object) -> object:
@@ -75,21 +100,23 @@ def local_copy(data: object) -> object:
     place = cache_folder() / "remote" / hashlib.sha256(data.encode()).hexdigest()[:16]
     try:
         place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        with locked_file(place / _LOCK):
+            _bring(data, place, name)
+    except (OSError, BadRunFolder) as error:
+        cause = error.__cause__ if isinstance(error, BadRunFolder) else error
+        why = cause.strerror if isinstance(cause, OSError) else cause
         raise BadData(
-            f"{data} cannot be copied to {place}: {error.strerror}; set TUTTI_CACHE to a folder that can be "
-            "written"
+            f"{shown(data)} cannot be copied to {place}: {why}; set TUTTI_CACHE to a folder that can be "
+            "written, on a disk with room"
         ) from error
-    with locked_file(place / _LOCK):
-        _bring(data, place, name)
     return place / name
 
 
 def _name_of(url: str) -> str:
     """Return the name of the copy of an address: its last one, which has the ending of a file."""
     split = urlsplit(url)
-    # Only https has queries: elsewhere # and ? are parts of names.
-    name = PurePosixPath(split.path if split.scheme == "https" else url.partition("://")[2]).name
+    # Only the web has queries: elsewhere # and ? are parts of names.
+    name = PurePosixPath(split.path if split.scheme in _WEB else url.partition("://")[2]).name
     return "data" if name in ("", "..", _MANIFEST, _LOCK) else name
 
 
@@ -106,11 +133,14 @@ def _bring(url: str, place: Path, name: str) -> None:
     except Exception as error:  # Each store has errors of its own.
         if known:
             print(
-                f"tutti: warning: {url} cannot be read ({_said(error)}); its copy in {place} is used",
+                f"tutti: warning: {shown(url)} cannot be read ({_said(error, url)}); its copy in {place} is "
+                "used",
                 file=sys.stderr,
             )
             return
-        raise BadData(f"{url} cannot be read: {_said(error)}") from error
+        raise BadData(f"{shown(url)} cannot be read: {_said(error, url)}") from error
+    for left in place.rglob(f".*{_UNFINISHED}"):  # of a process that was killed
+        left.unlink(missing_ok=True)
     marks: dict[str, list[Any]] = {to: [entry.get("size"), _mark(entry)] for to, (_, entry) in found.items()}
     wanted = {
         to: path for to, (path, _) in found.items() if not _is_copied(place / to, marks[to], known.get(to))
@@ -121,23 +151,58 @@ def _bring(url: str, place: Path, name: str) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         raise BadData(
-            f"{url} has {needed / 1e9:.1f} GB that are not in {place} yet, and {free / 1e9:.1f} GB are free "
-            "there; set TUTTI_CACHE to a folder on a larger disk"
+            f"{shown(url)} has {needed / 1e9:.1f} GB that are not in {place} yet, and {free / 1e9:.1f} GB "
+            "are free there; set TUTTI_CACHE to a folder on a larger disk"
         )
     if wanted:
-        print(f"copying {len(wanted):,} files, {needed / 1e9:.2f} GB, from {url} to {place}", file=sys.stderr)
+        what = f"{len(wanted):,} files, {needed / 1e9:.2f} GB"
+        print(f"copying {what}, from {shown(url)} to {place}", file=sys.stderr, flush=True)
+        _copy_all(system, url, place, {to: (path, marks[to]) for to, path in wanted.items()}, known)
+    _note(manifest, marks)
+
+
+def _copy_all(
+    system: Any, url: str, place: Path, wanted: Mapping[str, tuple[str, list[Any]]], known: dict[str, Any]
+) -> None:
+    """Copy files, some at once, and note what was copied among what is known.
+
+    Args:
+        system: the store.
+        url: the address.
+        place: of the copy.
+        wanted: the files' paths and marks, by their paths in the copy.
+        known: the marks of those that are there.
+
+    Raises:
+        BadData: one cannot be copied; what has come is kept.
+        OSError: the disk is full.
+    """
+    manifest, noted = place / _MANIFEST, time.monotonic()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        copies = [pool.submit(_copy, system, path, place / to, marks[to][0]) for to, path in wanted.items()]
-        for (to, path), copy in zip(wanted.items(), copies, strict=True):
+        copies = [
+            pool.submit(_copy, system, path, place / to, mark[0]) for to, (path, mark) in wanted.items()
+        ]
+        for (to, (path, mark)), copy in zip(wanted.items(), copies, strict=True):
             try:
                 copy.result()
             except Exception as error:
                 for other in copies:
                     other.cancel()
-                raise BadData(f"{path} of {url} cannot be copied to {place / to}: {_said(error)}") from error
-            known[to] = marks[to]
-            replace_shared_file(manifest, json.dumps(known).encode())
-    replace_shared_file(manifest, json.dumps(marks).encode())
+                _note(manifest, known)
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # What to do about it is said above.
+                raise BadData(
+                    f"{shown(path)} of {shown(url)} cannot be copied to {place / to}: {_said(error, url)}; "
+                    "what has come is kept, so try again"
+                ) from error
+            known[to] = mark
+            if time.monotonic() - noted > _NOTED_S:
+                _note(manifest, known)
+                noted = time.monotonic()
+
+
+def _note(manifest: Path, copied: Mapping[str, Any]) -> None:
+    replace_shared_file(manifest, json.dumps(copied).encode())
 
 
 def _listed(url: str, name: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
@@ -146,33 +211,72 @@ def _listed(url: str, name: str) -> tuple[Any, dict[str, tuple[str, Mapping[str,
 
     scheme = urlsplit(url).scheme
     try:
-        system, root = fsspec.core.url_to_fs(url)
+        system, root = fsspec.core.url_to_fs(url, **_patience(scheme))
     except ImportError as error:
         raise BadOption(f"{scheme}:// needs another package: pip install {SCHEMES[scheme]}") from error
+    if scheme in _WEB:
+        return system, _on_the_web(system, root, name)
     if system.isfile(root):
         return system, {name: (root, system.info(root))}
-    entries = system.find(root, detail=True)
     found = {}
-    for path, entry in entries.items():
-        inner = PurePosixPath(path).relative_to(PurePosixPath(root)) if scheme != "https" else None
-        inner = inner or PurePosixPath(urlsplit(path).path).relative_to(PurePosixPath(urlsplit(root).path))
-        if ".." in inner.parts or inner.is_absolute():
-            raise BadData(f"{url} has a file {path}, which lies outside of it")
-        found[str(PurePosixPath(name) / inner)] = path, entry
+    for path, entry in system.find(root, detail=True).items():
+        inner = PurePosixPath(path).relative_to(PurePosixPath(root))
+        found[_inside(inner, name, path)] = path, entry
     if not found:
         raise BadData("there are no files")
     return system, found
 
 
+def _patience(scheme: str) -> dict[str, Any]:
+    """Return what a store is opened with, so that it waits for long copies, and not for a stalled server."""
+    if scheme not in _WEB:
+        return {}
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_STALLED_S)
+    return {"client_kwargs": {"timeout": timeout, "trust_env": True}, "use_listings_cache": False}
+
+
+def _on_the_web(system: Any, root: str, name: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Return a file, or those that a page links to which stands for a folder."""
+    about = system.info(root)
+    if about.get("mimetype") != "text/html":
+        return {name: (root, about)}
+    linked = [path for path in system.find(root) if not urlsplit(path).query and not path.endswith("/")]
+    folder = PurePosixPath(unquote(urlsplit(root).path))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # A page does not say sizes.
+        entries = list(pool.map(system.info, linked))
+    found = {
+        _inside(PurePosixPath(unquote(urlsplit(path).path)).relative_to(folder), name, path): (path, entry)
+        for path, entry in zip(linked, entries, strict=True)
+    }
+    if not found:
+        raise BadData("it is a page that links to no files below it")
+    return found
+
+
+def _inside(inner: PurePosixPath, name: str, path: str) -> str:
+    """Return where the copy of a file of a folder lies.
+
+    Raises:
+        BadData: outside of it.
+    """
+    if ".." in inner.parts or inner.is_absolute():
+        raise BadData(f"it has a file {path}, which lies outside of it")
+    return str(PurePosixPath(name) / inner)
+
+
 def _copy(system: Any, path: str, to: Path, size: int | None) -> None:
     """Copy a file, whole or not at all."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = to.with_name(f".{to.name}.unfinished")
+    unfinished = to.with_name(f".{to.name}{_UNFINISHED}")
     try:
         system.get_file(path, str(unfinished))
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())  # After a power cut, what is noted as copied is there.
         if size not in (None, copied := unfinished.stat().st_size):
             # Some stores end early without an error.
-            raise BadData(f"{copied:,} of {size:,} bytes have come; try again")
+            raise BadData(f"{copied:,} of {size:,} bytes have come")
         os.replace(unfinished, to)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -187,5 +291,11 @@ def _mark(entry: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={entry[key]}" for key in _MARKS if entry.get(key) is not None)
 
 
-def _said(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
+def _said(error: BaseException, url: str) -> str:
+    """Return the first line of an error, without what `shown` leaves out."""
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__  # The web's answer; the error itself has nothing but the address.
+    if isinstance(error, TimeoutError):
+        return f"nothing has come for {_STALLED_S} s"
+    query, text = urlsplit(url).query, (str(error) or type(error).__name__).splitlines()[0]
+    return (text.replace(query, "...") if query else text)[:200]

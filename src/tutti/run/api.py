@@ -31,7 +31,7 @@ from tutti.run.finished import outcome_again
 from tutti.run.given_optimizer import OptimizerAgain
 from tutti.run.measured_values import BUDGET_S, take_auto, with_measured
 from tutti.run.pickled_arguments import by_name, named_or_given
-from tutti.run.resume import Resume, check_same, placed
+from tutti.run.resume import Resume, as_decided, check_same, placed
 from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
@@ -335,7 +335,7 @@ def _resumed(resume: Resume, given: dict[str, Any]) -> TrainConfig:
         BadOption: the run cannot go on with that.
     """
     before = TrainConfig.read(resume.folder, trust=True)
-    now = replace(placed(before, given).changed(given), out=str(resume.folder))
+    now = as_decided(before, replace(placed(before, given).changed(given), out=str(resume.folder)))
     check_same(before, now)
     return now
 

@@ -28,7 +28,7 @@ from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
-from tutti.data.streaming.options import STREAM
+from tutti.data.streaming.options import decided
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadOption, UnknownName, refuse_other
@@ -623,8 +623,8 @@ def resolved(
 ) -> TrainConfig:
     """The configuration with all that was left to us filled in."""
     names = ",".join(metric.name for metric in task.objective.metrics) or "none"
-    # Another host may have more memory, and the order of the samples is to stay.
-    streamed = {STREAM: True} if isinstance(task.dataset.train, StreamedPart) else {}
+    # Another host may have more memory, or less, and the parts and the order of the samples are to stay.
+    streamed = decided(config.data, isinstance(task.dataset.train, StreamedPart))
     return replace(
         config,
         data_options={**config.data_options, **streamed},

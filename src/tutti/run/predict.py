@@ -16,6 +16,8 @@ from tutti.comm.base import Communicator
 from tutti.data import Part, Scale
 from tutti.data.columns import Inputs, Stored, columns_of
 from tutti.data.sources import with_columns
+from tutti.data.streaming.options import STREAM
+from tutti.data.streaming.part import StreamedPart
 from tutti.data.unlabelled import open_inputs
 from tutti.errors import BadData
 from tutti.records.files import refusing
@@ -131,6 +133,9 @@ def _as_trained(
 
 def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, int, Blocks]:
     """A part of the run's own data, with the numbers of the samples in it."""
+    if job.config.data_options.get(STREAM) is True:
+        # Samples of memory are asked for by their numbers; those in files know theirs.
+        job = replace(job, config=replace(job.config, predictions=False))
     dataset = open_config_data(job, comm)
     name = job.part or "test"
     part: Part | None = getattr(dataset, name)
@@ -144,10 +149,17 @@ def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str
         size = PASS * AT_ONCE
         for start in range(0, len(part), size):
             stop = min(start + size, len(part))
-            rows = torch.arange(start, stop) if part.rows is None else part.rows[start:stop]
-            yield rows, Block(stop - start, partial(_take, stored, start))
+            yield _numbers(part, start, stop), Block(stop - start, partial(_take, stored, start))
 
     return f"{name} part of {dataset.name}", len(part), blocks()
+
+
+def _numbers(part: Part, start: int, stop: int) -> torch.Tensor:
+    """Return the numbers of some samples of a part in the data that it is of."""
+    positions = torch.arange(start, stop)
+    if isinstance(part, StreamedPart):
+        return part.numbers(positions)
+    return positions if part.rows is None else part.rows[start:stop]
 
 
 def _take(part: Part, start: int, first: int, last: int) -> Inputs:

@@ -16,6 +16,9 @@ from tutti.run.config import OBJECT, TrainConfig, flag
 AUTO: Final = "auto"
 """Goes on with the run in --out if it has a checkpoint, and begins it if it has none."""
 
+_STREAM: Final = "stream"
+"""The option of `tutti.data.streaming.options`, which imports torch."""
+
 MAY_DIFFER: Final = frozenset(
     {
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
@@ -111,6 +114,14 @@ def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
     if "workers" in given:
         return replace(before, hosts=None, threads=None)
     return before
+
+
+def as_decided(before: TrainConfig, now: TrainConfig) -> TrainConfig:
+    """Return a configuration in which data whose streaming is left to us are streamed, or not, as before."""
+    stream = before.data_options.get(_STREAM)
+    if now.data_options.get(_STREAM) != AUTO or stream is None:
+        return now
+    return replace(now, data_options={**now.data_options, _STREAM: stream})
 
 
 def check_same(before: TrainConfig, now: TrainConfig) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, Queue, open_data
 from tutti.data.streaming import shards as shards_module
+from tutti.data.streaming.options import decided
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.streaming.ring import SLOTS, Ring
 from tutti.data.streaming.windows import Windows
@@ -324,6 +326,99 @@ def test_a_folder_that_is_gone_is_an_error_with_the_file(
         part.take(torch.arange(5))
 
 
+def replace_one(folder: Path) -> None:
+    file = folder / "x_train-00002-of-00003.npy"
+    np.save(folder / "other.npy", np.load(file)[::-1])
+    (folder / "other.npy").replace(file)
+
+
+def write_into_one(folder: Path) -> None:
+    file = folder / "x_train-00002-of-00003.npy"
+    with file.open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        opened.write(b"7")
+    os.utime(file, ns=(0, 0))  # A clock that ticks slowly may not have moved.
+
+
+def remove_one(folder: Path) -> None:
+    (folder / "x_train-00002-of-00003.npy").unlink()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (replace_one, "has been replaced or written to while a run reads it"),
+        (write_into_one, "has been replaced or written to while a run reads it"),
+        (remove_one, "cannot be opened any more"),
+    ],
+)
+def test_a_file_that_is_another_one_all_at_once_is_named(
+    shards: Path,
+    streamed: Callable[..., DataSet],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    said: str,
+    is_open: bool,
+) -> None:
+    monkeypatch.setattr(shards_module, "LOOK_S", 0.0)
+    part = streamed(shards, validation=0).train
+    if not is_open:
+        part = pickle.loads(pickle.dumps(part.stretch(slice(0, len(part)))))
+    change(shards)
+    with pytest.raises(BadData, match=f"x_train-00002-of-00003.npy {said}"):
+        part.take(torch.arange(300, 310))
+
+
+def test_files_of_any_number_need_few_descriptors(
+    tmp_path: Path, write: Callable[..., None], streamed: Callable[..., DataSet]
+) -> None:
+    write(tmp_path / "set", "train", [3] * 300)
+    before = len(os.listdir("/proc/self/fd"))
+    here = streamed(tmp_path / "set", validation=0).train
+    every = torch.arange(len(here))
+    inputs, targets = here.take(every)
+    assert len(os.listdir("/proc/self/fd")) - before < 100
+    there = streamed(tmp_path / "set", validation=0, stream=False).train.take(every)
+    assert torch.equal(inputs, there[0])
+    assert torch.equal(targets, there[1])
+
+
+def test_a_rank_does_not_wait_for_a_loader_that_makes_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tutti.data.streaming.ring._STUCK_S", 0.01)
+    windows, goes_on = Windows(40, 2, 5), threading.Event()
+    memory = torch.zeros(2 * windows.largest, dtype=torch.int64)
+    shared = torch.zeros(Ring.control_size(2), dtype=torch.int64)
+
+    def read(start: int, found: np.ndarray) -> None:
+        goes_on.wait()
+        found[:] = np.arange(start, start + len(found))
+
+    loading, other = (Ring(windows, memory, shared, rank, 2, read) for rank in range(2))
+    order = windows.order(0, 0)
+    loading._read_from(order, 0)
+    other.enter(order, order.window(0))
+    assert (other.places(order.window(0).numpy()) == -1).all()
+    goes_on.set()
+    loading._loader.join()
+    other.enter(order, order.window(0))
+    places = other.places(order.window(0).numpy())
+    assert memory.numpy()[places].tolist() == order.window(0).tolist()
+
+
+def test_what_the_loader_fails_with_is_raised_by_its_rank() -> None:
+    windows = Windows(40, 2, 5)
+    memory = torch.zeros(2 * windows.largest, dtype=torch.int64)
+
+    def read(start: int, found: np.ndarray) -> None:
+        raise MemoryError("no room")
+
+    ring = Ring(windows, memory, torch.zeros(Ring.control_size(1), dtype=torch.int64), 0, 1, read)
+    order = windows.order(0, 0)
+    with pytest.raises(MemoryError, match="no room"):
+        ring.enter(order, order.window(0))
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -394,6 +489,13 @@ def test_options_that_cannot_be_used_are_refused(
 ) -> None:
     with pytest.raises(BadOption, match=said):
         streamed(shards, **options)
+
+
+def test_data_are_streamed_again_or_not_whatever_memory_is_free_then(shards: Path, tmp_path: Path) -> None:
+    assert decided(str(shards), streamed=True) == {"stream": True}
+    assert decided(str(shards), streamed=False) == {"stream": False}
+    assert decided("s3://bucket/folder", streamed=False) == {"stream": False}
+    assert decided(str(tmp_path), streamed=False) == decided("digits", streamed=False) == {}
 
 
 def test_other_files_are_to_be_converted_first(tmp_path: Path, streamed: Callable[..., DataSet]) -> None:

@@ -14,13 +14,16 @@ from tutti.data.arrays import chunks_of
 from tutti.data.columns import Columns, Stored
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
 from tutti.data.formats import Format, listed
-from tutti.data.rows import Array, Rows, joined, piece
+from tutti.data.rows import Array, Rows, StoredRows, joined, piece
 from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, open_data_file
 from tutti.registry import part
 
 SHARD_BYTES: Final = 1 << 30
 """The inputs that a written file holds at most: a larger array is written as several files."""
+
+MAPPED: Final = 64
+"""The files that are mapped at once, at most: each takes one of the open files that a process may have."""
 
 _SHARD: Final = re.compile(r"(.+?)-(\d{1,9})(?:-of-(\d{1,9}))?")
 """Such as x_train-00003-of-00012, or x_train-3."""
@@ -138,18 +141,29 @@ def joined_files(files: Sequence[Path]) -> Rows:
     Raises:
         BadData: a file is missing or broken, or has samples of another shape or type than the first.
     """
-    arrays = [read_npy(file) for file in files]
-    if len(arrays) == 1:
-        return arrays[0]
-    for file, array in zip(files, arrays, strict=True):
-        one, first = array, arrays[0]
-        texts = one.dtype.kind in "US" and one.dtype.kind == first.dtype.kind
-        if one.ndim == 0 or one.shape[1:] != first.shape[1:] or (one.dtype != first.dtype and not texts):
+    if len(files) == 1:
+        return read_npy(files[0])
+    pieces: list[Rows] = []
+    for file in files:
+        array = read_npy(file)
+        first = pieces[0] if pieces else array
+        texts = array.dtype.kind in "US" and array.dtype.kind == first.dtype.kind
+        if (
+            array.ndim == 0
+            or array.shape[1:] != first.shape[1:]
+            or (array.dtype != first.dtype and not texts)
+        ):
             raise BadData(
-                f"{file} has samples of the shape {one.shape[1:]} and type {one.dtype}, {files[0]} of "
+                f"{file} has samples of the shape {array.shape[1:]} and type {array.dtype}, {files[0]} of "
                 f"{first.shape[1:]} and {first.dtype}; all files of an array need the same"
             )
-    return joined(arrays, np.result_type(*(array.dtype for array in arrays)))
+        pieces.append(array if len(files) <= MAPPED else _mapped_when_read(file, array))
+    return joined(pieces, np.result_type(*(piece.dtype for piece in pieces)))
+
+
+def _mapped_when_read(file: Path, array: Array) -> StoredRows:
+    """Return the samples of a file that is mapped for each reading anew."""
+    return StoredRows(array.shape, array.dtype, lambda start, stop: np.array(read_npy(file)[start:stop]))
 
 
 def write_npy(file: IO[bytes], rows: Rows) -> None:
@@ -183,6 +197,8 @@ def read_npy(path: Path) -> Array:
                 f"{path} holds Python objects, which are not loaded because unpickling runs code; save it as "
                 "numbers: array.astype('float32') or array.astype('int64')"
             ) from error
+        if isinstance(error, OSError) and error.errno is not None:
+            raise BadData(f"{path} cannot be read: {error.strerror}") from error
         size = path.stat().st_size
         raise BadData(
             f"{path} is truncated or damaged ({size:,} bytes): {str(error)[:200]}; copy it again"

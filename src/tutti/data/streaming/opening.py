@@ -207,7 +207,7 @@ def _read(folder: Path, options: Mapping[str, object]) -> Contents[object]:
     found = files_by_key(folder)
     inputs = {key for key in found if (slot_of(key) or ("", ""))[1] == "inputs"}
     values: dict[str, object] = {
-        key: ShardRows(files) if key in inputs else _in_memory(joined_files(files))
+        key: ShardRows.of(files) if key in inputs else _in_memory(joined_files(files))
         for key, files in found.items()
     }
     contents = from_keys(values, folder.resolve().name, str(folder))

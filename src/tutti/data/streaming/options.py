@@ -11,6 +11,7 @@ from tutti.data.arrays import stored_dtype
 from tutti.data.builtin import BUILT_IN
 from tutti.data.contents import slot_of
 from tutti.data.formats.npy import files_by_key
+from tutti.data.remote import is_remote
 from tutti.data.streaming.memory import free_bytes
 from tutti.data.streaming.shards import ShardRows
 from tutti.errors import BadOption
@@ -64,6 +65,23 @@ def without_stream(data: object, options: Mapping[str, object], why: str = "") -
     return {name: value for name, value in options.items() if name not in (STREAM, BUFFER)}
 
 
+def decided(data: object, streamed: bool) -> dict[str, object]:
+    """Return the options by which data are streamed again, or not, whatever memory is free then.
+
+    Which samples are kept for validation depends on it.
+
+    Args:
+        data: as for `open_data`.
+        streamed: whether they are.
+    """
+    if streamed:
+        return {STREAM: True}
+    if not _from_files(data):
+        return {}
+    folder = Path(str(data)).expanduser()
+    return {STREAM: False} if is_remote(data) or any(folder.glob("*.npy")) else {}
+
+
 def streamable(data: object, options: Mapping[str, object]) -> Streamable | None:
     """Say whether data can be streamed, and whether they are to be.
 
@@ -107,7 +125,7 @@ def streamable(data: object, options: Mapping[str, object]) -> Streamable | None
     buffer_bytes = _buffer(options)
     if wanted is None:
         free = free_bytes()
-        needed = sum(_stored_bytes(ShardRows(one)) for one in inputs)
+        needed = sum(_stored_bytes(ShardRows.of(one)) for one in inputs)
         wanted = free is not None and needed > MOST * free
     return Streamable(folder, without_stream(data, options), wanted, buffer_bytes)
 

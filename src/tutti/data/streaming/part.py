@@ -115,6 +115,10 @@ class StreamedPart(Part):
         stored = self._source.gather(indices)
         return self.scale.apply(stored), self.stored_targets.index_select(0, indices)
 
+    def numbers(self, positions: Tensor) -> Tensor:
+        """Return the numbers of some samples in the files, by their positions, int64."""
+        return torch.from_numpy(self._source.spans.rows(positions.numpy()))
+
     def enter(self, order: WindowOrder, samples: Tensor) -> None:
         """Go on to some samples of an epoch, by their positions; see `Ring.enter`."""
         ring = self._source.ring

@@ -12,7 +12,8 @@ No rank waits for another one:
 2. It lets the processor's stores arrive.  2. Likewise.
 3. If a rank uses the window, it stays.    3. If a slot has the window, the samples are taken from there.
 
-A sample that is in no slot, as its rank is far ahead of the others or behind them, is read from its file.
+A sample that is in no slot, as its rank is far ahead of the others or behind them, is read from its file. So
+are all where the loader makes no progress, as the disk hangs, or the rank that has it was killed or stopped.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ from torch import Tensor
 
 from tutti.data.rows import Array, Indices
 from tutti.data.streaming.windows import WindowOrder, Windows
-from tutti.errors import UserError
 
 SLOTS: Final = 2
 """Windows in memory: the one in use and the next."""
 
 _EMPTY: Final = 0
 _POLL_S: Final = 0.0005
-_HEAD: Final = 1 + SLOTS
-"""True if the loader reads, and the keys of the windows that it wants to have read."""
+_STUCK_S: Final = 10.0
+"""The seconds without a block that the loader has read after which nobody waits for it."""
+
+_HEAD: Final = 2 + SLOTS
+"""True if the loader reads, the keys of the windows that it wants to have read, and the blocks read."""
+
+_READS: Final = 0
+_WANTED: Final = slice(1, 1 + SLOTS)
+_PROGRESS: Final = 1 + SLOTS
 
 
 class Ring:
@@ -72,7 +79,7 @@ class Ring:
         self._at: tuple[int, int] | None = None
         self._mapped: list[Indices] = []
         self._is_mapped = self._is_ahead = False
-        self._failed: UserError | None = None
+        self._failed: Exception | None = None
         self._loader: threading.Thread | None = None
         self._ahead: list[tuple[WindowOrder, int]] = []
         self.waited_s = 0.0
@@ -90,7 +97,7 @@ class Ring:
             samples: their positions in the part, in the order of the epoch.
 
         Raises:
-            BadData: a file cannot be read any more.
+            BadData: a file cannot be read any more, or has been changed.
         """
         first, last = order.window_of(int(samples[0])), order.window_of(int(samples[-1]))
         at = order.key(first), order.key(last)
@@ -102,10 +109,7 @@ class Ring:
             self._is_ahead = self._read_from(order, first)
         if self._is_mapped:
             return
-        began = time.perf_counter()
-        while not all(key in self._slots for key in at) and self._comes(at):
-            time.sleep(_POLL_S)
-        self.waited_s += time.perf_counter() - began
+        self._wait(at)
         if self._failed is not None:
             raise self._failed
         self._is_mapped = self._map(order, first, last)
@@ -117,15 +121,28 @@ class Ring:
         starts: Indices = self._where[blocks]
         return starts + within if starts.min(initial=0) >= 0 else np.where(starts < 0, -1, starts + within)
 
+    def _wait(self, keys: tuple[int, int]) -> None:
+        """Wait for windows that are being read, as long as there is progress."""
+        began = moved = time.perf_counter()
+        read = int(self._head[_PROGRESS])
+        while not all(key in self._slots for key in keys) and self._comes(keys):
+            time.sleep(_POLL_S)
+            now = time.perf_counter()
+            if read != self._head[_PROGRESS]:
+                read, moved = int(self._head[_PROGRESS]), now
+            elif now - moved > _STUCK_S:
+                self._head[_READS] = 0  # No rank waits again before there is progress.
+        self.waited_s += time.perf_counter() - began
+
     def _comes(self, keys: tuple[int, int]) -> bool:
         """Tell whether a window that is lacking will come without any other rank's doing."""
         missing = [key for key in keys if key not in self._slots]
-        return bool(self._head[0]) and all(key in self._head[1:] for key in missing)
+        return bool(self._head[_READS]) and all(key in self._head[_WANTED] for key in missing)
 
     def _reads_for(self, order: WindowOrder, first: int) -> bool:
         """Tell whether the loader still reads what is wanted from this window on."""
         alive = self._loader is not None and self._loader.is_alive()
-        return alive and self._head[1] == order.key(first)
+        return alive and self._head[_WANTED][0] == order.key(first)
 
     def _map(self, order: WindowOrder, first: int, last: int) -> bool:
         """Note where the blocks of both windows are; returns whether they are in the memory."""
@@ -147,12 +164,12 @@ class Ring:
         """Have a window and those behind it read; returns whether they are there."""
         self._ahead = self._behind(order, first)
         wanted = [one.key(number) for one, number in self._ahead]
-        self._head[1:] = wanted
+        self._head[_WANTED] = wanted
         if self._failed is not None or all(key in self._slots for key in wanted):
             return True
         # One that still reads looks for what is wanted after each window.
         if self._loader is None or not self._loader.is_alive():
-            self._head[0] = 1
+            self._head[_READS] = 1
             self._loader = threading.Thread(target=self._run, name="tutti-read-ahead", daemon=True)
             self._loader.start()
         return False
@@ -177,10 +194,10 @@ class Ring:
                 if slot is None:
                     return
                 self._fill(slot, *missing[0])
-        except UserError as error:
+        except Exception as error:  # The rank raises it, whatever it is.
             self._failed = error
         finally:
-            self._head[0] = 0
+            self._head[_READS] = 0
 
     def _free_slot(self, wanted: list[int]) -> int | None:
         """Empty a slot whose window nobody wants; None: there is none."""
@@ -201,6 +218,8 @@ class Ring:
             span = self.windows.span(int(block))
             self._read(span.start, memory[start : start + len(span)])
             start += len(span)
+            self._head[_PROGRESS] += 1
+            self._head[_READS] = 1
         self._slots[slot] = order.key(number)
 
 

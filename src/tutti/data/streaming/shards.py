@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +24,12 @@ from tutti.records.npz import DAMAGED, open_data_file
 KEPT_BYTES: Final = 8 << 20
 """Limit on what a process has read last and the operating system still keeps."""
 
+KEPT_OPEN: Final = 64
+"""The files that stay open, at most: of thousands, each is opened for every block that is read of it."""
+
+LOOK_S: Final = 1.0
+"""The seconds after which a file that is read is looked at anew: whether it is still the same."""
+
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -34,6 +43,7 @@ class Shard:
         shape: (samples, ...).
         dtype: of a value.
         size: of the file, in bytes.
+        written_ns: when it was written last.
     """
 
     path: Path
@@ -41,6 +51,7 @@ class Shard:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     size: int
+    written_ns: int
 
     @classmethod
     def of(cls, path: Path) -> Shard:
@@ -62,7 +73,7 @@ class Shard:
                 raise BadData(
                     f"{path} is no NPY file, or damaged: {str(error)[:200]}; copy it again"
                 ) from error
-            offset, size = file.tell(), path.stat().st_size
+            offset, about = file.tell(), os.fstat(file.fileno())
         if dtype.hasobject:
             raise BadData(
                 f"{path} holds Python objects, which are not loaded because unpickling runs code; save it as "
@@ -75,13 +86,33 @@ class Shard:
             )
         if not shape:
             raise BadData(f"{path} holds a single value; give one for each sample")
-        due = offset + int(np.prod(shape)) * dtype.itemsize
-        if size < due:
+        due = offset + math.prod(shape) * dtype.itemsize
+        if min(shape) < 0 or about.st_size < due:
             raise BadData(
-                f"{path} is truncated: it has {size:,} bytes, and {due:,} are due for {shape[0]:,} samples; "
-                "copy it again"
+                f"{path} is truncated: it has {about.st_size:,} bytes, and {due:,} are due for {shape[0]:,} "
+                "samples; copy it again"
             )
-        return cls(path, offset, shape, dtype, size)
+        return cls(path, offset, shape, dtype, about.st_size, about.st_mtime_ns)
+
+    def refuse_changed(self, now: os.stat_result) -> None:
+        """Refuse another content than the one whose header was read.
+
+        Args:
+            now: the file as it is now.
+
+        Raises:
+            BadData: it has been written since, or replaced.
+        """
+        if now.st_size < self.size:
+            raise BadData(
+                f"{self.path} has become shorter while it was read: it has {now.st_size:,} bytes, and had "
+                f"{self.size:,}; leave the files alone while a run reads them"
+            )
+        if (now.st_size, now.st_mtime_ns) != (self.size, self.written_ns):
+            raise BadData(
+                f"{self.path} has been replaced or written to while a run reads it, so that nobody knows "
+                "what was trained on; leave the files alone meanwhile"
+            )
 
 
 def read_no_further(file: int) -> None:
@@ -96,15 +127,17 @@ class ShardRows(StoredRows):
     disk is gone, ends the process without a word, and what is mapped counts to the memory of each process
     that has seen it. What was read is dropped from the cache of the operating system soon afterwards.
 
+    A file that is replaced or written to meanwhile is an error: ranks and epochs would see different data.
+
     Args:
-        paths: of the files, of which all samples have one shape and one type.
+        shards: the files, of which all samples have one shape and one type.
 
     Raises:
-        BadData: a file is missing or broken, or has samples of another shape or type than the first.
+        BadData: a file has samples of another shape or type than the first.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.shards = [Shard.of(path) for path in paths]
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = list(shards)
         first = self.shards[0]
         for shard in self.shards:
             if (shard.shape[1:], shard.dtype) != (first.shape[1:], first.dtype):
@@ -114,21 +147,31 @@ class ShardRows(StoredRows):
                     "the same"
                 )
         self._ends = list(accumulate(shard.shape[0] for shard in self.shards))
-        self._each = int(np.prod(first.shape[1:])) * first.dtype.itemsize
+        self._each = math.prod(first.shape[1:]) * first.dtype.itemsize
         self._files: dict[int, int] = {}
+        self._looked: dict[int, float] = {}
         self._lock = threading.Lock()
         self._dropping: list[tuple[int, int, int]] = []
         self._dropping_bytes = 0
         super().__init__((self._ends[-1], *first.shape[1:]), first.dtype, self._read_samples)
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> ShardRows:
+        """Read the headers of some files.
+
+        Raises:
+            BadData: a file is missing or broken, or has other samples than the first.
+        """
+        return cls([Shard.of(path) for path in paths])
 
     def __del__(self) -> None:
         for file in getattr(self, "_files", {}).values():
             os.close(file)
 
     @override
-    def __reduce__(self) -> tuple[type[ShardRows], tuple[list[Path]]]:
+    def __reduce__(self) -> tuple[type[ShardRows], tuple[list[Shard]]]:
         # Open files belong to a process.
-        return ShardRows, ([shard.path for shard in self.shards],)
+        return ShardRows, (self.shards,)
 
     def _read_samples(self, start: int, stop: int) -> Array:
         found = np.empty((max(0, stop - start), *self.shape[1:]), self.dtype)
@@ -158,23 +201,23 @@ class ShardRows(StoredRows):
                 break
             low, high = max(start, begin), min(stop, self._ends[number])
             offset = self.shards[number].offset + (low - begin) * self._each
-            os.posix_fadvise(self._open(number), offset, (high - low) * self._each, os.POSIX_FADV_WILLNEED)
+            with self._opened(number) as file:
+                os.posix_fadvise(file, offset, (high - low) * self._each, os.POSIX_FADV_WILLNEED)
 
     def _read_bytes(self, number: int, offset: int, content: memoryview) -> None:
-        path, file, done = self.shards[number].path, self._open(number), 0
-        while done < len(content):
-            try:
-                count = os.preadv(file, [content[done:]], offset + done)
-            except OSError as error:
-                raise BadData(
-                    f"{path} cannot be read any more ({error.strerror}): is its disk still there?"
-                ) from error
-            if count == 0:
-                raise BadData(
-                    f"{path} has become shorter while it was read: it has {os.fstat(file).st_size:,} bytes, "
-                    f"and had {self.shards[number].size:,}; leave the files alone while a run reads them"
-                )
-            done += count
+        shard, done = self.shards[number], 0
+        with self._opened(number) as file:
+            while done < len(content):
+                try:
+                    count = os.preadv(file, [content[done:]], offset + done)
+                except OSError as error:
+                    raise BadData(
+                        f"{shard.path} cannot be read any more ({error.strerror}): is its disk still there?"
+                    ) from error
+                if count == 0:
+                    shard.refuse_changed(os.fstat(file))
+                    raise BadData(f"{shard.path} ends before its time; copy it again")
+                done += count
         # Whole pages: a part of one at either end would stay behind.
         self._drop(number, offset // _PAGE * _PAGE, -(-(offset + len(content)) // _PAGE) * _PAGE)
 
@@ -190,19 +233,55 @@ class ShardRows(StoredRows):
                 return
             dropped, self._dropping, self._dropping_bytes = self._dropping, [], 0
         for at, start, stop in dropped:
-            os.posix_fadvise(self._open(at), start, stop - start, os.POSIX_FADV_DONTNEED)
+            with self._opened(at) as file:
+                os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
+
+    @contextmanager
+    def _opened(self, number: int) -> Iterator[int]:
+        """Open a file, unless it is, and look at whether it is the same.
+
+        Raises:
+            BadData: it is not, or cannot be opened.
+        """
+        file = self._files.get(number)
+        if file is None:
+            file = self._open(number)
+        elif time.monotonic() - self._looked[number] > LOOK_S:
+            self._look(number)
+        try:
+            yield file
+        finally:
+            if self._files.get(number) != file:
+                os.close(file)
 
     def _open(self, number: int) -> int:
-        if number not in self._files:
-            path = self.shards[number].path
-            try:
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise BadData(
-                    f"{path} cannot be opened any more ({error.strerror}); leave the files alone while a run "
-                    "reads them"
-                ) from error
+        shard = self.shards[number]
+        with _refusing(shard):
+            file = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            shard.refuse_changed(os.fstat(file))
             read_no_further(file)
-            if self._files.setdefault(number, file) != file:
-                os.close(file)  # A thread of this process was faster.
-        return self._files[number]
+        except BaseException:
+            os.close(file)
+            raise
+        if len(self._files) < KEPT_OPEN:
+            self._looked[number] = time.monotonic()
+            self._files.setdefault(number, file)  # A thread of this process may have been faster.
+        return file
+
+    def _look(self, number: int) -> None:
+        shard, self._looked[number] = self.shards[number], time.monotonic()
+        with _refusing(shard):
+            now = os.stat(shard.path)
+        shard.refuse_changed(now)
+
+
+@contextmanager
+def _refusing(shard: Shard) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadData(
+            f"{shard.path} cannot be opened any more ({error.strerror}); leave the files alone while a run "
+            "reads them"
+        ) from error
