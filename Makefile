@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Hundreds of processes of the tests import the same modules: whoever keeps no bytecode pays for that in minutes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test test-processors test-mutations test-gpu check docs format clean
+.PHONY: train test test-slurm test-processors test-mutations test-gpu check docs format clean
 
 train: $(VENV)/installed ## train a network on every core of this machine
 	$(BIN)/tutti train
@@ -26,6 +26,13 @@ test: $(VENV)/installed-dev ## run the whole test suite; TORCH=2.15.0: with that
 TESTS ?=
 test-processors: $(VENV)/installed-dev ## run the tests of numbers with the kernels of other processors; TESTS=some of them, or --quick
 	$(BIN)/python -m tests.processors $(TESTS)
+
+# A real Slurm on this machine, in network namespaces. PMIx is a plugin that looks for a file of libpmix-dev.
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge libpmix-dev
+test-slurm: $(VENV)/installed-dev ## train under a real Slurm; as root on Debian it installs that first
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then apt-get install -y --no-install-recommends $(SLURM_PACKAGES) || echo "no Slurm"; fi
+	$(BIN)/python -m pytest tests/cluster/test_slurm.py
 
 SAMPLE ?= 400
 FILES ?=

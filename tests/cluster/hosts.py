@@ -66,6 +66,7 @@ class Hosts:
             raise ValueError(f"a veth pair joins 2 hosts, not {len(names)}: {list(names)}")
         self.names, self._rate = list(names), rate
         self._folder = Path()
+        self._ends = {name: f"tu{os.getpid()}{number}" for number, name in enumerate(self.names)}
         self.mpirun_arguments: list[str] = []
         self.settings = {**SETTINGS, "OMPI_MCA_btl": "self,sm,tcp"}
 
@@ -73,7 +74,7 @@ class Hosts:
         self._folder = Path(tempfile.mkdtemp(prefix="tutti-hosts-"))
         agent = self._folder / "agent"
         agent.write_text(
-            '#!/bin/sh\nhost=$1\nshift\nexec ip netns exec "' + self._namespace("$host") + '" '
+            '#!/bin/sh\nhost=$1\nshift\nexec ip netns exec "' + self.namespace("$host") + '" '
             "unshare -u sh -c \"hostname $host; exec sh -c '$*'\"\n"
         )
         agent.chmod(0o755)
@@ -98,7 +99,7 @@ class Hosts:
     def on(self, host: str, command: Sequence[str]) -> list[str]:
         """The command that runs `command` on a host."""
         script = f"hostname {shlex.quote(host)} && exec {shlex.join(command)}"
-        return ["ip", "netns", "exec", self._namespace(host), "unshare", "-u", "sh", "-c", script]
+        return ["ip", "netns", "exec", self.namespace(host), "unshare", "-u", "sh", "-c", script]
 
     def mpirun(
         self,
@@ -118,23 +119,32 @@ class Hosts:
         """Run a command on the first host."""
         return run(self.on(self.names[0], command), self.settings, timeout_s)
 
-    def _namespace(self, host: str) -> str:
+    def cut_off(self, host: str) -> None:
+        """Take a host off the network: what is sent to it is lost."""
+        _ip("-n", self.namespace(host), "link", "set", self._ends[host], "down")
+
+    def join_again(self, host: str) -> None:
+        """Put a host back onto the network."""
+        _ip("-n", self.namespace(host), "link", "set", self._ends[host], "up")
+
+    def namespace(self, host: str) -> str:
+        """The name of a host's network namespace."""
         return f"tutti-{os.getpid()}-{host}"
 
     def _build(self) -> None:
         addresses = {name: f"10.77.0.{number}" for number, name in enumerate(self.names, start=1)}
         known = "".join(f"{address} {name}\n" for name, address in addresses.items())
-        ends = [f"tu{os.getpid()}{number}" for number in range(2)]
         for name in self.names:
-            _ip("netns", "add", self._namespace(name))
+            _ip("netns", "add", self.namespace(name))
             # `ip netns exec` shows this file as /etc/hosts inside.
-            folder = ETC / self._namespace(name)
+            folder = ETC / self.namespace(name)
             folder.mkdir(parents=True)
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
-        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for name, end in zip(self.names, ends, strict=True):
-            inside = ("-n", self._namespace(name))
-            _ip("link", "set", end, "netns", self._namespace(name))
+        first, second = self._ends.values()
+        _ip("link", "add", first, "type", "veth", "peer", "name", second)
+        for name, end in self._ends.items():
+            inside = ("-n", self.namespace(name))
+            _ip("link", "set", end, "netns", self.namespace(name))
             _ip(*inside, "addr", "add", f"{addresses[name]}/24", "dev", end)
             _ip(*inside, "link", "set", end, "up")
             _ip(*inside, "link", "set", "lo", "up")
@@ -148,7 +158,7 @@ class Hosts:
 
     def _remove(self) -> None:
         for name in self.names:
-            space = self._namespace(name)
+            space = self.namespace(name)
             listed = subprocess.run(
                 ["ip", "netns", "pids", space], capture_output=True, text=True, check=False
             )

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tutti.comm.mpi import communicator
+from tutti.comm.mpi import library
 from tutti.errors import PeerLost, UserError
 from tutti.launch import rendezvous
 from tutti.launch.rendezvous import Offer, addresses_here, find_first_rank, listening, reach, shared_file
@@ -75,8 +75,8 @@ def test_who_answers_with_another_token_is_not_rank_0() -> None:
 
 def test_every_rank_says_which_host_cannot_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = iter([[(Offer(("10.0.0.1",), 1, "x"), 7)], [("a", "10.0.0.1"), ("b", None)]])
-    monkeypatch.setattr(communicator, "world_place", lambda: (1, 2, None))
-    monkeypatch.setattr(communicator, "from_all", lambda _: next(gathered))
+    monkeypatch.setattr(library, "world_place", lambda: (1, 2, None))
+    monkeypatch.setattr(library, "from_all", lambda _: next(gathered))
     monkeypatch.setattr(rendezvous, "reach", lambda _: "10.0.0.1")
     with pytest.raises(UserError, match=r"b cannot reach rank 0 .* \(10.0.0.1\).*mpirun -x MASTER_ADDR"):
         find_first_rank(2, 0)

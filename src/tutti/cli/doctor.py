@@ -8,9 +8,11 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
+from tutti.cli.options import Parser
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.studies.doctor import examine
+from tutti.studies.mpi_doctor import WRONG, examine_ranks
 
 
 @part("doctor")
@@ -18,16 +20,25 @@ class DoctorCommand(Command):
     """Tell what this machine has, and what to run on it.
 
     Its cores, affinity, quota, threads, memory, matrix units, torch, MPI and whether it has ULFM,
-    GPU; and, measured, an all-reduce between two ranks.
+    GPU; and, measured, an all-reduce between two ranks. With --mpi, what each rank sees that
+    mpirun or srun has started, and what is wrong.
     """
 
     aim = "look at the data and this machine"
     example = "tutti doctor"
 
     @override
+    def define(self, parser: Parser) -> None:
+        parser.option(
+            "--mpi",
+            "under mpirun or srun: what each rank sees (MPI library, host, CPUs, networks), and what is "
+            "wrong; the exit code is 1 if anything is",
+        )
+
+    @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        findings = examine()
-        width = max(len(name) for name, _ in findings)
+        findings = examine_ranks() if own.mpi else examine()
+        width = max((len(name) for name, _ in findings), default=0)
         for name, value in findings:
             print(f"{name:<{width}}  {value}")
-        return 0
+        return int(any(name == WRONG for name, _ in findings))

@@ -14,7 +14,7 @@ from tutti.cli.options import Parser
 from tutti.errors import BadOption, UserError
 from tutti.farm.slurm import SCRIPT, ArrayJob
 from tutti.launch.launcher import started_by
-from tutti.launch.placement import Host, read_hosts
+from tutti.launch.placement import Host, given_hosts
 
 HERE: Final = "here"
 SLURM: Final = "slurm"
@@ -59,7 +59,7 @@ def work_on_hosts(own: argparse.Namespace) -> int | None:
     # It would slow every start.
     from tutti.farm.hosts import run_on_hosts
 
-    hosts = read_hosts(own.hosts, unsaid=0)
+    hosts = given_hosts(own.hosts, unsaid=0)
     return run_on_hosts(hosts, [[*own.command_line, *_words_of_host(own, host)] for host in hosts])
 
 

@@ -11,6 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
+from tutti.launch.allocation import cores_of, cpus_here
+
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -24,7 +26,8 @@ class Cores:
 
     Attributes:
         physical: for each physical core its logical CPU numbers; the hyperthreads of one core are together.
-        quota: the CPU time that the control group grants, in whole cores, at least 1; None: not limited.
+        quota: the CPU time that the control group and Slurm grant, in whole cores, at least 1; None: not
+            limited.
     """
 
     physical: tuple[tuple[int, ...], ...]
@@ -47,10 +50,14 @@ class Cores:
 
 
 def allowed_cores() -> Cores:
-    """The cores that this process may use, as the kernel says."""
-    allowed = sorted(os.sched_getaffinity(0))
-    quota = cpu_quota(CONTROL_GROUPS, Path("/proc/self/cgroup"))
-    return Cores(group_siblings(allowed, TOPOLOGY), None if quota is None else max(1, int(quota)))
+    """The cores that this process may use, as the kernel says, and Slurm where it binds nobody to cores."""
+    physical = group_siblings(sorted(os.sched_getaffinity(0)), TOPOLOGY)
+    granted = cpu_quota(CONTROL_GROUPS, Path("/proc/self/cgroup"))
+    quotas = [] if granted is None else [max(1, int(granted))]
+    if (cpus := cpus_here(os.environ)) is not None:
+        cores = cores_of(cpus, len(physical), sum(map(len, physical)))
+        quotas += [] if cores is None else [cores]
+    return Cores(physical, min(quotas, default=None))
 
 
 def leave_binding_to_tutti() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tutti.errors import UserError
+from tutti.launch.allocation import expand_counts
 
 _SPECIAL_STEPS = 0xFFFFFFF0
 """Slurm numbers the steps that are no `srun` (batch script, interactive shell, extern) from here upwards."""
@@ -148,13 +149,7 @@ def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
     """The entry of this node in Slurm's list of tasks per node, such as "4(x2),3"."""
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
-    counts: list[int] = []
-    for part in filter(None, listed.split(",")):
-        count, _, repeat = part.partition("(x")
-        try:
-            counts += [int(count)] * int(repeat.rstrip(")") or 1)
-        except ValueError:
-            return None
+    counts = expand_counts(listed)
     node = _number(environ, "SLURM_NODEID", 0)
     return counts[node] if 0 <= node < len(counts) else None
 

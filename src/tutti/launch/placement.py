@@ -7,21 +7,26 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from tutti.errors import BadOption
+from tutti.launch.allocation import Allocation, find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
-from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.launcher import Launcher, mpi_place, started_by
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
 
 RANK_BYTES: Final = 128 << 20
 """A rank takes more than this for itself, whatever it trains: Python and torch alone do."""
+
+SLURM: Final = "slurm"
+"""What `--hosts` takes for all nodes of Slurm's allocation, with as many ranks as that has tasks."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
@@ -107,7 +112,8 @@ def place_ranks(
             servers).
         threads: threads of each rank; by default the allowed cores of a host / its ranks, at least 1.
         cores: the cores that may be used; by default what the kernel allows this process.
-        hosts: "a:4,b:4" or the path of a host file, to start the ranks with mpirun; their workers.
+        hosts: "a:4,b:4", the path of a host file, or "slurm" for the nodes of Slurm's allocation, to start
+            the ranks with mpirun; their workers.
         servers: the number of ranks for a parameter centre, besides the workers; spread over the hosts.
         memory_bytes: what the ranks of this host may use; by default what is available now.
 
@@ -128,12 +134,13 @@ def place_ranks(
     if context.launcher is not Launcher.ALONE:
         return _launched(context.launcher, context.size, wanted, threads, hosts, servers)
     if hosts is not None:
-        return _on_hosts(read_hosts(hosts), wanted, threads, servers)
+        return _on_hosts(given_hosts(hosts), wanted, threads, servers)
     cores = cores or allowed_cores()
     count = wanted or cores.usable
     if count + servers > cores.usable:
         refuse_too_many(count + servers, memory_bytes)
-    return replace(share_host(cores, count, threads), servers=servers)
+    placed = share_host(cores, count, threads)
+    return replace(placed, servers=servers, warnings=(*placed.warnings, *_of_slurm(count, cores)))
 
 
 def refuse_too_many(ranks: int, memory_bytes: int | None = None) -> None:
@@ -218,6 +225,58 @@ def _launched(
             f"leave --workers out, or run the command without {launcher.value}"
         )
     return Placement(size - servers, threads, launcher=launcher, servers=servers)
+
+
+def given_hosts(given: str, unsaid: int | None = None) -> tuple[Host, ...]:
+    """The hosts of `--hosts`, which are in Slurm's allocation where there is one.
+
+    Args:
+        given: as in `read_hosts`, or "slurm" for the nodes of the allocation.
+        unsaid: the ranks of a host without a number; None: as many as Slurm has tasks there, else 1.
+
+    Raises:
+        BadOption: they are not, or there is none to take them from, or as in `read_hosts`.
+    """
+    allocation = find_allocation(os.environ)
+    if given == SLURM and not Path(given).is_file():
+        if allocation is None:
+            raise BadOption(
+                "--hosts slurm takes the nodes of Slurm's allocation, and this process is in none; get one "
+                "with salloc or sbatch, or name the hosts: --hosts node1:4,node2:4"
+            )
+        ranks = allocation.tasks if unsaid is None else [unsaid] * len(allocation.nodes)
+        return tuple(map(Host, allocation.nodes, ranks))
+    hosts = read_hosts(given, 1 if unsaid is None else unsaid)
+    if allocation is not None:
+        _refuse_outside(hosts, allocation)
+    return hosts
+
+
+def _refuse_outside(hosts: Sequence[Host], allocation: Allocation) -> None:
+    # An address, and this machine by another name, may well be one of its nodes.
+    named = [host.name for host in hosts if not (host.name == "localhost" or host.name[0].isdecimal())]
+    outside = [name for name in named if not allocation.has(name)]
+    if outside:
+        raise BadOption(
+            f"--hosts names {in_words(outside)}, but Slurm has allocated {in_words(allocation.nodes)}; name "
+            "these, or give --hosts slurm for all of them"
+        )
+
+
+def _of_slurm(ranks: int, cores: Cores) -> Iterator[str]:
+    """Yield what is unusual about ranks of this node in Slurm's allocation, and what to ask for."""
+    allocation = find_allocation(os.environ)
+    if allocation is None or mpi_place(os.environ):
+        return
+    if ranks > cores.usable:
+        given = _count(cores.usable, "core")
+        yield f"Slurm has given this task {given}; ask for more by --cpus-per-task={ranks}"
+    if allocation.in_step or len(allocation.nodes) == 1:
+        return
+    yield (
+        f"Slurm has allocated {len(allocation.nodes)} nodes ({in_words(allocation.nodes)}), and this uses "
+        "one of them; for all, give --hosts slurm, or start it with: srun --mpi=pmix tutti ..."
+    )
 
 
 def _on_hosts(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, servers: int) -> Placement:

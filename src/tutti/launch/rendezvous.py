@@ -25,7 +25,6 @@ import atexit
 import hashlib
 import importlib.util
 import os
-import re
 import secrets
 import socket
 import socketserver
@@ -40,6 +39,7 @@ from typing import Final
 
 from tutti.comm.shm import memfd
 from tutti.errors import PeerLost, UserError
+from tutti.launch.allocation import expand_nodes
 from tutti.launch.launcher import LaunchContext, mpi_place
 
 LOOPBACK: Final = "127.0.0.1"
@@ -132,7 +132,7 @@ def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
     """
     if importlib.util.find_spec("mpi4py") is None:
         return None
-    from tutti.comm.mpi.communicator import from_all, world_place
+    from tutti.comm.mpi.library import from_all, world_place
 
     rank, found, _ = world_place()
     if found != size:
@@ -260,9 +260,7 @@ def _job(environ: Mapping[str, str]) -> str:
 def _first_of_slurm(environ: Mapping[str, str]) -> str:
     """The first host of a list such as "gpu[03-07,12],cpu1"; nothing if there is none."""
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    # Commas inside of brackets do not end a name, and a name may have several pairs of them.
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", listed)
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
+    return expand_nodes(listed)[0] if listed else ""
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Final
 
+from tutti.errors import UserError
 from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-from tutti.launch.world import end_mpi_job, join
+from tutti.launch.world import end_mpi_job, join, refuse_stranger
 
 ONE_AT_A_TIME: Final = threading.RLock()
 """Held by the thread that is a rank: random generators and torch's settings are those of the process."""
@@ -90,7 +91,11 @@ def _in_mpi_job(
     entry: str, payload: bytes, placement: Placement, announce: Callable[[str], None] | None
 ) -> object:
     """Run as a rank of the user's MPI job; a failure ends the whole job, so that no rank hangs."""
-    import torch
+    try:
+        refuse_stranger()
+    except UserError as error:
+        end_mpi_job(error, None)
+    import torch  # It takes seconds.
 
     comm = join(placement.threads)
     if announce is not None and comm.rank == 0:

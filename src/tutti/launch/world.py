@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from tutti.errors import PeerLost, TuttiError, UserError, says_all
-from tutti.launch.launcher import ends_with_a_rank, started_by
+from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, started_by
 from tutti.launch.malloc import keep_memory
 from tutti.terminal import say_last
 
@@ -67,19 +67,43 @@ def _join_mpi(threads: int | None) -> Communicator:
     from tutti.comm.mpi.communicator import MpiCommunicator
     from tutti.launch.cores import allowed_cores, share_of
 
-    context = started_by()
+    refuse_stranger()
     keep_memory()
     comm = MpiCommunicator.world()
-    if comm.size != context.size:
-        raise UserError(
-            f"{context.launcher.value} started {context.size} ranks, but MPI sees {comm.size}: it is not the "
-            "launcher of the MPI library that mpi4py uses. Start the ranks with that library's mpirun; under "
-            "Slurm, try 'srun --mpi=pmix', or 'srun --mpi=list' to see what there is"
-        )
     _install_exit_hooks(comm)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     torch.set_num_threads(threads or share_of(comm.node.rank, here))
     return comm
+
+
+def refuse_stranger() -> None:
+    """Refuse a launcher that does not belong to the MPI library (initialises MPI). Imports no torch.
+
+    Raises:
+        UserError: MPI does not see the ranks that the launcher has started; the message says what to do.
+    """
+    from tutti.comm.mpi.library import world_place
+
+    context = started_by()
+    _, seen, _ = world_place()
+    if seen != context.size:
+        raise UserError(_stranger(context, seen))
+
+
+def _stranger(context: LaunchContext, seen: int) -> str:
+    from tutti.comm.mpi.library import library, library_file
+
+    said = f"{context.launcher.value} started {context.size} ranks, but MPI sees {seen}"
+    if context.launcher is Launcher.SRUN:
+        return (
+            f"{said}: srun has not told {library()} of the others. Try 'srun --mpi=pmix' ('srun --mpi=list' "
+            "shows what there is), or leave srun out and have mpirun start the ranks of the allocation: "
+            "--hosts slurm"
+        )
+    return (
+        f"{said}: it is not the launcher of {library()}, which mpi4py uses ({library_file()}). Start the "
+        "ranks with that library's mpirun, or have mpi4py use the launcher's library: MPI4PY_LIBMPI=FILE"
+    )
 
 
 def _install_exit_hooks(comm: Communicator) -> None:
@@ -124,7 +148,7 @@ def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
 def end_ranks(code: int) -> NoReturn:
     """End all ranks of the MPI job, this one at once, with an exit code that is not 0."""
     if not ends_with_a_rank(os.environ):
-        from tutti.comm.mpi.communicator import abort
+        from tutti.comm.mpi.library import abort
 
         abort(code)
     # The page that Open MPI prints about MPI_Abort would hide what has been said before it.

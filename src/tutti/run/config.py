@@ -194,7 +194,9 @@ class TrainConfig:
     parallel_options: Options = option({}, _options_of_ways)
     workers: str = option("auto", "how many ranks to train on, or auto: one for each allowed core")
     hosts: str | None = option(
-        None, "hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun"
+        None,
+        "hosts and their ranks, 'a:4,b:4', the path of a host file, or slurm: the nodes of Slurm's "
+        "allocation; starts mpirun",
     )
     servers: int = option(
         0,

@@ -16,8 +16,9 @@ from typing import Final
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from tutti.comm.mpi.communicator import group_of, world_place
+from tutti.comm.mpi.communicator import group_of
 from tutti.comm.mpi.group import MpiGroup
+from tutti.comm.mpi.library import world_place
 from tutti.comm.shm.liveness import LONGEST_NAP_S
 from tutti.errors import PeerLost
 from tutti.torch_backend.errors import Absent, Unusable

@@ -6,13 +6,11 @@
       node                    node
 
 MPI's blocking calls spin at 100 % of a core. So everything here is begun without blocking and then tested,
-at first quickly, then with naps. Importing `mpi4py.MPI` initialises MPI: only functions that need it
-do that.
+at first quickly, then with naps.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -30,64 +28,19 @@ from tutti.comm.mpi.barrier import HostState, host_state_bytes
 from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import Membership, MpiGroup
+from tutti.comm.mpi.library import has_ulfm, load
 from tutti.comm.mpi.transport import MpiMessages, MpiRequests
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.comm.shm.liveness import LONGEST_NAP_S
 from tutti.errors import TuttiError
 
 TAG: Final = 16_000
 """The tag of the groups of communicators; those of `torch_backend` have smaller ones."""
 
 
-def library() -> str:
-    """The MPI library's name and version (initialises MPI)."""
-    from mpi4py import MPI
-
-    return " ".join(MPI.Get_library_version().replace("\0", "").split(",")[0].split())
-
-
-def has_ulfm() -> bool:
-    """Return whether the MPI library can go on after a rank died: ULFM (initialises MPI)."""
-    from mpi4py import MPI
-
-    try:
-        MPI.COMM_SELF.Is_revoked()
-    except NotImplementedError:
-        return False
-    return True
-
-
-def abort(code: int) -> None:
-    """End all ranks of the job, at once, with this exit code."""
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Abort(code)
-
-
 def group_of(ranks: Sequence[int], tag: int) -> MpiGroup:
     """Communicators for some ranks of MPI's world (collective over them; initialises MPI); see `MpiGroup`."""
-    from mpi4py import MPI
-
-    return MpiGroup(MPI, ranks, tag, has_ulfm())
-
-
-def world_place() -> tuple[int, int, bool]:
-    """Rank and size in MPI's world, and whether any thread may call MPI (initialises MPI)."""
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    return world.Get_rank(), world.Get_size(), MPI.Query_thread() >= MPI.THREAD_MULTIPLE
-
-
-def from_all(value: object) -> list[Any]:
-    """Gather a value of each rank of MPI's world (collective; naps while it waits)."""
-    from mpi4py import MPI
-
-    request = MPI.COMM_WORLD.Ibarrier()
-    while not request.Test():
-        time.sleep(LONGEST_NAP_S)
-    return MPI.COMM_WORLD.allgather(value)
+    return MpiGroup(load(), ranks, tag, has_ulfm())
 
 
 @dataclass(frozen=True)
@@ -158,8 +111,7 @@ class MpiCommunicator(BlockingCommunicator):
         Returns:
             The communicator of this host, if there is only one; then MPI has no further part in it.
         """
-        from mpi4py import MPI
-
+        MPI = load()
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)
         world = MPI.COMM_WORLD
