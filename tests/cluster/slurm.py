@@ -58,7 +58,7 @@ AccountingStorageType=accounting_storage/none
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=6
+SlurmdTimeout=4
 KillWait=2
 SchedulerParameters=batch_sched_delay=1,sched_min_interval=0
 {nodes}
@@ -179,9 +179,10 @@ class Slurm:
     def join_again(self, node: str) -> None:
         """Start a node again that was cut off, and wait until jobs can run there."""
         self.hosts.join_again(node)
-        # As a machine does that starts.
-        shutil.rmtree(self.folder / f"tmp-{node}")
-        (self.folder / f"tmp-{node}").mkdir()
+        # The PMIx plugin of this Slurm starts no step again on a node that has kept its sockets.
+        for name in (f"tmp-{node}", f"spool-{node}"):
+            shutil.rmtree(self.folder / name)
+            (self.folder / name).mkdir()
         self._daemon(node, ["slurmd", "-D", "-N", node])
         self._wait_for_nodes(node)
 
@@ -222,7 +223,12 @@ class Slurm:
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        files = {"key-file": key, "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log"}
+        files = {
+            "key-file": "munge.key",
+            "socket": "munge.socket",
+            "pid-file": "munge.pid",
+            "log-file": "munge.log",
+        }
         options = [f"--{name}={self.folder / file}" for name, file in files.items()]
         options += [f"--seed-file={self.folder / 'munge.seed'}"]
         self._begin(["munged", "--foreground", "--force", *options])
