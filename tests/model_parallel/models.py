@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -239,3 +241,17 @@ def forked(way: str) -> nn.Module:
 def residual() -> nn.Module:
     """A model with a layer that nobody uses."""
     return ResidualNet()
+
+
+class Normalised(torch.optim.Optimizer):
+    """An optimizer that moves a parameter by the direction of its gradient, of which no rank may have all."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad / parameter.grad.norm(), alpha=group["lr"])

@@ -62,6 +62,13 @@ def test_teams_with_samples_of_their_own_follow_it_too() -> None:
     assert deviation(found["plan"], alone(MLP)) < TOLERANCE
 
 
+@pytest.mark.timeout(300)
+def test_an_optimizer_that_looks_at_whole_parameters_sees_them() -> None:
+    other = MLP | {"optimizer": "tests.model_parallel.models:Normalised", "optimizer_options": {}}
+    found = on_ranks(2, {"mlp": other | SHARDED})
+    assert deviation(found["mlp"], alone(other)) < TOLERANCE
+
+
 WAYS = ("alike", "larger", "longer", "behind", "within")
 MODELS: dict[str, Run] = {
     **{way: {"model": "tests.model_parallel.models:forked", "model_options": {"way": way}} for way in WAYS},

@@ -6,6 +6,8 @@ RowwiseParallel and others.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -23,6 +25,7 @@ from tutti.load_object import load_object
 from tutti.model_parallel.base import Gradients, LayoutRanks, Of, TeamPortion, taken, values_of
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.places import PartPlace, PartPlaces
+from tutti.optim.runs import is_elementwise
 from tutti.optim.state import held_by
 from tutti.replica import Replica, local
 from tutti.state import Saved, State
@@ -75,11 +78,13 @@ class DTensorWorker(Worker):
         gradients: Gradients,
     ) -> None:
         super().__init__()
-        self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._data, self._optimizer, self._clip, self._gradients = data, optimizer, clip, gradients
-        for group in optimizer.param_groups:
+        self._parts = OwnParts(optimizer) if is_elementwise(optimizer) else None
+        for group in [] if self._parts else optimizer.param_groups:
             # The loops over all parameters at once refuse DTensors among plain tensors.
             group["foreach"] = False
+        moved = self._parts.moved if self._parts else {}
+        self._names = {moved.get(p, p): name for name, p in module.named_parameters()}
         self._divide_state()
 
     @override
@@ -89,7 +94,8 @@ class DTensorWorker(Worker):
         self.traffic.add(sent, self._data.clock() - began, staleness=0)
         with self.updating:
             self._gradients.clip(self._clip)
-            self._optimizer.step()
+            with self._parts or nullcontext():
+                self._optimizer.step()
             self._optimizer.zero_grad()
 
     @override
@@ -125,6 +131,51 @@ class DTensorWorker(Worker):
             gradient.copy_(total.view(gradient.shape))
             sent += total.nbytes
         return sent
+
+
+class OwnParts:
+    """A rank's own parts of an optimizer's parameters, as tensors that it moves instead, for `with`.
+
+    For each operation on DTensors torch works out how its result is divided, which takes longer than the
+    operation on a small tensor. An elementwise optimizer gives the same without.
+
+    Args:
+        optimizer: elementwise. From now on it keeps its state for the parts; outside of `with` its param
+            groups have the parameters.
+
+    Attributes:
+        moved: the parts, by the model's parameter.
+    """
+
+    @torch.no_grad()
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._groups = [(group, group["params"]) for group in optimizer.param_groups]
+        self.moved = {
+            parameter: nn.Parameter(local(parameter.detach()), parameter.requires_grad)
+            for _, parameters in self._groups
+            for parameter in parameters
+            if isinstance(parameter, DTensor)
+        }
+        state: MutableMapping[Any, Any] = optimizer.state
+        for parameter, part in self.moved.items():
+            if parameter in state:
+                state[part] = state.pop(parameter)
+
+    @torch.no_grad()
+    def __enter__(self) -> None:
+        """Have the optimizer move the parts by the gradients of the parameters."""
+        for parameter, part in self.moved.items():
+            # FSDP puts a part into other memory when the model is called for the first time.
+            part.data = local(parameter)
+            part.grad = None if parameter.grad is None else local(parameter.grad)
+        for group, parameters in self._groups:
+            group["params"] = [self.moved.get(parameter, parameter) for parameter in parameters]
+
+    def __exit__(self, *_: object) -> None:
+        for group, parameters in self._groups:
+            group["params"] = parameters
+        for part in self.moved.values():
+            part.grad = None
 
 
 def _like(parameter: nn.Parameter, part: Tensor) -> Tensor:
