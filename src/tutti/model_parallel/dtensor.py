@@ -150,7 +150,7 @@ class OwnParts:
     @torch.no_grad()
     def __init__(self, optimizer: Optimizer) -> None:
         self._groups = [(group, group["params"]) for group in optimizer.param_groups]
-        self.moved = {
+        self.moved: dict[Tensor, nn.Parameter] = {
             parameter: nn.Parameter(local(parameter.detach()), parameter.requires_grad)
             for _, parameters in self._groups
             for parameter in parameters
