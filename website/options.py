@@ -38,6 +38,7 @@ def command_page(name: str) -> str:
     """The page of one command."""
     command = COMMANDS[name]()
     parser = command.parser()
+    parser.write_help()
     parts = [f"# tutti {name}\n", str(parser.description or "") + "\n"]
     parts += [f"```text\n{command.example}\n```\n"]
     for group in parser._action_groups:

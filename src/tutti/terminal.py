@@ -114,14 +114,11 @@ def _text_on(file: LastingFile, like: io.TextIOWrapper | None) -> io.TextIOWrapp
     )
 
 
-WIDE: Final = 160
-"""Columns of text where there is no terminal."""
-
 UNBOUNDED: Final = 1 << 16
 """More columns than any line has: what is printed is neither wrapped nor cut."""
 
 
-def console_on(stream: IO[str], columns: int | None = WIDE) -> Console:
+def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
     """A console that writes texts to `stream` as they are: names may have what looks like markup.
 
     Args:

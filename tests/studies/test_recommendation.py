@@ -136,10 +136,10 @@ def test_the_table_has_every_way_once_and_says_what_became_of_it() -> None:
     found = Recommendation(ways, [way(RANKS, 1000.0), way(SHORT, 500.0, fate=Fate.STOPPED)])
     assert shown(found) == [
         "2 1 fp32 contiguous 64 1,000 ± 5% 1.00 pick",
-        "2 1 bf16 contiguous 64 500 0.50 stopped early, after 9 steps",
-        "1 1 fp32 contiguous 64 400 0.40 stopped early, after 1 step",
-        "2 1 fp32 channels_last 64 does not fit: no view of that",
-        "1 2 fp32 contiguous 64 not measured: no time left",
+        "2 1 bf16 contiguous 64 500 - 0.50 stopped early, after 9 steps",
+        "1 1 fp32 contiguous 64 400 - 0.40 stopped early, after 1 step",
+        "2 1 fp32 channels_last 64 - - - does not fit: no view of that",
+        "1 2 fp32 contiguous 64 - - - not measured: no time left",
     ]
 
 

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from typing_extensions import override
 
 from tutti.cli.command import Command
@@ -29,6 +27,7 @@ from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Choice, choose, read
 from tutti.studies.ensemble.combining import METHODS
 from tutti.studies.ensemble.evaluation_job import EnsembleJob, Making
 from tutti.studies.ensemble.making import FOLDER, ensemble_of, refuse_there, snapshots_of
+from tutti.tables import FittingTable
 from tutti.terminal import console_on
 
 
@@ -106,12 +105,10 @@ def _snapshots(own: argparse.Namespace) -> tuple[EnsembleRecord, Making]:
     return record, making
 
 
-def _table(found: Choice) -> Table:
+def _table(found: Choice) -> FittingTable:
     """Return the table of all candidates with their weights, and of the two that are compared."""
     metric = found.scores[ENSEMBLE].metric
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for at, head in enumerate(("candidate", "weight", metric, "deviation")):
-        table.add_column(head, justify="right" if at else "left", no_wrap=not at)
+    table = FittingTable(["candidate", "weight", metric, "deviation"], keep=["weight", metric])
     made = found.combination
     shown = [f"{weight:.3f}" for weight in made.weights] or ["stacked" for _ in made.candidates]
     weights = dict(zip(made.candidates, shown, strict=True))
@@ -119,7 +116,7 @@ def _table(found: Choice) -> Table:
     sign = -1 if MEASURES[metric].better == "higher" else 1
     for name in [*sorted(named, key=lambda name: sign * found.scores[name].mean), BEST, ENSEMBLE]:
         one = found.scores[name]
-        called = printable(name) if name in named else f"{name}, chosen on other folds"
+        called = name if name in named else f"{name}, chosen on other folds"
         table.add_row(called, weights.get(name, ""), _figure(one.mean, one), _figure(one.deviation, one))
     return table
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import IO, Final
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from tutti.errors import in_one_line
 from tutti.records.comparison import APART, STRONG, WEAK, Comparison
 from tutti.records.texts import metric_text
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
-from tutti.terminal import UNBOUNDED, console_on
+from tutti.tables import FittingTable
+from tutti.terminal import console_on
 
 NOTE: Final = (
     "speed-up: seconds of one process with one thread / seconds; of all threads: seconds of one process with "
@@ -26,23 +22,11 @@ APART_NOTE: Final = (
     "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."
 )
 
-NAME_COLUMNS: Final = 28
-"""Columns of text, a third of the terminal at most, below which names are not folded for numbers."""
-
-FOLDED_COLUMNS: Final = 12
-"""Columns of text below which names are not folded for the last numbers."""
-
 _FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
 """Columns that are left out, one after the other, where a terminal has no room for all."""
 
-_ALWAYS: Final = ("way to train", "seconds", "speed-up")
+_ALWAYS: Final = ("seconds", "speed-up")
 """Columns that are shown on a terminal of any width."""
-
-_NONE: Final = "-"
-"""The cell without a number, so that each row has as many words as the others."""
-
-_GAP: Final = 2
-"""Columns of text between two columns of a table."""
 
 _SCALINGS: Final = {
     STRONG: "strong scaling: the same samples behind every update",
@@ -57,14 +41,9 @@ def show(results: Results, stream: IO[str]) -> None:
     On a terminal, long names are folded, and columns that have no room are left out and named. Elsewhere
     every row is one line with all columns.
     """
-    console = console_on(stream, UNBOUNDED)
-    left_out: list[str] = []
+    console = console_on(stream)
     for scaling, rows in by_scaling(results):
-        console.print(title(results.comparison, scaling), style="bold")
-        columns = _columns(results.comparison, rows, console)
-        shown = _fitting(columns, console.width)
-        left_out += [column.head for column in columns if column not in shown]
-        console.print(_table(shown, rows, console))
+        console.print(_table(results.comparison, scaling, rows))
     if not console.is_terminal:
         console.print()
     for row in results.rows:
@@ -77,9 +56,6 @@ def show(results: Results, stream: IO[str]) -> None:
         console.print(said)
     if len(results.rows) > 1:
         console.print(note(results))
-    if left_out:
-        names = "; ".join(dict.fromkeys(left_out))
-        console.print(f"There is no room here for: {names}. A wider terminal, or a pipe, shows all.")
 
 
 def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
@@ -155,55 +131,13 @@ def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list
     return found + ([] if comparison.target is None else [_number(row.to_target, ".2f")])
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column: its head, its cells, and the fewest columns of text that it can do with."""
-
-    head: str
-    cells: Sequence[str]
-    least: int
-
-
-def _columns(comparison: Comparison, rows: Sequence[Row], console: Console) -> list[_Column]:
+def _table(comparison: Comparison, scaling: str, rows: Sequence[Row]) -> FittingTable:
     metrics = other_metrics(rows)
-    table = zip(*(cells(comparison, row, metrics) for row in rows), strict=True)
-    (way, names), *numbers = zip(heads(comparison, metrics), table, strict=True)
-    found = [_Column(way, names, min(max(map(len, (way, *names))), NAME_COLUMNS, console.width // 3))]
-    for head, given in numbers:
-        words, values = head.split() if console.is_terminal else [head], [value or _NONE for value in given]
-        found.append(_Column(head, values, max(map(len, (*values, *words)))))
-    return found
-
-
-def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """Return the columns that a terminal of some width has room for."""
-    found = list(columns)
-    others = [column.head for column in reversed(columns) if column.head not in (*_FIRST_TO_GO, *_ALWAYS)]
-    for head in (*_FIRST_TO_GO, *others):
-        foldable = max(0, columns[0].least - FOLDED_COLUMNS) if head in others else 0
-        if _room_beside(found, width) + foldable >= 0:
-            break
-        found = [column for column in found if column.head != head]
-    return found
-
-
-def _room_beside(columns: Sequence[_Column], width: int) -> int:
-    """Return the columns of text that are left over in a line."""
-    return width - 1 - sum(column.least + _GAP for column in columns)
-
-
-def _table(columns: Sequence[_Column], rows: Sequence[Row], console: Console) -> Table:
-    if console.is_terminal:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0))
-    else:
-        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
-    ways, *numbers = columns
-    room = max(1, ways.least + _room_beside(columns, console.width))
-    table.add_column(ways.head, width=min(max(map(len, (ways.head, *ways.cells))), room), overflow="fold")
-    for column in numbers:
-        table.add_column(column.head, justify="right", width=column.least, overflow="fold")
-    for row, *texts in zip(rows, *(column.cells for column in columns), strict=True):
-        table.add_row(*texts, style="red" if row.error is not None else None)
+    table = FittingTable(
+        heads(comparison, metrics), keep=_ALWAYS, first_to_go=_FIRST_TO_GO, title=title(comparison, scaling)
+    )
+    for row in rows:
+        table.add_row(*cells(comparison, row, metrics), style="" if row.error is None else "red")
     return table
 
 

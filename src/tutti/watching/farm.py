@@ -14,11 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import IO, Final
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from tutti.launch.launcher import mpi_place
@@ -27,6 +25,7 @@ from tutti.records.run import EpochRecord
 from tutti.records.run_folder import HISTORY, RunFolder
 from tutti.records.texts import duration, figures, is_share, metric_text
 from tutti.records.untrusted import printable
+from tutti.tables import FittingTable
 from tutti.terminal import console_on
 from tutti.watching.follow import REFRESH_S, Clock
 
@@ -133,11 +132,11 @@ class FarmProgress:
 
     def screen(self, now: float) -> RenderableType:
         """Return all that is shown."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        for head in ("block", "job", "epoch", "loss", "validation", "time"):
-            table.add_column(head, justify="left" if head in ("job", "validation") else "right", no_wrap=True)
+        heads = ("job", "block", "epoch", "loss", "validation", "time")
+        table = FittingTable(heads, keep=("epoch", "time"), left=("validation",))
         for block, lane in sorted(self.lanes.items()):
-            table.add_row(str(block), *self._cells(lane), duration(now - lane.began))
+            job, *figures = self._cells(lane)
+            table.add_row(job, str(block), *figures, duration(now - lane.began))
         parts: list[RenderableType] = [Text(self.headline(now))]
         if self.epochs:
             parts.append(ProgressBar(total=len(self.epochs), completed=len(self.done), width=60))
@@ -148,10 +147,10 @@ class FarmProgress:
         """Return the job, its epoch, and the figures of that."""
         record, epochs = lane.record, self.epochs.get(lane.job)
         if record is None:
-            return [printable(lane.job), "", "", ""]
+            return [lane.job, "", "", ""]
         of = "" if epochs is None else f"/{epochs}"
         validation = figures(record.validation) if record.validation else ""
-        return [printable(lane.job), f"{record.epoch}{of}", f"{record.train.loss:.4f}", validation]
+        return [lane.job, f"{record.epoch}{of}", f"{record.train.loss:.4f}", validation]
 
 
 def known_jobs(folder: FarmFolder) -> dict[str, int | None]:

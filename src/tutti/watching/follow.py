@@ -8,23 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, resumed_text
 from tutti.records.untrusted import printable
+from tutti.tables import FittingTable
 from tutti.terminal import console_on
 from tutti.watching.health import Condition, Health, Limits, examine
 from tutti.watching.snapshot import Snapshot, Watched
 
 EPOCHS: Final = 8
 """The number of epochs that are shown, the last ones."""
+
+_FIRST_TO_GO: Final = ("process", "host", "memory", "CPU")
+"""Columns of the ranks that are left out, one after the other, where a terminal has no room for all."""
 
 _STYLES: Final = {
     Condition.RUNNING: "green",
@@ -102,21 +104,13 @@ def _front(run: Snapshot) -> Heartbeat | None:
     return next((beat for beat in run.beats if beat.updates), None)
 
 
-def _table(*heads: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for head in heads:
-        table.add_column(
-            head, justify="left" if head in ("host", "state") else "right", no_wrap=head == "state"
-        )
-    return table
-
-
-def _epochs(records: tuple[EpochRecord, ...]) -> Table:
+def _epochs(records: tuple[EpochRecord, ...]) -> FittingTable:
     names = list(records[-1].train.metrics)
     validated = any(record.validation for record in records)
     heads = ["loss", *names]
     heads += [f"validation {head}" for head in heads] if validated else []
-    table = _table("epoch", *heads, "samples/s", "seconds")
+    keep = ("loss", "validation loss")
+    table = FittingTable(["epoch", *heads, "samples/s", "seconds"], keep=keep, first_to_go=["seconds"])
     for record in records:
         cells = [str(record.epoch), *_figures(record.train, names)]
         cells += _figures(record.validation, names) if validated else []
@@ -134,9 +128,11 @@ def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
     ]
 
 
-def _ranks(run: Snapshot) -> Table:
+def _ranks(run: Snapshot) -> FittingTable:
     heads = ("rank", "host", "process", "state", "step", "samples/s", "CPU", "memory", "last sign")
-    table = _table(*heads)
+    table = FittingTable(
+        heads, keep=("state", "step", "last sign"), first_to_go=_FIRST_TO_GO, left=("host", "state")
+    )
     for beat in run.beats:
         table.add_row(str(beat.rank), beat.host, str(beat.process), *_cells(run, beat))
     return table

@@ -6,19 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Final
 
-from rich import box
-from rich.table import Table
-
 from tutti.studies.autotune.batch_size import Ladder
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.following import Twins
 from tutti.studies.autotune.race import Contender, Fate, equals, gap, leader, racing
+from tutti.tables import FittingTable
 from tutti.terminal import console_on
 
 Way = Contender[Candidate]
 """A way to train, and what was measured of it."""
 
-HEADS: Final = ("ranks", "threads", "precision", "layout", "batch", "samples/s", "spread", "of the pick", "")
+HEADS: Final = (
+    "ranks",
+    "threads",
+    "precision",
+    "layout",
+    "batch",
+    "samples/s",
+    "spread",
+    "of the pick",
+    "remark",
+)
+
+_ALWAYS: Final = ("threads", "samples/s", "of the pick", "remark")
+"""Columns that are shown on a terminal of any width, besides the ranks."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +167,11 @@ class Recommendation:
 
     def show(self, stream: IO[str]) -> None:
         """Print the table."""
-        table = Table(box=box.SIMPLE_HEAD)
-        for head in HEADS:
-            side: Any = "left" if head in ("precision", "layout", "") else "right"
-            table.add_column(head, justify=side, no_wrap=bool(head))
+        table = FittingTable(
+            HEADS, keep=_ALWAYS, first_to_go=("spread",), left=("precision", "layout", "remark")
+        )
         for way in self.rows():
-            table.add_row(*self.cells(way), style="bold" if way is self.pick else None)
+            table.add_row(*self.cells(way), style="bold" if way is self.pick else "")
         console_on(stream).print(table)
 
     def cells(self, way: Way) -> list[str]:

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import IO, Final
 
-from rich import box
-from rich.table import Table
-
 from tutti.farm.coordinator import FarmOutcome
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import ERROR
@@ -28,6 +25,7 @@ from tutti.studies.cross_validation.study import (
     train_folds,
 )
 from tutti.studies.showing import farm_shown
+from tutti.tables import FittingTable
 from tutti.terminal import console_on
 from tutti.watching.farm import known_jobs
 
@@ -113,35 +111,28 @@ def _alike(failed: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def score_table(found: Findings) -> Table:
+def score_table(found: Findings) -> FittingTable:
     """Return the table of scores, the best candidate first."""
     names = best_first(found)
     metric = found.scores[names[0]].metric
     heads = ("candidate", metric, "deviation", "out of fold", "folds", "seconds each")
-    table = _table(*heads)
+    table = FittingTable(heads, keep=[metric])
     for name in names:
         one, seconds = found.scores[name], found.seconds[name]
         cells = [shown(value, one.metric) for value in (one.mean, one.deviation, one.out_of_fold)]
         folds = f"{len(one.known)}" if not one.missing else f"{len(one.known)} of {len(one.folds)}"
-        table.add_row(printable(name), *cells, folds, f"{mean(seconds):.2f}" if seconds else "")
+        table.add_row(name, *cells, folds, f"{mean(seconds):.2f}" if seconds else "")
     return table
 
 
-def class_table(found: Findings) -> Table:
+def class_table(found: Findings) -> FittingTable:
     """Return the table of the accuracy of each class."""
     names = best_first(found)
     classes = max(len(one.per_class) for one in found.scores.values())
     labels = [found.labels[at] if at < len(found.labels) else str(at) for at in range(classes)]
-    table = _table("candidate", *labels)
+    table = FittingTable(["candidate", *labels])
     for name in names:
         shares = found.scores[name].per_class
         cells = ["" if math.isnan(share) else f"{share:.1%}" for share in shares]
-        table.add_row(printable(name), *cells)
-    return table
-
-
-def _table(*heads: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for at, head in enumerate(heads):
-        table.add_column(printable(head), justify="right" if at else "left", no_wrap=not at)
+        table.add_row(name, *cells)
     return table

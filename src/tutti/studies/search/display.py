@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import IO, Final
 
 import optuna
-from rich import box
-from rich.table import Table
 
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.texts import duration, metric_text
@@ -17,6 +15,7 @@ from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.search.storage import said_place
 from tutti.studies.search.study import Search, Tuned, tune
 from tutti.studies.showing import farm_shown
+from tutti.tables import FittingTable
 from tutti.terminal import console_on
 
 SHOWN: Final = 5
@@ -90,16 +89,15 @@ def _values(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:
     return ", ".join(f"{printable(aim.name)} {metric_text(aim.name, value)}" for aim, value in pairs)
 
 
-def _front(found: Tuned, best: list[optuna.trial.FrozenTrial]) -> Table:
+def _front(found: Tuned, best: list[optuna.trial.FrozenTrial]) -> FittingTable:
     """Return the table of the trials that no other one is better than in all objectives."""
     names = list(found.search.space.dimensions)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title="best trials")
-    for head in ("trial", *(aim.name for aim in found.search.aims), *names):
-        table.add_column(printable(head), justify="right")
+    heads = ("trial", *(aim.name for aim in found.search.aims), *names)
+    table = FittingTable(heads, title="best trials")
     for trial in best:
         figures = [
             metric_text(aim.name, value) for aim, value in zip(found.search.aims, trial.values, strict=True)
         ]
         options = found.options(trial)
-        table.add_row(str(trial.number), *figures, *(printable(str(options[name])) for name in names))
+        table.add_row(str(trial.number), *figures, *(str(options[name]) for name in names))
     return table
