@@ -276,7 +276,7 @@ def fitted(comm: Communicator, course: Course, saved: list[Saved] | None) -> Fit
         epochs=5 if free else 2,
         seconds_per_sample=SPEEDS[comm.rank],
         agenda=Agenda(comm, Wishes(Every(steps=8), free=free, now=comm.clock)),
-        save=lambda step, state, final: None if final else states.append(deepcopy(state)),
+        save=lambda step, state, decision: None if decision.final else states.append(deepcopy(state)),
     )
     trainer.fit(None if saved is None else saved[comm.rank])
     comm.barrier()

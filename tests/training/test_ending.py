@@ -24,7 +24,7 @@ from tutti.state import Saved, State, saved_by
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
-from tutti.training.agenda import Agenda, Wishes
+from tutti.training.agenda import Agenda, Decision, Wishes
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS, better_of
@@ -93,8 +93,8 @@ def train(comm: Communicator, run: Run, saved: Sequence[Saved] = ()) -> Ended:
         """A clock by which a step takes so long that the ranks look after each."""
         return 1000 * comm.clock()
 
-    def save(step: int, state: State, final: bool) -> None:
-        assert final
+    def save(step: int, state: State, decision: Decision) -> None:
+        assert decision.final
         states.append(deepcopy(state))
 
     rule = None if run.stop is None else StopRule.parse(run.stop)

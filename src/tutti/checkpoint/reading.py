@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,47 @@ from typing_extensions import override
 from tutti.checkpoint.encoding import decode
 from tutti.errors import BadCheckpoint
 from tutti.records import checkpoints
-from tutti.records.checkpoints import RUN, FoundCheckpoint, head_file, tensors_file
+from tutti.records.checkpoints import RUN, FoundCheckpoint, Manifest, head_file, tensors_file
 from tutti.records.json_lines import Json
 from tutti.records.untrusted import parse_json, read_file
 from tutti.state import Held, Named, Saved, State, TensorPiece, joined, named
+
+
+class CheckpointFiles(ABC):
+    """The files of a checkpoint, wherever they are."""
+
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """Their folder, for messages."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """Return what a file holds."""
+
+    @abstractmethod
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a safetensors file; whoever changes them does not change the file."""
+
+
+@dataclass(frozen=True)
+class _FolderFiles(CheckpointFiles):
+    """The files in a folder; tensors are mapped."""
+
+    folder: Path
+
+    @property
+    @override
+    def path(self) -> Path:
+        return self.folder
+
+    @override
+    def read(self, name: str) -> bytes:
+        return read_file(self.folder / name)
+
+    @override
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        return load_file(self.folder / name)
 
 
 class Checkpoint:
@@ -30,19 +68,21 @@ class Checkpoint:
     It is small: one rank opens it, and sends it to the others.
 
     Attributes:
-        found: its folder and its manifest.
+        manifest: its contents.
         path: of its folder.
         step: how many steps were done.
         ranks: how many have left their state.
         score: how good the model is, the higher the better; None: nobody has measured it.
     """
 
-    def __init__(self, found: FoundCheckpoint) -> None:
-        self.found, self.path = found, found.path
-        self.step, self.ranks, self.score = found.manifest.step, found.manifest.ranks, found.manifest.score
+    def __init__(self, files: CheckpointFiles, manifest: Manifest) -> None:
+        self._files, self.manifest, self.path = files, manifest, files.path
+        self.step, self.ranks, self.score = manifest.step, manifest.ranks, manifest.score
 
-    def __reduce__(self) -> tuple[type, tuple[FoundCheckpoint]]:
-        return type(self), (self.found,)
+    @classmethod
+    def at(cls, found: FoundCheckpoint) -> Checkpoint:
+        """Return the checkpoint in a folder, which has been verified."""
+        return cls(_FolderFiles(found.path), found.manifest)
 
     @cached_property
     def facts(self) -> Json:
@@ -88,11 +128,11 @@ class Checkpoint:
         with self._reading(tensors_file(rank)):
             # As they are: texts that are printed belong to the facts.
             head = self._read(head_file(rank), json.loads)
-            return decode(head, load_file(self.path / tensors_file(rank)))
+            return decode(head, self._files.tensors(tensors_file(rank)))
 
     def _read(self, name: str, parse: Callable[[bytes], object] = parse_json) -> Json:
         with self._reading(name):
-            values = parse(read_file(self.path / name))
+            values = parse(self._files.read(name))
             if not isinstance(values, dict):
                 raise TypeError("it is no JSON object")
             return cast("Json", values)
@@ -152,7 +192,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         BadCheckpoint: it is damaged or missing, or a newer version of tutti has written it.
     """
     path = path.resolve()
-    return Checkpoint(FoundCheckpoint(path, checkpoints.verify(path)))
+    return Checkpoint.at(FoundCheckpoint(path, checkpoints.verify(path)))
 
 
 def newest(folder: Path) -> Found:
@@ -170,4 +210,4 @@ def best(folder: Path) -> Found:
 
 
 def _found(found: FoundCheckpoint | None, passed_over: list[str]) -> Found:
-    return Found(None if found is None else Checkpoint(found), passed_over)
+    return Found(None if found is None else Checkpoint.at(found), passed_over)

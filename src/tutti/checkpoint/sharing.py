@@ -38,7 +38,7 @@ def for_all(comm: Communicator, checkpoint: Checkpoint | None) -> Checkpoint:
     Raises:
         BadCheckpoint: what has arrived is not what was sent.
     """
-    found = cast("FoundCheckpoint", comm.broadcast_object(checkpoint and checkpoint.found))
+    found = cast("FoundCheckpoint", comm.broadcast_object(checkpoint and _folder_of(checkpoint)))
     node = comm.node
     sees = cast("bool", node.broadcast_object(_sees(found)))
     told = cast("list[tuple[bool, int]]", comm.all_gather_objects((sees, node.rank)))
@@ -49,7 +49,7 @@ def for_all(comm: Communicator, checkpoint: Checkpoint | None) -> Checkpoint:
                 for receiver in receivers:
                     comm.send(vector, receiver, _TAG)
     if sees:
-        return Checkpoint(found)
+        return Checkpoint.at(found)
     receives = comm.rank in receivers
     with TemporaryDirectory(prefix="tutti-") if receives else nullcontext() as folder:
         path = Path(cast("str", node.broadcast_object(folder)))
@@ -58,10 +58,14 @@ def for_all(comm: Communicator, checkpoint: Checkpoint | None) -> Checkpoint:
                 _receive(comm, path / name, entry)
             compare(path, found.manifest)
         node.barrier()
-        copy = Checkpoint(FoundCheckpoint(path, found.manifest))
+        copy = Checkpoint.at(FoundCheckpoint(path, found.manifest))
         copy.map()
         node.barrier()
     return copy
+
+
+def _folder_of(checkpoint: Checkpoint) -> FoundCheckpoint:
+    return FoundCheckpoint(checkpoint.path, checkpoint.manifest)
 
 
 def _sees(found: FoundCheckpoint) -> bool:

@@ -84,12 +84,18 @@ class MemorySnapshot:
         host: those of this host.
         ranks: those whose files are written together; the first of them has it done.
         senders: the ranks that send their copies to that one, as they are on other hosts.
+        given: the memory to copy to; None: it is made, and given back when the first rank closes it or ends.
     """
 
     def __init__(
-        self, comm: Communicator, host: Communicator, ranks: Sequence[int], senders: Sequence[int]
+        self,
+        comm: Communicator,
+        host: Communicator,
+        ranks: Sequence[int],
+        senders: Sequence[int],
+        given: FileAddress | None = None,
     ) -> None:
-        self._comm, self._host, self._first = comm, host, ranks[0]
+        self._comm, self._host, self._first, self._given = comm, host, ranks[0], given
         self._sends = comm.rank in senders
         self._senders = [rank for rank in senders if rank in ranks]
         self._rooms: dict[int, Room] = {}
@@ -139,7 +145,7 @@ class MemorySnapshot:
             return
         address = ""
         if rank == self._first:
-            self.memory = memfd.make("snapshot")
+            self.memory = memfd.make("snapshot") if self._given is None else self._given.open()
             os.ftruncate(self.memory, max(room.start + room.nbytes for room in self._rooms.values()))
             # Always as long: under a virtual clock a message takes as long as it is.
             address = f"{os.getpid():010} {self.memory:010}"

@@ -25,6 +25,7 @@ def start(
     *,
     announce: Callable[[str], None] | None = None,
     prefix: bool = False,
+    apart: bool = False,
 ) -> object:
     """Run `entry` on every rank of the placement, and wait for it.
 
@@ -38,6 +39,7 @@ def start(
         placement: what `place_ranks` gave.
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
         prefix: print whole lines of the ranks, each with its rank before it, where several are started.
+        apart: a single rank is a process of its own, too.
 
     Returns:
         What the function returned on rank 0; when this process is a rank already, what it returned here; None
@@ -63,7 +65,7 @@ def start(
         from tutti.launch.mpirun import run_on_hosts
 
         return run_on_hosts(entry, payload, placement, prefix=prefix)
-    if placement.ranks == 1:
+    if placement.ranks == 1 and not apart:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise
 

@@ -116,6 +116,8 @@ class TrainOptions(TypedDict, total=False):
     seed: int
     checkpoint: str
     keep: int
+    on_failure: str
+    max_failures: int
     log: str
     out: str | None
 

@@ -327,6 +327,15 @@ class TrainConfig:
         "auto: every 10m, of shorter runs none; or off: only when the run is asked to stop",
     )
     keep: int = option(3, "how many of the newest checkpoints stay, and the best one beside them", least=1)
+    on_failure: str = option(
+        "stop",
+        "when a rank is lost, as it was killed or has crashed: end the run (stop), or go on from a copy of "
+        "the state in memory, with new ranks (respawn) or with one fewer (shrink)",
+        ("stop", "respawn", "shrink"),
+    )
+    max_failures: int = option(
+        10, "with --on-failure respawn or shrink: so many losses within an hour are survived", least=1
+    )
     callbacks: str | None = option(
         None,
         "objects or classes of yours that look on and may end the run, tutti.Callback: file.py:NAME or "
@@ -425,6 +434,7 @@ class TrainConfig:
 
 OF_LONG_RUNS: Final = (
     *("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep", "predictions"),
+    *("on_failure", "max_failures"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 

@@ -25,7 +25,7 @@ MAY_DIFFER: Final = frozenset(
         *("strategy", "strategy_options", "parallel", "parallel_options", "balance"),
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
-        *("predictions", "callbacks"),
+        *("predictions", "callbacks", "on_failure", "max_failures"),
     }
 )
 """Options that may be others than those of the checkpoint's run. All others decide what is learned."""
@@ -39,11 +39,13 @@ class Resume:
         folder: of the run.
         checkpoint: the folder of one of its checkpoints; None: the newest good one.
         auto: the run begins anew if there is none.
+        again: it has lost ranks, and goes on by itself.
     """
 
     folder: Path
     checkpoint: Path | None = None
     auto: bool = False
+    again: bool = False
 
     @property
     def goes_on(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, Self, cast
 
+from tutti.checkpoint.in_memory import MemorySaver
 from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
@@ -22,7 +23,7 @@ from tutti.run.train_job import TrainJob
 from tutti.state import State
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
-from tutti.training.agenda import Agenda, Wishes
+from tutti.training.agenda import Agenda, Decision, Wishes
 from tutti.training.intervals import AUTO, Every, seconds_of
 
 ASKED: Final = "it was asked to"
@@ -36,7 +37,7 @@ class Saving:
         job: the run.
         comm: the workers.
         parts: of the run.
-        folder: of the run, on every host that sees it.
+        folder: of the run, on every host that sees it; None: it has none.
 
     Attributes:
         folder: of the run.
@@ -44,11 +45,22 @@ class Saving:
         step: the updates that were made when the state was last saved; None: it was not.
     """
 
-    def __init__(self, job: TrainJob, comm: Communicator, parts: Assembly, folder: Path) -> None:
+    def __init__(self, job: TrainJob, comm: Communicator, parts: Assembly, folder: Path | None) -> None:
         self._job, self._comm, self._parts = job, comm, parts
-        self.saver = Saver(comm, folder / checkpoints.FOLDER, parts.config.keep)
+        self._disk = None if folder is None else Saver(comm, folder / checkpoints.FOLDER, parts.config.keep)
+        self._memory = None if job.memory is None else MemorySaver(comm, job.memory)
         self.folder, self.lost = folder, False
         self.step: int | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        """End what saves when the block is left."""
+        with nullcontext() if self._disk is None else self._disk:
+            try:
+                yield self
+            finally:
+                if self._memory is not None:
+                    self._memory.close()
 
     def agenda(self, strategy: Strategy) -> Agenda:
         """Return the times at which this run is saved, or stops."""
@@ -59,25 +71,37 @@ class Saving:
                 return f"its time limit of {config.time_limit} is over"
             return ASKED if stop_requested() else None
 
+        copies = self._memory is not None
+        if self._disk is None:
+            return Agenda(
+                self._comm, Wishes(copies=copies, free=strategy.pace is Pace.FREE, period=strategy.period)
+            )
         every = Every.parse(config.checkpoint, "--checkpoint")
-        end = config.checkpoint != AUTO or self._job.resume is not None
-        return Agenda(self._comm, Wishes(every, end, stop, strategy.pace is Pace.FREE, strategy.period))
+        resume = self._job.resume
+        end = config.checkpoint != AUTO or (resume is not None and not resume.again)
+        return Agenda(
+            self._comm, Wishes(every, copies, end, stop, strategy.pace is Pace.FREE, strategy.period)
+        )
 
     def _facts(self) -> Json:
         """Identity of model and data. Reading the data takes time: most runs save rarely."""
         return facts_of(self._parts.config, self._parts.task.dataset) if self._comm.rank == 0 else {}
 
-    def save(self, step: int, state: State, final: bool) -> None:
+    def save(self, step: int, state: State, decision: Decision) -> None:
         """Keep this rank's state; that of the end, or of a stop, is on the disk when this returns."""
+        if self._memory is not None and decision.copy:
+            self._memory.save(step, self._parts.portion.to_whole(state), self._facts())
+        if self._disk is None or not decision.save:
+            return
         history = state.shared["training"]["history"]
         last = parse_record(history[-1], EpochRecord) if history else None
         score = None if last is None else self._parts.ending.ranking.score(last)
         if self.step is None and self._comm.rank == 0:
             warn_of_lost([state.joint, state.alone])
         self.step = step
-        self.saver.save(step, self._parts.portion.to_whole(state), self._facts(), score, wait=final)
-        if final:
-            self.lost = cast("bool", self._comm.broadcast_object(self.saver.last != step))
+        self._disk.save(step, self._parts.portion.to_whole(state), self._facts(), score, wait=decision.final)
+        if decision.final:
+            self.lost = cast("bool", self._comm.broadcast_object(self._disk.last != step))
 
 
 def refuse_over(comm: Communicator, job: TrainJob) -> None:
@@ -107,14 +131,19 @@ def _over(job: TrainJob) -> float | None:
 def saving(
     job: TrainJob, comm: Communicator, parts: Assembly, folder: RunFolder | None
 ) -> Iterator[Saving | None]:
-    """Make what saves a run (collective); None if it has no folder."""
+    """Make what saves a run (collective); None if nothing is to be saved."""
     if not job.write:
-        yield None
+        if job.memory is None:
+            yield None
+        else:
+            with Saving(job, comm, parts, None).open() as made:
+                yield made
         return
-    path = comm.broadcast_object(None if folder is None else folder.path.absolute())
-    made = Saving(job, comm, parts, cast("Path", path))
+    path = cast("Path", comm.broadcast_object(None if folder is None else folder.path.absolute()))
+    if job.memory is not None and comm.rank == 0:
+        job.memory.note_folder(path)
     try:
-        with made.saver:
+        with Saving(job, comm, parts, path).open() as made:
             yield made
     finally:
         if folder is not None:

@@ -16,6 +16,8 @@ from tutti.models import names_file
 from tutti.records.untrusted import open_file
 from tutti.run.config import DATA_SETS, TrainConfig
 from tutti.run.jobs import Job
+from tutti.run.survival import STOP, survive
+from tutti.run.train_job import TrainJob
 
 CODE: Final = {
     "model": "model",
@@ -48,6 +50,8 @@ def run(job: Job) -> object:
         _check_with_torch(job, placement)
     say = announce if job.announced and not job.quiet else None
     with job.started() as sent:
+        if isinstance(sent, TrainJob) and sent.config.on_failure != STOP:
+            return survive(sent, placement, say)
         return start(job.entry, pickle.dumps(sent), placement, announce=say)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 
+from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.data import Batches, DataSet, Queue
@@ -160,7 +161,9 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
     config = job.config
     if job.write and job.resume is None and comm.rank == 0 and around.alone:
         check_writable(config.out)
-    checkpoint = None if job.resume is None else found_by(comm, job.resume)
+    checkpoint = None if job.memory is None else kept_in(job.memory)
+    if checkpoint is None and job.resume is not None:
+        checkpoint = found_by(comm, job.resume)
     with seeded(config.seed), default_floats(job.floats):
         strategy = check_strategy(job, comm.size, comm.hosts)
         recording = Recording(comm, job)
@@ -284,7 +287,7 @@ def _run(
     """Train, evaluate, write and print."""
     facts = strategy.facts(job.config.batch_size)
     speaks, task, data = comm.rank == 0 and not job.quiet, parts.task, parts.task.dataset
-    if speaks:
+    if speaks and not job.losses:
         together = not parts.schedule.batches.own
         print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
         if isinstance(data.train, StreamedPart):
@@ -319,7 +322,7 @@ def _run(
             # The run may have been told to end with this epoch, and then killed.
             around.follower.epoch(earlier[-1])
         trainer = parts.trainer(hooks, None if saver is None else saver.agenda(strategy))
-        with stoppable() if saver is not None else nullcontext():
+        with stoppable() if job.write else nullcontext():
             history = trainer.fit(saved)
             comm.barrier()
         if trainer.stopped is not None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, cast
 
 from typing_extensions import override
 
+from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
@@ -56,6 +57,8 @@ class TrainJob(Job):
             ranks.
         starter: the process that starts the ranks, which is told of the run folder and takes it back if the
             run comes to nothing; None: a launcher that knows nothing of run folders.
+        memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
+        losses: how often ranks were lost before.
     """
 
     entry: ClassVar[str] = "tutti.run.train:work"
@@ -69,6 +72,8 @@ class TrainJob(Job):
     began: float = field(default_factory=time.time)
     floats: str | None = None
     starter: Address | None = None
+    memory: MemoryPlace | None = None
+    losses: int = 0
 
     @override
     def check(self, placement: Placement) -> None:
@@ -89,6 +94,8 @@ class TrainJob(Job):
                     f"{flag(name)} is for a run whose state is saved in its folder, but there is none; name "
                     "one with out=..."
                 )
+        if self.config.on_failure != "stop":
+            _refuse_elsewhere(self.config, placement)
         ranks = placement.ranks
         missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []
         if missing:
@@ -127,6 +134,27 @@ class TrainJob(Job):
             raise
         finally:
             channel.close()
+
+
+def _refuse_elsewhere(config: TrainConfig, placement: Placement) -> None:
+    """Refuse to go on without a lost rank where another program ends the others, or none can take over.
+
+    Raises:
+        BadOption: this is such a place.
+    """
+    launcher, where = started_by().launcher, None
+    if launcher is not Launcher.ALONE:
+        where = f"ranks that {launcher.value} starts"
+    elif placement.hosts:
+        where = "ranks under mpirun, as --hosts starts them"
+    elif config.device != "cpu":
+        where = f"--device {config.device}"
+    if where is not None:
+        raise BadOption(
+            f"--on-failure {config.on_failure} is for ranks that tutti starts on this machine's CPU, not for "
+            f"{where}; leave it out, and start the run again with --resume auto, which goes on from its "
+            "newest checkpoint"
+        )
 
 
 @dataclass(frozen=True)

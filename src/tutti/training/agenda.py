@@ -33,6 +33,9 @@ MOST_STEPS: Final = 100
 LOOK_STEPS: Final = 4
 """Steps between two looks at the counter."""
 
+COPY_SHARE: Final = 0.01
+"""The share of the time that copies in memory may take."""
+
 
 @dataclass(frozen=True)
 class Wishes:
@@ -40,6 +43,7 @@ class Wishes:
 
     Attributes:
         every: the time between two checkpoints; None: none but those of a stop.
+        copies: the state is copied in memory too, as often as `COPY_SHARE` of the time allows.
         end: the end of the run is a checkpoint too, even if it has none before.
         stop: tells whether this rank was asked to stop, and by what: the sentence why; None: it was not.
         free: the workers wait for nobody.
@@ -48,6 +52,7 @@ class Wishes:
     """
 
     every: Every | None = None
+    copies: bool = False
     end: bool = False
     stop: Callable[[], str | None] = lambda: None
     free: bool = False
@@ -61,11 +66,20 @@ class Decision:
 
     Attributes:
         save: the state is to be saved.
+        copy: it is to be copied in memory.
         stop: why the run ends here, to go on later; None: it goes on.
+        end: the run has come to its end.
     """
 
     save: bool
-    stop: str | None
+    copy: bool = False
+    stop: str | None = None
+    end: bool = False
+
+    @property
+    def final(self) -> bool:
+        """True if nothing is trained after this."""
+        return self.stop is not None or self.end
 
 
 class Agenda:
@@ -86,12 +100,13 @@ class Agenda:
         self._seen, self._asked = 0, False
         self._has_saved = False
         self._reason: str | None = None
+        self._copy_after_s = 0.0
         self.start(0, 0)
 
     def start(self, step: int, epoch: int) -> None:
         """Begin with a rank that has made so many updates, and epochs that are complete."""
         now = self._wishes.now()
-        self._saved_step, self._saved_epoch, self._saved_at = step, epoch, now
+        self._saved_step, self._saved_epoch, self._saved_at, self._copied_at = step, epoch, now, now
         self._looked_at, self._looked_step = now, step
         self._look_after(step, LOOK_STEPS if self.free else 1)
 
@@ -112,20 +127,24 @@ class Agenda:
             step: updates that this rank has made.
             epoch: epochs that are complete.
         """
-        stops, saves = self._wants_stop(), self._wants_save(step, epoch)
-        votes = torch.tensor([float(stops), float(saves)])
+        stops, saves, copies = self._wants_stop(), self._wants_save(step, epoch), self._wants_copy()
+        votes = torch.tensor([float(stops), float(saves), float(copies)])
         self._comm.all_reduce(votes)
         if self._counter is not None:
             # All who have added are here, and nobody adds before all have read.
             self._seen, self._asked = self._counter.add(0), False
             self._comm.barrier()
-        stop, save = (bool(vote) for vote in votes.tolist())
+        stop, save, copy = (bool(vote) for vote in votes.tolist())
         if save or stop:
             self._has_saved = True
             self.start(step, epoch)
         # Rank 0 may not have heard yet what another rank was told.
         reasons = self._comm.all_gather_objects(self._reason) if stop else []
-        return Decision(save or stop, cast("str | None", next(filter(None, reasons), None)))
+        return Decision(save or stop, copy, cast("str | None", next(filter(None, reasons), None)))
+
+    def note_copy(self, seconds: float) -> None:
+        """Note how long a meeting with a copy in memory took: the next one is the later, the longer."""
+        self._copied_at, self._copy_after_s = self._wishes.now(), seconds / COPY_SHARE
 
     def keeps_end(self, early: bool) -> bool:
         """Tell whether the state is saved at the end of the run: the same on all ranks.
@@ -146,6 +165,11 @@ class Agenda:
         passed = self._wishes.now() - self._saved_at
         return every.is_over(passed, step - self._saved_step, epoch - self._saved_epoch)
 
+    def _wants_copy(self) -> bool:
+        if not self._wishes.copies or self._comm.rank:
+            return False
+        return self._wishes.now() - self._copied_at >= self._copy_after_s
+
     def _look_after(self, step: int, steps: int) -> None:
         """Look again after so many steps, or when a checkpoint is due by the number of steps."""
         every = self._wishes.every
@@ -159,7 +183,8 @@ class Agenda:
         step_s = (now - self._looked_at) / max(1, step - self._looked_step)
         self._looked_at, self._looked_step = now, step
         timed = every is not None and every.seconds is not None
-        wanted = self._wants_stop() or (timed and self._wants_save(step, self._saved_epoch))
+        wanted = self._wants_stop() or self._wants_copy()
+        wanted = wanted or (timed and self._wants_save(step, self._saved_epoch))
         votes = torch.tensor([float(wanted), step_s])
         self._comm.all_reduce(votes)
         meets, seconds = votes.tolist()
@@ -173,7 +198,8 @@ class Agenda:
         """Ask for a meeting if one is wanted here; tell whether one is wanted anywhere."""
         assert self._counter is not None
         self._look_after(step, LOOK_STEPS)
-        if not self._asked and (self._wants_stop() or self._wants_save(step, self._saved_epoch)):
+        wanted = self._wants_stop() or self._wants_copy() or self._wants_save(step, self._saved_epoch)
+        if wanted and not self._asked:
             self._asked = True
             self._counter.add(1)
             return True

@@ -69,11 +69,11 @@ class LearningRate:
         """
         if self._schedule is None:
             return
+        # It has been stepped before the run was interrupted.
+        announce(self._optimizer)
         # What follows the loss does so whatever the length of the run.
         if (updates == self._updates or self._plateau is not None) and at["state"] is not None:
             self._stepped = at["made"]
             load_state_of(self._schedule, at["state"])
         else:
-            # It has been stepped before the run was interrupted.
-            announce(self._optimizer)
             self.step_until(made)

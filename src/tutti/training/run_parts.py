@@ -16,6 +16,7 @@ from tutti.records.trace import Trace
 from tutti.replica import Replica
 from tutti.state import State
 from tutti.strategies.base import Worker
+from tutti.training.agenda import Decision
 from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
 from tutti.training.progress import Progress
@@ -110,8 +111,7 @@ class Hooks:
         on_epoch: called with the record of each epoch, when its validation is known.
         on_step: called before each of the rank's steps, with the number of updates made before.
         checkpoint: called when the final weights are in place, to write them; before the last record.
-        save: keeps the state of a run (collective): the updates made, this rank's state, and whether the run
-            stops or ends here.
+        save: keeps the state of a run (collective): the updates made, this rank's state, and the decision.
         trace: where each stage is noted; None: nowhere.
         callbacks: the user's.
     """
@@ -120,6 +120,6 @@ class Hooks:
     on_epoch: Callable[[EpochRecord], None] | None = None
     on_step: Callable[[int], None] | None = None
     checkpoint: Callable[[], None] | None = None
-    save: Callable[[int, State, bool], None] | None = None
+    save: Callable[[int, State, Decision], None] | None = None
     trace: Trace | None = None
     callbacks: Callbacks | None = None

@@ -22,7 +22,7 @@ from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
 from tutti.replica import Replica
 from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
-from tutti.training.agenda import Agenda
+from tutti.training.agenda import Agenda, Decision
 from tutti.training.best_weights import BestWeights
 from tutti.training.dropout import SampleMasks, drawn_by_sample
 from tutti.training.evaluation import (
@@ -408,7 +408,8 @@ class Trainer:
         if self._agenda is None or self._hooks.save is None or not self._agenda.keeps_end(early):
             return
         self.worker.settle()
-        self._hooks.save(self._step, self._state(open_epoch, self._places(open_epoch, ended=True)), True)
+        state = self._state(open_epoch, self._places(open_epoch, ended=True))
+        self._hooks.save(self._step, state, Decision(save=True, end=True))
         self.worker.resume()
         self._stages.lap("checkpoint")
 
@@ -423,17 +424,20 @@ class Trainer:
         Returns:
             Whether all ranks have; then nothing was decided.
         """
+        began = self._stages.last
         self.worker.settle()
         places = self._places(open_epoch, ended)
-        all_ended = all(place.ended for place in places)
-        if not all_ended:
+        decision = None
+        if not all(place.ended for place in places):
             decision = agenda.decide(self._step, open_epoch.number)
-            if decision.save and self._hooks.save is not None:
-                self._hooks.save(self._step, self._state(open_epoch, places), decision.stop is not None)
+            if (decision.save or decision.copy) and self._hooks.save is not None:
+                self._hooks.save(self._step, self._state(open_epoch, places), decision)
             self.stopped = decision.stop
         self.worker.resume()
-        self._stages.lap("checkpoint")
-        return all_ended
+        ended_at = self._stages.lap("checkpoint")
+        if decision is not None and decision.copy:
+            agenda.note_copy(ended_at - began)
+        return decision is None
 
     def _places(self, open_epoch: OpenEpoch, ended: bool) -> list[PlaceInEpoch]:
         """Return where each rank is (collective); `ended`: whether this one has made all its updates."""

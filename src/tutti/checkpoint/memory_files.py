@@ -1,0 +1,114 @@
+"""Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
+
+    page      number of the whole copy (0: none) │ folder of the run │ files of copy 1 │ files of copy 2
+    copy 1    all files of a checkpoint, one after the other
+    copy 2    likewise
+
+The copies take turns, and the number changes last: a rank that dies while it copies leaves the other one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tutti.comm.shm import memfd
+from tutti.comm.shm.memfd import FileAddress
+from tutti.records.json_lines import Json
+
+_SLOT: Final = 1 << 24
+"""The room for a text on the page, in bytes, of which only what is written takes memory."""
+
+_LENGTH: Final = 8
+_FOLDER: Final = 1
+_FILES: Final = 2
+
+
+@dataclass(frozen=True)
+class MemoryPlace:
+    """The address of the memory.
+
+    Attributes:
+        page: that of the page.
+        copies: those of the two copies.
+    """
+
+    page: FileAddress
+    copies: tuple[FileAddress, FileAddress]
+
+    @property
+    def whole(self) -> int:
+        """The number of the copy that is whole, from 1; 0: none is."""
+        page = self.page.open()
+        try:
+            return (os.pread(page, 1, 0) or b"\0")[0]
+        finally:
+            os.close(page)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the run; None: it has none, or nobody knows it yet."""
+        text = self._read(_FOLDER)
+        return None if text is None else Path(os.fsdecode(text))
+
+    def note_folder(self, path: Path) -> None:
+        """Keep the folder of the run."""
+        self._write(_FOLDER, os.fsencode(path))
+
+    def files(self, number: int) -> Json:
+        """The description of a copy that is whole."""
+        text = self._read(_FILES + number)
+        assert text is not None, "a copy that is whole has a description"
+        found: Json = json.loads(text)
+        return found
+
+    def publish(self, number: int, files: Json) -> None:
+        """Make a copy the whole one.
+
+        Args:
+            number: of the copy, from 1.
+            files: its description.
+        """
+        self._write(_FILES + number, json.dumps(files).encode())
+        page = self.page.open()
+        try:
+            os.pwrite(page, bytes([number]), 0)
+        finally:
+            os.close(page)
+
+    def _write(self, slot: int, text: bytes) -> None:
+        page = self.page.open()
+        try:
+            os.pwrite(page, text, slot * _SLOT + _LENGTH)
+            os.pwrite(page, len(text).to_bytes(_LENGTH, "little"), slot * _SLOT)
+        finally:
+            os.close(page)
+
+    def _read(self, slot: int) -> bytes | None:
+        page = self.page.open()
+        try:
+            length = int.from_bytes(os.pread(page, _LENGTH, slot * _SLOT), "little")
+            return os.pread(page, length, slot * _SLOT + _LENGTH) if length else None
+        finally:
+            os.close(page)
+
+
+class StateMemory:
+    """The memory, in the process that has made it; it is gone when that closes it or ends.
+
+    Attributes:
+        place: where ranks of this host find it.
+    """
+
+    def __init__(self) -> None:
+        self._made = [memfd.make(what) for what in ("state-page", "state-1", "state-2")]
+        page, *copies = map(FileAddress.of, self._made)
+        self.place = MemoryPlace(page, (copies[0], copies[1]))
+
+    def close(self) -> None:
+        """Give it back."""
+        for one in self._made:
+            os.close(one)

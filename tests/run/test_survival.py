@@ -1,0 +1,174 @@
+"""A run whose ranks are killed goes on, and ends as one that was left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tutti
+from tests.mpi.mpirun import needs_mpirun
+from tutti.checkpoint.memory_files import StateMemory
+from tutti.errors import BadOption, PeerLost
+from tutti.records.checkpoints import FOLDER
+from tutti.records.run_folder import RunFolder
+
+INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
+TARGETS = (INPUTS[:, 0] > 0).long()
+
+OPTIONS: dict[str, Any] = {
+    "data": (INPUTS, TARGETS),
+    "batch_size": 6,
+    "epochs": 6,
+    "validation": 0.2,
+    "precision": "fp64",
+    "optimizer": "adam",
+    "schedule": "one_cycle",
+    "lr": 0.01,
+    "clip_norm": 1.0,
+    "quiet": True,
+}
+UPDATES = 8
+"""Of an epoch."""
+
+
+class Killed(tutti.Callback):
+    """Kills ranks behind steps of the run, each once.
+
+    Args:
+        folder: notes which have been killed.
+        deaths: pairs of a rank and a step.
+    """
+
+    def __init__(self, folder: Path, deaths: Sequence[tuple[int, int]]) -> None:
+        self._folder, self._deaths = folder, deaths
+
+    def step(self, course: tutti.Course) -> None:
+        for rank, step in self._deaths:
+            note = self._folder / f"{rank}-{step}"
+            if rank == course.rank and course.step == step and not note.exists():
+                note.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def weights_of(result: tutti.Result) -> torch.Tensor:
+    return torch.cat([one.detach().flatten() for one in result.model.parameters()])
+
+
+def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_path: Path) -> None:
+    alone = tutti.train(model(), workers=2, **OPTIONS)
+    deaths = [(1, 1), (0, UPDATES + 3), (1, 3 * UPDATES), (0, 6 * UPDATES - 1)]
+    survived = tutti.train(
+        model(),
+        workers=2,
+        callbacks=Killed(tmp_path, deaths),
+        on_failure="respawn",
+        out=str(tmp_path / "run"),
+        **OPTIONS,
+    )
+    assert len(list(tmp_path.iterdir())) == len(deaths) + 1
+    assert torch.equal(weights_of(survived), weights_of(alone))
+    assert survived.summary.test == alone.summary.test
+    assert [one.train for one in survived.history] == [one.train for one in alone.history]
+    folder = RunFolder(tmp_path / "run")
+    assert [one.epoch for one in folder.history().records] == [1, 2, 3, 4, 5, 6]
+    assert folder.finished
+    assert not (folder.path / FOLDER).exists()
+
+
+def test_one_rank_fewer_goes_on_with_the_same_updates(tmp_path: Path) -> None:
+    alone = tutti.train(model(), workers=1, **OPTIONS)
+    deaths = [(2, UPDATES + 2), (1, 3 * UPDATES)]
+    survived = tutti.train(
+        model(), workers=3, callbacks=Killed(tmp_path, deaths), on_failure="shrink", **OPTIONS
+    )
+    assert len(survived.history[-1].ranks) == 1
+    torch.testing.assert_close(weights_of(survived), weights_of(alone), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers"),
+    [("easgd", 0), ("easgd", 1), ("hogwild", 0), ("downpour", 2), ("gossip", 0), ("local", 0), ("lazy", 0)],
+)
+def test_every_kind_of_worker_and_server_is_replaced(tmp_path: Path, strategy: str, servers: int) -> None:
+    survived = tutti.train(
+        model(),
+        strategy=strategy,
+        workers=2,
+        servers=servers,
+        callbacks=Killed(tmp_path, [(1, 5), (0, UPDATES + 1)]),
+        on_failure="respawn",
+        **OPTIONS,
+    )
+    assert len(list(tmp_path.iterdir())) == 2
+    assert [one.train.samples for one in survived.history] == [48] * 6
+    assert survived.history[-1].train.loss < survived.history[0].train.loss
+
+
+def test_a_single_rank_is_replaced_too(tmp_path: Path) -> None:
+    alone = tutti.train(model(), workers=1, **OPTIONS)
+    survived = tutti.train(
+        model(), workers=1, callbacks=Killed(tmp_path, [(0, 9)]), on_failure="respawn", **OPTIONS
+    )
+    assert torch.equal(weights_of(survived), weights_of(alone))
+
+
+def test_a_run_that_loses_too_many_ends_and_says_so(tmp_path: Path) -> None:
+    deaths = [(0, 2), (1, 4), (0, 6)]
+    with pytest.raises(PeerLost, match="SIGKILL.*loss 3 within an hour"):
+        tutti.train(
+            model(),
+            workers=2,
+            callbacks=Killed(tmp_path, deaths),
+            on_failure="respawn",
+            max_failures=2,
+            **OPTIONS,
+        )
+
+
+def test_a_run_of_which_no_rank_is_left_ends(tmp_path: Path) -> None:
+    with pytest.raises(PeerLost, match="none is left"):
+        tutti.train(
+            model(), workers=1, callbacks=Killed(tmp_path, [(0, 2)]), on_failure="shrink", **OPTIONS
+        )
+
+
+def test_an_exception_is_no_loss(tmp_path: Path) -> None:
+    class Failing(tutti.Callback):
+        def step(self, course: tutti.Course) -> None:
+            raise RuntimeError("broken")
+
+    with pytest.raises(tutti.errors.RankFailed, match="broken"):
+        tutti.train(model(), workers=2, callbacks=Failing(), on_failure="respawn", **OPTIONS)
+
+
+@needs_mpirun
+def test_ranks_that_others_start_are_refused() -> None:
+    with pytest.raises(BadOption, match="--resume auto"):
+        tutti.train(model(), workers=2, hosts="localhost:2", on_failure="respawn", **OPTIONS)
+
+
+def test_a_copy_counts_only_when_it_is_whole() -> None:
+    memory = StateMemory()
+    place = memory.place
+    assert place.whole == 0
+    place.publish(1, {"step": 3, "files": {"a": [0, 5]}})
+    os.pwrite(place.copies[1].descriptor, b"half of the next one", 0)
+    assert place.whole == 1
+    assert place.files(1)["step"] == 3
+    place.publish(2, {"step": 4, "files": {}})
+    assert (place.whole, place.files(2)["step"]) == (2, 4)
+    place.note_folder(Path("/runs/ä b"))
+    assert place.folder == Path("/runs/ä b")
+    memory.close()
