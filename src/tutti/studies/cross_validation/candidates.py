@@ -32,6 +32,8 @@ NOT_SWEPT: Final = {
     "hosts": "the farm is on this host",
     "out": "each fold gets its folder in --out",
     "time_limit": "give --time-limit once, for all, or --job-timeout",
+    "on_failure": "a job whose rank is lost is trained again by itself",
+    "max_failures": "a job whose rank is lost is trained again by itself",
 }
 """Options that are the same for all candidates, and what to do instead."""
 

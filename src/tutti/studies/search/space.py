@@ -38,6 +38,8 @@ NOT_SEARCHED: Final = {
     "hosts": "the farm is on this host",
     "out": "each trial gets its folder in --out",
     "time_limit": "give --time-limit once, for all, or --job-timeout",
+    "on_failure": "a job whose rank is lost is trained again by itself",
+    "max_failures": "a job whose rank is lost is trained again by itself",
 }
 """Options that are the same for all trials, and what to do instead."""
 
