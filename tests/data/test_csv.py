@@ -36,7 +36,7 @@ def read(tmp_path):
 def test_an_unknown_option_is_told_with_all_that_there_are(tmp_path):
     (tmp_path / "a.csv").write_text("a,y\n1,0\n2,1\n")
     with pytest.raises(
-        UnknownName, match=r"did you mean 'classes'\? Known: classes, columns, missing, target"
+        UnknownName, match=r"did you mean 'classes'\? Known: classes, columns, group, missing, target"
     ):
         read_source(tmp_path / "a.csv", {"clases": 3})
 

@@ -23,7 +23,7 @@ from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS, RunFolder, TrainedOn
 from tutti.records.splits import count_splits
-from tutti.studies.cross_validation.study import findings_of
+from tutti.studies.cross_validation.study import findings_of, splits_of
 from tutti.studies.ensemble.choosing import read_trained
 
 HERE = Path(__file__)
@@ -207,6 +207,41 @@ def test_bad_input(
     assert main(_words(data, tmp_path / "farm", *further)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "farm").exists()
+
+
+def test_folds_by_a_column_of_a_table_which_is_no_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    persons = [f"p{number // 3}" for number in range(24)]
+    rows = (f"{number / 24},{-number},{person},{number % 2}" for number, person in enumerate(persons))
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["a,b,person,label", *rows]) + "\n")
+    words = [
+        "cv",
+        "mlp",
+        "--data",
+        str(table),
+        "--folds",
+        "2",
+        "--epochs",
+        "1",
+        "--block",
+        "1",
+        "--threads",
+        "1",
+    ]
+    farm = tmp_path / "farm"
+    assert main([*words, "--group-by", "person", "--out", str(farm)]) == 0
+    assert not capsys.readouterr().err
+    folder = FarmFolder.open(farm)
+    for split in splits_of(folder, folder.plan.question):
+        held_out, trained = ({persons[row] for row in part} for part in (split.test, split.train))
+        assert len(held_out) == len(trained) == 4
+        assert not held_out & trained
+    seen = RunFolder(folder.job("mlp/none/fold-0")).read(TrainedOn)
+    assert seen.columns == ("a", "b")
+    assert main([*words, "--group-by", "persons", "--out", str(tmp_path / "other")]) == 2
+    assert "has no column 'persons' (--group-by)" in capsys.readouterr().err
 
 
 def test_a_farm_that_was_stopped_says_how_to_go_on(

@@ -39,6 +39,7 @@ from tutti.studies.cross_validation.study import (
     fewest_servers,
     findings_of,
     plan_folds,
+    without_groups,
     write_findings,
 )
 from tutti.training.intervals import seconds_of
@@ -70,7 +71,8 @@ class CvCommand(Command):
         parser.option("--stratified", "each fold has the same share of each class")
         parser.option(
             "--group-by",
-            "keep samples of one group in one fold: the name of an array of the data's NPZ file, or FILE.npy",
+            "keep samples of one group in one fold: the name of a column of the data's table, which is no "
+            "input then, of an array of their HDF5 or NPZ file, or FILE.npy",
             "NAME",
         )
         schedules = "schedules with commas, each as for 'tutti train', or none"
@@ -125,6 +127,7 @@ class CvCommand(Command):
             raise BadOption("--resume needs --out: the folder of the cross-validation to go on with")
         score = asked_score(own.score, "--score", config.metrics)
         config = replace(config, metrics=cast("str", score.among(config.metrics)))
+        config = without_groups(config, own.group_by)
         models = choices_of("model", _listed(own.models))
         schedules = choices_of("schedule", _listed(own.schedules))
         candidates = contenders(config, models, schedules, sweep_of(own.sweep))

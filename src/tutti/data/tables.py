@@ -38,7 +38,14 @@ class Choice:
     targets: tuple[int, ...]
 
 
-def choose(names: Sequence[str], target: object, columns: object, what: str, labelled: bool = True) -> Choice:
+def choose(
+    names: Sequence[str],
+    target: object,
+    columns: object,
+    what: str,
+    labelled: bool = True,
+    group: object = None,
+) -> Choice:
     """Choose the columns of a table.
 
     Args:
@@ -47,6 +54,7 @@ def choose(names: Sequence[str], target: object, columns: object, what: str, lab
         columns: those of the inputs; None: all others, but for the index of a frame.
         what: the table, for messages.
         labelled: whether there must be a target; without, it is no input where the table has it, nor read.
+        group: the column by which samples are grouped, which is no input; None: there is none.
 
     Raises:
         BadData: there is no such column, or none that can be taken for the target.
@@ -63,18 +71,57 @@ def choose(names: Sequence[str], target: object, columns: object, what: str, lab
         targets = tuple(named)
     else:
         targets = _positions(names, target, "target", what)
+    grouped = set() if group is None else _grouping(names, str(group))
     if columns is None:
-        inputs = tuple(at for at in range(len(names)) if at not in targets and not _counts_rows(names[at]))
+        left_out = {*targets, *grouped}
+        inputs = tuple(at for at in range(len(names)) if at not in left_out and not _counts_rows(names[at]))
     else:
         inputs = _positions(names, columns, "columns", what)
     if not inputs:
         raise BadData(f"{what} has no column but the target; add columns that it is to be predicted from")
+    if grouped & {*inputs}:
+        raise BadOption(
+            f"samples are grouped by the column '{group}', and it is an input, too, though no group is met "
+            "again; leave it out of --data.columns"
+        )
     if not labelled:
         return Choice(inputs, ())
     both = sorted({*inputs} & {*targets})
     if both:
         raise BadOption(f"the column '{names[both[0]]}' is input and target at once; leave it out of one")
     return Choice(inputs, targets)
+
+
+def position_of(names: Sequence[str], name: str, what: str) -> int:
+    """Return the position of a column by which samples are grouped, by its name or its number.
+
+    Raises:
+        BadData: there is no such column.
+    """
+    found = _grouping(names, name)
+    return found.pop() if found else _position(names, name, "--group-by", what)
+
+
+def _grouping(names: Sequence[str], name: str) -> set[int]:
+    """Return the position of a column by which samples are grouped, if it is there once."""
+    found = {at for at, one in enumerate(names) if one == name}
+    if not found and re.fullmatch(r"-?\d{1,9}", name) and -len(names) <= int(name) < len(names):
+        return {int(name) % len(names)}
+    return found if len(found) == 1 else set()
+
+
+def groups_of(column: Column, what: str) -> Array:
+    """Return a column by which samples are grouped.
+
+    Raises:
+        BadData: it has no value in a row of the table `what`.
+    """
+    if column.absent.any():
+        raise BadData(
+            f"{what} has no value in row {int(column.absent.argmax()) + 1:,} of the column '{column.name}', "
+            "by which samples are grouped; give each sample a group"
+        )
+    return column.values
 
 
 def _counts_rows(name: str) -> bool:
@@ -84,7 +131,7 @@ def _counts_rows(name: str) -> bool:
 
 def _positions(names: Sequence[str], given: object, option: str, what: str) -> tuple[int, ...]:
     wanted = given if isinstance(given, list | tuple) else [given]
-    found = [_position(names, one, option, what) for one in wanted]
+    found = [_position(names, one, f"--data.{option}", what) for one in wanted]
     if not found or len({*found}) < len(found):
         raise BadOption(f"--data.{option} names {'a column twice' if found else 'no column'}; give each once")
     return tuple(found)
@@ -101,7 +148,7 @@ def _position(names: Sequence[str], given: object, option: str, what: str) -> in
         return given % len(names)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     meant = f"did you mean '{near[0]}'? " if near else ""
-    raise BadData(f"{what} has no column '{name}' (--data.{option}); {meant}its columns are {_listed(names)}")
+    raise BadData(f"{what} has no column '{name}' ({option}); {meant}its columns are {_listed(names)}")
 
 
 def _listed(names: Sequence[str]) -> str:

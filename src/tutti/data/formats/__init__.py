@@ -71,6 +71,17 @@ class Format(ABC):
         """
 
     @staticmethod
+    def column(path: Path, name: str) -> Array:
+        """Read a column beside inputs and targets, such as the group of each sample of the training part.
+
+        Raises:
+            BadData: there is none of that name, it has gaps, or the format knows no columns.
+        """
+        raise BadData(
+            f"{path} has no columns by name, such as '{name}'; give FILE.npy with a value for each sample"
+        )
+
+    @staticmethod
     def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
         """Write a data set, so that `read` gives the same; no more than a chunk of it is in memory.
 
@@ -80,6 +91,9 @@ class Format(ABC):
         """
         raise NotImplementedError
 
+
+GROUP: Final = "group"
+"""The option that names the column with the group of each sample; of tables it is no input."""
 
 OF_ALL: Final = ("classes", "missing")
 """The options that go with every kind of data."""
@@ -101,14 +115,38 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
         UnknownName: an option that its reader does not have.
     """
     form = format_of(path)
-    if not takes_option(form.read, "missing"):
-        options = {name: value for name, value in options.items() if name != "missing"}
+    passed_on = takes_option(form.read, "options")
+    for name in ("missing", GROUP):
+        if not takes_option(form.read, name) and not (passed_on and name == GROUP):
+            options = {key: value for key, value in options.items() if key != name}
     own: dict[str, object] = {"path": path}
     if takes_option(form.read, "labelled"):
         own["labelled"] = labelled
     made = call_with_options(form.read, options, f"{form.name} data", str(path), own, OF_ALL)
     assert isinstance(made, Contents), f"{form.name} has read no data set"
     return made
+
+
+def read_column(path: Path, name: str) -> Array:
+    """Read a column of a file or a folder beside inputs and targets, a value for each training sample.
+
+    Raises:
+        BadData: there is none.
+    """
+    return format_of(path).column(path, name)
+
+
+def columns_together(paths: Sequence[Path], name: str) -> Array:
+    """Read the same column of several files, whose samples are one data set.
+
+    Raises:
+        BadData: one has none, or one has numbers and another texts.
+    """
+    found = [read_column(path, name) for path in paths]
+    for path, one in zip(paths, found, strict=True):
+        if (one.dtype.kind in "US") != (found[0].dtype.kind in "US"):
+            raise BadData(f"{path} has texts or numbers in '{name}', and {paths[0]} the other; give one kind")
+    return np.concatenate(found)
 
 
 def read_files(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 import numpy as np
+from typing_extensions import override
 
 from tutti.data.arrays import as_floats
 from tutti.data.contents import Contents
@@ -18,7 +19,7 @@ from tutti.data.formats import Format
 from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
 from tutti.data.pile import Pile
 from tutti.data.rows import Array, chosen
-from tutti.data.tables import ABSENT, Choice, Column, Texts, choose, targets_of
+from tutti.data.tables import ABSENT, Choice, Column, Texts, choose, groups_of, position_of, targets_of
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -41,6 +42,7 @@ class Csv(Format):
         columns: object = None,
         missing: str = "error",
         labelled: bool = True,
+        group: object = None,
     ) -> Contents[object]:
         """Read a table.
 
@@ -50,20 +52,36 @@ class Csv(Format):
             columns: those to predict it from; None: all others.
             missing: "drop" leaves out rows without a target.
             labelled: whether there must be a target.
+            group: the column by which samples are grouped, which is no input.
 
         Raises:
             BadData: the file is broken, or there is a text where a number is due.
         """
         with open_text(path) as file:
             rows = _rows_of(path, file)
-            found = _read(path, rows, target, columns, missing, labelled)
+            found = _read(path, rows, target, columns, missing, labelled, group)
         if found is not None:
             return found
         with open_text(path) as file:
             rows = _rows_of(path, file)
-            again = _read(path, rows, target, columns, missing, labelled, named=False)
+            again = _read(path, rows, target, columns, missing, labelled, group, named=False)
         assert again is not None, "all lines are rows"
         return again
+
+    @staticmethod
+    @override
+    def column(path: Path, name: str) -> Array:
+        """Read a column, as texts unless all are numbers."""
+        with open_text(path) as file:
+            rows = _rows_of(path, file)
+            first = next(rows, [])
+            names = [one.strip() for one in first] if _are_names(first) else [*map(str, range(len(first)))]
+            at = position_of(names, name, str(path))
+            found = Texts(names[at], str(path))
+            rest = rows if _are_names(first) else chain([first], rows)
+            while block := list(islice(rest, _ROWS)):
+                found.add([row[at] if at < len(row) else "" for row in block])
+        return groups_of(found.column(), str(path))
 
 
 def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
@@ -97,6 +115,7 @@ def _read(
     columns: object,
     missing: str,
     labelled: bool,
+    group: object,
     named: bool = True,
 ) -> Contents[object] | None:
     """Read a table; None: its first line was taken for names, and turns out to be a row."""
@@ -115,7 +134,7 @@ def _read(
         if _are_positions(first):
             said = "is taken for the names that pandas gives to columns, and for no sample"
             print(f"{path}: the first line, 0,1,2{',...' * (len(first) > 3)}, {said}", file=sys.stderr)
-    choice = choose(names, target, columns, str(path), labelled)
+    choice = choose(names, target, columns, str(path), labelled, group)
     pile, goals = _numbers(path, rows, names, choice)
     if not len(pile):
         raise BadData(f"{path} has no row below its column names; give a row for each sample")

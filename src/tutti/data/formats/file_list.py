@@ -8,7 +8,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from tutti.data.contents import Contents
-from tutti.data.formats import Format, nearest, read_files
+from tutti.data.formats import Format, columns_together, nearest, read_files
+from tutti.data.rows import Array
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
 from tutti.records.untrusted import printable
@@ -42,6 +43,12 @@ class FileList(Format):
         """
         contents = read_files(_files(path), {**options, "missing": missing}, labelled)
         return Contents(path.stem, contents.parts, contents.classes, contents.labels, contents.columns)
+
+    @staticmethod
+    @override
+    def column(path: Path, name: str) -> Array:
+        """Read a column of all files."""
+        return columns_together(_files(path), name)
 
 
 def _files(path: Path) -> list[Path]:

@@ -80,6 +80,19 @@ class Hdf5(Format):
 
     @staticmethod
     @override
+    def column(path: Path, name: str) -> Array:
+        """Read a data set of numbers or texts, by its name."""
+        with open_data_file(path):
+            pass
+        try:
+            with optional_package("h5py", "HDF5 files").File(path, "r") as file:
+                names = _names(file)
+            return _targets(path, names, name)
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+            raise _damaged(path, error) from error
+
+    @staticmethod
+    @override
     def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
         """Write a file with a data set for each array, in one stretch each."""
         h5py = optional_package("h5py", "HDF5 files")

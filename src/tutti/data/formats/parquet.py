@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,15 @@ from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded_some, stamp
 from tutti.data.pile import Pile
 from tutti.data.rows import Array, Indices, Rows, chosen
-from tutti.data.tables import Column, choose, one_column, refuse_long_texts, targets_of
+from tutti.data.tables import (
+    Column,
+    choose,
+    groups_of,
+    one_column,
+    position_of,
+    refuse_long_texts,
+    targets_of,
+)
 from tutti.errors import BadData
 from tutti.load_object import optional_package
 from tutti.records.npz import open_data_file, refuse_larger_than_memory
@@ -51,6 +60,7 @@ class Parquet(Format):
         size: object = None,
         skip_bad: bool = False,
         labelled: bool = True,
+        group: object = None,
     ) -> Contents[object]:
         """Read a table.
 
@@ -63,18 +73,18 @@ class Parquet(Format):
             size: height and width that pictures are brought to; None: they have one size.
             skip_bad: leave out pictures that cannot be decoded.
             labelled: whether there must be a target.
+            group: the column by which samples are grouped, which is no input.
         """
-        arrow = optional_package("pyarrow", "Parquet and Arrow files")
-        with open_data_file(path) as file:
-            packed = file.read(len(Parquet.start)) == Parquet.start
-        try:
-            table = _open_parquet(path) if packed else _open_arrow(path)
-            return _read(table, target, columns, missing, size, bool(skip_bad), labelled)
-        except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-            length = path.stat().st_size
-            raise BadData(
-                f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
-            ) from error
+        with _opened(path) as table:
+            return _read(table, target, columns, missing, size, bool(skip_bad), labelled, group)
+
+    @staticmethod
+    @override
+    def column(path: Path, name: str) -> Array:
+        """Read a column of numbers or texts."""
+        with _opened(path) as table:
+            called = table.schema.names[position_of(table.schema.names, name, str(path))]
+            return groups_of(_target(table, called), str(path))
 
     @staticmethod
     @override
@@ -119,6 +129,21 @@ class _Table:
             yield start, values
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[_Table]:
+    """Open a file, and refuse one that turns out to be damaged."""
+    arrow = optional_package("pyarrow", "Parquet and Arrow files")
+    with open_data_file(path) as file:
+        packed = file.read(len(Parquet.start)) == Parquet.start
+    try:
+        yield _open_parquet(path) if packed else _open_arrow(path)
+    except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+        length = path.stat().st_size
+        raise BadData(
+            f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
+        ) from error
+
+
 def is_frame(value: object) -> bool:
     """Tell whether a value is a table in memory: a frame of pandas or polars, or a table of Arrow."""
     return type(value).__name__ in ("DataFrame", "Table") and type(value).__module__.partition(".")[0] in (
@@ -129,7 +154,12 @@ def is_frame(value: object) -> bool:
 
 
 def read_frame(
-    frame: Any, target: object = None, columns: object = None, missing: str = "error", labelled: bool = True
+    frame: Any,
+    target: object = None,
+    columns: object = None,
+    missing: str = "error",
+    labelled: bool = True,
+    group: object = None,
 ) -> Contents[object]:
     """Read a table in memory, as one in a file.
 
@@ -139,6 +169,7 @@ def read_frame(
         columns: likewise.
         missing: likewise.
         labelled: likewise.
+        group: likewise.
 
     Raises:
         BadData: as for a file; or pandas holds what is no column of one kind.
@@ -155,7 +186,7 @@ def read_frame(
     found = _Table(
         Path(f"the {name}"), table.schema, lambda names: iter(table.select(list(names)).to_batches(step))
     )
-    return replace(_read(found, target, columns, missing, None, False, labelled), name=name)
+    return replace(_read(found, target, columns, missing, None, False, labelled, group), name=name)
 
 
 def _open_parquet(path: Path) -> _Table:
@@ -198,9 +229,10 @@ def _read(
     size: object,
     skip_bad: bool,
     labelled: bool,
+    group: object,
 ) -> Contents[object]:
     path, names = table.path, table.schema.names
-    choice = choose(names, target, columns, str(path), labelled)
+    choice = choose(names, target, columns, str(path), labelled, group)
     inputs, goals = ([names[at] for at in some] for some in (choice.inputs, choice.targets))
     targets: Array | None = None
     numbers: Indices | None = None

@@ -11,7 +11,8 @@ from typing import Final
 from typing_extensions import override
 
 from tutti.data.contents import Contents
-from tutti.data.formats import Format, nearest, read_files
+from tutti.data.formats import Format, columns_together, nearest, read_files
+from tutti.data.rows import Array
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -42,6 +43,12 @@ class Pattern(Format):
         Pattern.check(path)
         contents = read_files(_files(path), {**options, "missing": missing}, labelled)
         return Contents(path.stem, contents.parts, contents.classes, contents.labels, contents.columns)
+
+    @staticmethod
+    @override
+    def column(path: Path, name: str) -> Array:
+        """Read a column of all files."""
+        return columns_together(_files(path), name)
 
 
 def _files(path: Path) -> list[Path]:

@@ -58,6 +58,7 @@ from tutti.studies.cross_validation.study import (
     job_name,
     plan_with,
     samples_job,
+    without_groups,
     write_findings,
 )
 from tutti.studies.given_data import GivenData
@@ -136,7 +137,7 @@ def cross_validate(
     *,
     cv: object = 5,
     schedules: Schedule | Sequence[Schedule] | Mapping[str, Schedule] = None,
-    groups: ArrayLike | None = None,
+    groups: ArrayLike | str | None = None,
     score: str | Callable[..., Any] = "auto",
     sweep: Mapping[str, Sequence[object]] | None = None,
     optimizer: str | Callable[..., Optimizer] | None = None,
@@ -164,7 +165,8 @@ def cross_validate(
             the folder.
         cv: how many folds; a splitter of `sklearn.model_selection` or one like it; or pairs of (train, test).
         schedules: one or several, each as `tutti.train` takes it, "none" or None; a dict gives them names.
-        groups: the group of each sample: samples of one group are never in both parts.
+        groups: the group of each sample: samples of one group are never in both parts. Of data in files also
+            the name of a column, which is no input then, or of an array.
         score: the figure that candidates are compared by: accuracy, balanced_accuracy, f1, precision, recall,
             auc, average_precision, top5, mae, mse, rmse, r2, loss, or what `metrics` takes: a name or a
             function. "hits:lower" says which values of it are better, where its name does not. "auto" is
@@ -220,7 +222,7 @@ def cross_validate(
     config = TrainConfig.from_json({**values, **options})
     refuse_own_folds(config)
     there = GivenData.of(data, config)
-    config = there.config
+    config = without_groups(there.config, groups if isinstance(groups, str) else None)
     chosen = _choices("model", models), _choices("schedule", schedules)
     if resume and out is not None:
         chosen = [_as_begun(Path(out), one) for one in chosen[0]], chosen[1]
@@ -232,7 +234,7 @@ def cross_validate(
         cv = splitter_of(cv, seed=config.seed, grouped=groups is not None)
     else:
         said = {"cv": type(cv).__name__}
-    known = None if groups is None else np.asarray(groups)
+    known = groups if groups is None or isinstance(groups, str) else np.asarray(groups)
     question = CrossValidation(config, candidates, cv, said, known, asked.name, there.arrays, other_floats())
     plan = plan_with(question, samples_of(samples_job(question, ranks), there.contents))
     folder = begin(plan, out or plan.usual_folder(), resume)

@@ -130,6 +130,11 @@ class CrossValidation:
     floats: str | None = None
 
     @property
+    def grouped_by_column(self) -> bool:
+        """Whether the groups are a column of the data's files."""
+        return isinstance(self.groups, str) and names_column(self.groups, self.config.data)
+
+    @property
     def objects(self) -> dict[str, bytes]:
         """Python objects that were given, by their kind and name, such as "model lenet"."""
         found = dict[str, bytes]()
@@ -221,7 +226,9 @@ def samples_job(question: CrossValidation, blocks: Blocks) -> SamplesJob:
         workers = max(1, blocks.block - one.config.servers)
         config = replace(one.config, workers=str(workers))
         trained.append(TrainJob(config, objects=one.objects | data))
-    return SamplesJob(question.config, tuple(trained), blocks.block)
+    # Files are read where torch is, but NPY and NPZ files.
+    groups = question.groups if isinstance(question.groups, str) and question.grouped_by_column else None
+    return SamplesJob(question.config, tuple(trained), blocks.block, groups=groups)
 
 
 def plan_with(question: CrossValidation, samples: Samples) -> Plan:
@@ -234,7 +241,9 @@ def plan_with(question: CrossValidation, samples: Samples) -> Plan:
 
     _refuse_score(question, samples.targets)
     groups = question.groups
-    if isinstance(groups, str):
+    if question.grouped_by_column:
+        groups = samples.groups
+    elif isinstance(groups, str):
         groups = read_grouping(groups, question.config.data, len(samples.targets))
     splits = make_splits(question.cv, samples.targets, groups, samples.labels)
     return Plan(question, splits, samples.fingerprint, _record(question, samples, splits))
@@ -467,6 +476,19 @@ def best_first(found: Findings) -> list[str]:
     return sorted(found.scores, key=place)
 
 
+def names_column(groups: str, data: str) -> bool:
+    """Tell whether groups are a column of the files of data, and no NPY file or array of an NPZ file."""
+    there = "://" in data or "{" in data or Path(data).expanduser().exists()
+    return there and not groups.endswith(".npy") and not data.endswith(".npz")
+
+
+def without_groups(config: TrainConfig, groups: str | None) -> TrainConfig:
+    """Return a configuration whose inputs leave out the column by which samples are grouped."""
+    if groups is None or not names_column(groups, config.data):
+        return config
+    return replace(config, data_options={**config.data_options, "group": groups})
+
+
 def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
     """Read the group of each sample.
 
@@ -482,8 +504,8 @@ def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
         path = Path(data).expanduser()
         if path.suffix != ".npz":
             raise BadData(
-                f"--group-by {text} is the name of an array in an NPZ file, and the data are '{data}'; give "
-                "FILE.npy with the group of each sample"
+                f"--group-by {text} is the name in a file of the data, and the data are '{data}'; "
+                "give FILE.npy with the group of each sample"
             )
         from tutti.studies.cross_validation.splits import read_groups
 

@@ -1,0 +1,77 @@
+"""The column with the group of each sample, in files of each format; in tables it is no input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from pyarrow import feather, parquet, table
+
+from tutti.data.formats import read_column
+from tutti.data.sources import read_source
+from tutti.errors import BadData, BadOption, UserError
+
+PERSONS = ["ann", "bob", "ann", "cy"]
+NUMBERS = [7, 8, 7, 9]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    columns = {"a": [1.0, 2.0, 3.0, 4.0], "person": PERSONS, "number": NUMBERS, "label": [0, 1, 0, 1]}
+    parquet.write_table(table(columns), tmp_path / "t.parquet")
+    feather.write_feather(table(columns), tmp_path / "t.arrow")
+    rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    for name, some in (("t.csv", rows), ("u.csv", rows[::-1])):
+        (tmp_path / name).write_text("\n".join([",".join(columns), *some]) + "\n")
+    (tmp_path / "all.txt").write_text("t.csv\nu.csv\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "train.csv").write_bytes((tmp_path / "t.csv").read_bytes())
+    (tmp_path / "parts" / "test.csv").write_bytes((tmp_path / "u.csv").read_bytes())
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        file["x_train"], file["y_train"] = np.eye(4), np.arange(4)
+        file["person"], file["number"] = PERSONS, NUMBERS
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.h5", "parts"])
+def test_groups_are_texts_or_numbers(tables: Path, name: str) -> None:
+    assert read_column(tables / name, "person").tolist() == PERSONS
+    assert read_column(tables / name, "number").tolist() == NUMBERS
+
+
+@pytest.mark.parametrize("name", ["all.txt", "{t,u}.csv"])
+def test_groups_of_several_files_come_in_their_order(tables: Path, name: str) -> None:
+    assert read_column(tables / name, "person").tolist() == PERSONS + PERSONS[::-1]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "all.txt", "{t,u}.csv", "parts"])
+def test_the_column_is_no_input(tables: Path, name: str) -> None:
+    data, options = str(tables / name), {"target": "label", "group": "number"}
+    with pytest.raises(BadData, match="person"):
+        read_source(data, options)  # texts are no numbers
+    assert read_source(data, {**options, "columns": ["a"]}).columns == ("a",)
+    assert read_source(data, {"target": "label", "columns": ["a", "number"]}).columns == ("a", "number")
+    with pytest.raises(BadOption, match="grouped by the column 'number'"):
+        read_source(data, {**options, "columns": ["a", "number"]})
+    alone = read_source(data, {"target": "number", "group": "person"})
+    assert alone.columns == ("a", "label")
+    assert read_source(data, {"target": "number", "group": "1"}).columns == ("a", "label")
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("t.csv", "persons", r"no column 'persons' \(--group-by\); did you mean 'person'"),
+        ("t.parquet", "persons", "did you mean 'person'"),
+        ("t.h5", "persons", "no data set 'persons'"),
+        ("gaps.csv", "person", "no value in row 2 of the column 'person', by which samples are grouped"),
+        ("t.npz", "person", "no columns by name, such as 'person'; give FILE.npy"),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused(tables: Path, name: str, column: str, message: str) -> None:
+    (tables / "gaps.csv").write_text("a,person,label\n1,ann,0\n2,,1\n")
+    np.savez(tables / "t.npz", x=np.eye(2), y=[0, 1])
+    with pytest.raises(UserError, match=message):
+        read_column(tables / name, column)
