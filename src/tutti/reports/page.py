@@ -102,7 +102,7 @@ def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -
         from jinja2 import Environment, StrictUndefined
 
         converter = _converter()
-    specs = {one.name: one.chart.to_dict() for one in figures}
+    specs = {one.name: one.chart.to_dict(validate=False) for one in figures}
     shown = [{"name": one.name, "title": one.title, "says": one.says} for one in figures]
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
