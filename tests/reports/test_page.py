@@ -55,6 +55,20 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are written with pictures of nothing: drawing them takes longer than all else."""
+    import vl_convert
+
+    converter = SimpleNamespace(
+        __version__=vl_convert.__version__,
+        javascript_bundle=vl_convert.javascript_bundle,
+        vegalite_to_svg=lambda spec: "<svg/>",
+        svg_to_png=lambda svg, scale: b"",
+    )
+    monkeypatch.setattr(page, "_converter", lambda: converter)
+
+
 def write(folder: Path) -> str:
     return write_report(read_comparison(folder), folder / PAGE).read_text()
 
@@ -97,6 +111,7 @@ def test_every_figure_is_a_picture_too(written: Path) -> None:
     assert "sync, 2 workers" in (written / "figures" / "throughput.svg").read_text()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_what_failed_is_on_the_page_and_cannot_break_it(tmp_path: Path) -> None:
     bad = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
     write_comparison(tmp_path, bad)
@@ -107,6 +122,7 @@ def test_what_failed_is_on_the_page_and_cannot_break_it(tmp_path: Path) -> None:
     assert '<tr class="failed"><td>easgd, 2 workers (0 of 2 runs)</td>' in page
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     write_comparison(tmp_path)
     asked = ComparisonFolder(tmp_path).read()
@@ -121,6 +137,7 @@ def test_without_a_finished_run_there_are_no_figures(tmp_path: Path) -> None:
     assert "sync, 2 workers (0 of 2 runs)" in page
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_page_says_where_a_run_was_resumed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunFolder(folder / "sync" / "1")
     run.note_start(RunStart("2026-01-02", World(2)))
@@ -131,6 +148,7 @@ def test_the_page_says_where_a_run_was_resumed(folder: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_records_that_were_cut_off_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "sync" / "1" / "history.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
@@ -148,6 +166,7 @@ def test_the_command_makes_it_without_torch_and_mpi(folder: Path) -> None:
     assert (folder / PAGE).exists()
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("out", "page"), [("pages/mine.html", "pages/mine.html"), ("pages", "pages/report.html")]
 )
@@ -193,6 +212,7 @@ def test_the_script_that_draws_is_kept_for_other_pages(
     assert [script(), script()] == ["script 3", "script 4"]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_target_can_be_asked_for_afterwards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(folder), "--target", "0.5"]) == 0
     assert "seconds to 50 %" in capsys.readouterr().out
