@@ -114,9 +114,11 @@ def _environment_as_it_was() -> Iterator[None]:
     """What a test sets in the environment, or has set there by what it calls, the next one does not find."""
     before = dict(os.environ)
     yield
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    os.environ.update(before)
+    # Setting all of them again takes longer than most tests.
+    if dict(os.environ) != before:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
