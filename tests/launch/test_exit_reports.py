@@ -64,6 +64,7 @@ def test_all_dead_ranks_are_named_with_what_happened_to_the_first() -> None:
     [
         (Death(0, 0.0, 3), "exited with code 3 before it was done"),
         (Death(0, 0.0, 3, after=True), "exited with code 3 after it was done"),
+        (Death(0, 0.0, -7), "killed by signal 7 (SIGBUS); a file that it had mapped into memory was cut off"),
         (Death(0, 0.0, -9, out_of_memory=True), "killed by signal 9 (SIGKILL); the kernel ran out of memory"),
         (Death(0, 0.0, -9), "killed by signal 9 (SIGKILL); if nobody sent it, the memory may have run out"),
         (Death(0, 0.0, -40), "killed by signal 40"),

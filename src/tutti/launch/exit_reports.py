@@ -101,6 +101,11 @@ class Death:
             text += "; the kernel ran out of memory: use fewer workers or a smaller model or batch"
         elif number == signal.SIGKILL:
             text += "; if nobody sent it, the memory may have run out: look for 'oom' in the output of dmesg"
+        elif number == signal.SIGBUS:
+            text += (
+                "; a file that it had mapped into memory was cut off, or its disk failed, or there was no "
+                "room for shared memory: leave data files alone while they are read, and look at df /dev/shm"
+            )
         return text
 
 

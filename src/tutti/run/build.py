@@ -32,6 +32,7 @@ from tutti.data.streaming.options import decided
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadOption, UnknownName, refuse_other
+from tutti.launch.malloc import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.optim.sharded import announce
@@ -136,7 +137,10 @@ def open_config_data(
         if leads:
             given, options = given_data(job)
         if pool is None and (not by_number or (known is not None and config.split is None)):
-            return open_data(given, comm, config.validation, config.seed, options, known)
+            found = open_data(given, comm, config.validation, config.seed, options, known)
+            if leads and isinstance(found.train, StreamedPart):
+                give_back_memory()  # Targets of many samples were checked in several times their room.
+            return found
         # Here a data set may draw numbers for each sample, too.
         pool = pool or open_pool(given, comm, options)
     place = None if config.split is None else split_of(config.split)

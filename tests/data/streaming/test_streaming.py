@@ -23,6 +23,7 @@ from tutti.data.streaming.ring import SLOTS, Ring
 from tutti.data.streaming.windows import Windows
 from tutti.errors import BadData, BadOption, NotFinite
 from tutti.state import State, saved_by
+from tutti.training.augmentations import Augmentation
 
 SMALL = {"stream": True, "buffer": 0.002}
 """Windows of 62 samples of 16 bytes."""
@@ -203,6 +204,20 @@ def test_batches_for_whoever_asks_are_streamed_too(shards: Path, streamed: Calla
     queue = Queue(Batches(part, 12, seed=5, own=True), lambda count: next(tickets) if count else 0)
     found = [sample for _, (batch,) in queue.epoch(0) for sample in batch.samples.tolist()]
     assert sorted(found) == list(range(331))
+
+
+def test_mixtures_of_samples_are_those_of_memory_bit_for_bit(
+    shards: Path, streamed: Callable[..., DataSet]
+) -> None:
+    here, there = (streamed(shards, validation=0, stream=stream).train for stream in (True, False))
+    mixed, expected = (Augmentation("flip,mixup", {}, part, 3, 5) for part in (here, there))
+    batches = Batches(here, 12, seed=5)
+    batches.augment = mixed
+    for epoch in (0, 1):
+        for _, (batch,) in batches.epoch(epoch):
+            inputs, targets = expected(epoch, batch.samples, *there.take(batch.samples))
+            assert torch.equal(batch.inputs, inputs)
+            assert torch.equal(batch.targets, targets)
 
 
 def test_a_rank_far_behind_reads_from_the_files(shards: Path) -> None:
