@@ -63,3 +63,18 @@ def test_who_hands_out_the_jobs_of_a_farm_needs_no_torch() -> None:
     program = [sys.executable, "-c", f"import sys, tutti.cli.cv; print({heavy})"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("system", "named"), [("darwin", "macOS"), ("win32", "win32")])
+@pytest.mark.parametrize("command", [False, True])
+def test_on_another_system_one_sentence_says_that_it_runs_on_linux(
+    system: str, named: str, command: bool
+) -> None:
+    program = (
+        f"import sys; sys.platform = {system!r}; sys.argv[0] = {'tutti' if command else ''!r}; import tutti"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    last = done.stderr.splitlines()[-1]
+    start = "tutti: error: " if command else "ImportError: "
+    assert last.startswith(f"{start}tutti runs on Linux, and this is {named}: ")
+    assert (done.returncode, len(done.stderr.splitlines()) == 1) == ((2, True) if command else (1, False))

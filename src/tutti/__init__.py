@@ -10,13 +10,30 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+
+def _is_command() -> bool:
+    """Tell whether the command `tutti`, or `python -m tutti`, begins here: nothing of it is there yet."""
+    return sys.argv[0].rpartition("/")[2] == "tutti" or (sys.argv[0] == "-m" and "tutti" in sys.orig_argv)
+
+
+if sys.platform != "linux":
+    _system = "macOS" if sys.platform == "darwin" else sys.platform
+    _refusal = (
+        f"tutti runs on Linux, and this is {_system}: its ranks share memory and see each other end by "
+        "system calls that only Linux has; use it in a Linux container or virtual machine, on Windows in WSL "
+        "2 (docs/where-it-runs.md)"
+    )
+    if not _is_command():
+        raise ImportError(_refusal)
+    print(f"tutti: error: {_refusal}", file=sys.stderr)
+    sys.exit(2)
+
 try:
     from tutti.launch.orphans import follow_launcher
     from tutti.launch.rendezvous import rendezvous_file
     from tutti.torch_backend.registration import register_with_torch
 except KeyboardInterrupt:
-    # The command `tutti`, or `python -m tutti`, begins here: `tutti.cli.main` is not there yet to say it.
-    if sys.argv[0].rpartition("/")[2] != "tutti" and not (sys.argv[0] == "-m" and "tutti" in sys.orig_argv):
+    if not _is_command():
         raise
     print("tutti: interrupted", file=sys.stderr)
     sys.exit(130)

@@ -16,7 +16,7 @@ from tutti.cli.options import config_from, without_auto
 from tutti.run.config import Options
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def shown() -> list[tuple[str, str]]:

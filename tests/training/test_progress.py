@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import time
 
 import pytest
@@ -221,3 +222,21 @@ def test_how_far_a_part_of_an_epoch_is_is_told_of_that_part() -> None:
     lines.begin(RunLength(updates=50, per_epoch=400))
     lines.moment(Moment(1, 25, RECORD.train, 100.0))
     assert stream.getvalue().startswith("50 steps   50%  ")
+
+
+def test_a_notebook_gets_one_line_for_each_epoch_and_a_bar_that_is_written_over_and_goes_away() -> None:
+    stream = io.StringIO()
+    shown = progress_on(stream, notebook=True)
+    shown.begin(RunLength(updates=16, per_epoch=8))
+    shown.moment(Moment(epoch=1, step=4, train=TRAIN, samples_per_s=9.0))
+    assert stream.getvalue().rpartition("\r")[2].startswith("epoch 1/2  ━━━━━───────────────   25%")
+    shown.epoch(RECORD)
+    shown.end()
+    lines = stream.getvalue().split("\n")
+    assert len(lines) == 2
+    assert lines[0].rpartition("\r")[2].rstrip().endswith("12,346 samples/s")
+    assert lines[1].endswith("\r")
+    assert not lines[1].split("\r")[-2].strip()
+    # Each state is blanked to its end by the next one.
+    states = [state for line in lines for state in line.split("\r")[1:]]
+    assert all(len(b) >= len(a.rstrip()) for a, b in itertools.pairwise(states[:3]))

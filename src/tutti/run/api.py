@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -253,6 +254,7 @@ def train(
         bring_weights=True,
         trace=trace,
         floats=floats,
+        notebook=_in_notebook(),
         resume=resumed,
     )
     if outcome is not None:
@@ -272,6 +274,13 @@ def train(
     for callback, noted in zip(own, outcome.callbacks, strict=False):
         vars(callback).update({} if noted is None else cloudpickle.loads(noted))
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
+
+
+def _in_notebook() -> bool:
+    """Tell whether this process is the kernel of a notebook, whose cell shows what ranks print."""
+    ipython = sys.modules.get("IPython")
+    # That of a terminal has no kernel.
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:

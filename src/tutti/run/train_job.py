@@ -55,6 +55,7 @@ class TrainJob(Job):
         began: when it was started, in seconds since the epoch: its time limit counts from there.
         floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
             ranks.
+        notebook: a notebook's cell shows what the ranks print.
         starter: the process that starts the ranks, which is told of the run folder and takes it back if the
             run comes to nothing; None: a launcher that knows nothing of run folders.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
@@ -71,6 +72,7 @@ class TrainJob(Job):
     resume: Resume | None = None
     began: float = field(default_factory=time.time)
     floats: str | None = None
+    notebook: bool = False
     starter: Address | None = None
     memory: MemoryPlace | None = None
     losses: int = 0

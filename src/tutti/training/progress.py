@@ -1,4 +1,4 @@
-"""The progress of a run, shown by rank 0 only: a bar on a terminal, lines elsewhere."""
+"""The progress of a run, shown by rank 0 only: a bar on a terminal or in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from tutti.records.texts import RunLength, duration, epoch_text, figures
 
 REFRESH_S = 0.2
 """Seconds between two refreshes of a terminal."""
+
+BAR_WIDTH = 20
+"""Letters of a notebook's bar."""
 
 LINE_S = 10.0
 """Seconds between two lines of a long epoch, without a terminal."""
@@ -150,6 +153,60 @@ class Live(Progress):
         self._bar.refresh()
 
 
+class Redrawn(Progress):
+    """A bar in the last line of a notebook's cell, and one line for each epoch above it.
+
+    Notebooks know carriage returns, but none of a terminal's other commands.
+    """
+
+    every_s = REFRESH_S
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._shown = stream, 0
+        self._span, self._began, self._first, self._step = RunLength(0, 1), 0.0, 0, 0
+
+    def begin(self, span: RunLength, step: int = 0) -> None:
+        """Show the bar as far as the run is."""
+        self._span, self._began, self._first, self._step = span, time.monotonic(), step, step
+        self._draw(step // span.per_epoch + 1, "")
+
+    def moment(self, moment: Moment) -> None:
+        """Move the bar."""
+        self._step = max(self._step, moment.step)
+        self._draw(moment.epoch, moment_text(moment))
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Print the epoch's line, and the bar below it."""
+        self._replace(f"{self._span.label(record.epoch)}  {epoch_text(record)}", "\n")
+        # The record of an epoch may come while later ones are being trained.
+        self._step = max(self._step, record.step)
+        self._draw(record.epoch, "")
+
+    def end(self) -> None:
+        """Remove the bar."""
+        self._replace("", "\r")
+
+    def _draw(self, epoch: int, text: str) -> None:
+        share = self._step / max(1, self._span.updates)
+        bar = ("━" * round(BAR_WIDTH * share)).ljust(BAR_WIDTH, "─")
+        made, to_go = self._step - self._first, self._span.updates - self._step
+        left = (time.monotonic() - self._began) / made * to_go if made else 0.0
+        parts = [
+            self._span.label(epoch),
+            bar,
+            f"{share:4.0%}",
+            f"{duration(left)} left" if left else "",
+            text,
+        ]
+        self._replace("  ".join(filter(None, parts)))
+
+    def _replace(self, line: str, end: str = "") -> None:
+        """Write over the last line; what is longer than the new one is blanked."""
+        self._stream.write("\r" + line.ljust(self._shown) + end)
+        self._stream.flush()
+        self._shown = 0 if end == "\n" else len(line)
+
+
 class Several(Progress):
     """Several displays of a run, each called as often as it asks for."""
 
@@ -192,10 +249,19 @@ class Several(Progress):
         self._due = {way: now + way.every_s for way in self._due}
 
 
-def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
-    """Return the display of rank `rank`: a bar, lines where that cannot be, nothing on other ranks than 0."""
+def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool = False) -> Progress:
+    """Return the display of rank `rank`: a bar, lines where that cannot be, nothing on other ranks than 0.
+
+    Args:
+        stream: where it is shown.
+        rank: of this process.
+        bar: whether whoever looks at a terminal would see one.
+        notebook: whether a notebook shows what is written.
+    """
     if rank != 0:
         return Progress()
+    if notebook:
+        return Redrawn(stream)
     return Live(stream) if bar and stream.isatty() else PlainLines(stream)
 
 
