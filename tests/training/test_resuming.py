@@ -28,6 +28,7 @@ from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.metrics.base import GatheredMetric
+from tutti.training.validation import pause
 
 EPOCHS, MIDDLE = 3, 10
 
@@ -146,3 +147,53 @@ def test_other_numbers_of_ranks_end_there_but_for_rounding(ranks: int, validate:
         for name, weights in expected.weights.items():
             assert (found.weights[name] - weights).norm() <= 1e-12 * weights.norm()
         compare(expected.records, found.records)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_run_that_stops_during_an_evaluation_makes_that_again(
+    last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pause, "PATIENCE_S", 0.0)
+    found, reasons = stopped_in_evaluation(EPOCHS if last else 1)
+    assert reasons == ["asked"] * 2
+    assert [len(one.records) for one in found] == [EPOCHS - 1 if last else 0] * 2
+    resumed = run(2, True, saved=saved_by([one.state for one in found if one.state is not None]))
+    for one, other in zip(uninterrupted(2, True), resumed, strict=True):
+        assert all(torch.equal(other.weights[name], kept) for name, kept in one.weights.items())
+        compare(one.records, other.records)
+
+
+def stopped_in_evaluation(epoch: int) -> tuple[list[Finished], list[str | None]]:
+    """Train until rank 1 alone is asked to stop while it evaluates the weights of an epoch."""
+
+    def program(comm: Communicator) -> tuple[Finished, str | None]:
+        torch.manual_seed(0)
+        module, states, known = network(norm=True), list[State](), list[EpochRecord]()
+        optimizer = Adam(module.parameters(), lr=0.01)
+        batches = Batches(TRAIN, 30, comm.rank, comm.size, seed=5)
+        replica = place(module, comm, Sync().home)
+
+        def asked() -> str | None:
+            return "asked" if comm.rank and not module.training and len(known) == epoch - 1 else None
+
+        trainer = trainer_of(
+            comm=comm,
+            replica=replica,
+            worker=Sync().worker(replica, comm, optimizer, Clip(norm=0.5)),
+            optimizer=optimizer,
+            loss=LOSSES["cross_entropy"],
+            metrics=[METRICS["accuracy"], SEEN],
+            classes=4,
+            batches=batches,
+            epochs=EPOCHS,
+            lr=OneCycleLR(optimizer, 0.02, total_steps=EPOCHS * batches.updates),
+            validation=VALIDATION,
+            agenda=Agenda(comm, Wishes(Every(steps=10**6), end=True, stop=asked, now=lambda: 0.0)),
+            save=lambda _, state, __: states.append(deepcopy(state)),
+            on_epoch=known.append,
+        )
+        records = trainer.fit()
+        return Finished(deepcopy(module.state_dict()), records, states[-1]), trainer.stopped
+
+    found: list[tuple[Finished, str | None]] = VirtualWorld(2).run(program)
+    return [one for one, _ in found], [reason for _, reason in found]

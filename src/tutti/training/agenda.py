@@ -146,6 +146,10 @@ class Agenda:
         """Note how long a meeting with a copy in memory took: the next one is the later, the longer."""
         self._copied_at, self._copy_after_s = self._wishes.now(), seconds / COPY_SHARE
 
+    def asked(self) -> bool:
+        """Tell whether this rank was asked to stop; the others need not know of it yet."""
+        return self._wants_stop()
+
     def keeps_end(self, early: bool) -> bool:
         """Tell whether the state is saved at the end of the run: the same on all ranks.
 

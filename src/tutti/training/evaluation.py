@@ -30,6 +30,10 @@ PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
 
 
+class BrokenOff(Exception):
+    """An evaluation was broken off, as the run is asked to stop."""
+
+
 @dataclass(frozen=True)
 class Objective:
     """The figures that are computed of a model's outputs, and the arithmetic of the model.
@@ -291,7 +295,13 @@ def _mean(total: float, weight: float) -> float:
 
 
 def evaluate(
-    module: nn.Module, part: Part, comm: Communicator, objective: Objective, *, batch_size: int = 250
+    module: nn.Module,
+    part: Part,
+    comm: Communicator,
+    objective: Objective,
+    *,
+    batch_size: int = 250,
+    breaks_off: Callable[[], bool] | None = None,
 ) -> Tally:
     """Sum loss and metrics of `module` over this rank's share of `part`; `total(comm)` adds up those of all.
 
@@ -308,6 +318,10 @@ def evaluate(
         comm: all ranks that take part; nothing is exchanged with them here.
         objective: what is computed.
         batch_size: samples of one forward pass of one rank.
+        breaks_off: asked before each pass, where passes need no other rank; None: nothing breaks it off.
+
+    Raises:
+        BrokenOff: that says so.
     """
     arithmetic, tally = objective.arithmetic, Tally(objective)
     shares = cut(len(part), comm.size)
@@ -315,6 +329,8 @@ def evaluate(
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
     with evaluating(module), torch.no_grad():
         for start in range(mine.start, mine.start + longest.stop, batch_size):
+            if breaks_off is not None and breaks_off():
+                raise BrokenOff
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)

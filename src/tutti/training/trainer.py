@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Final, cast
@@ -184,7 +184,7 @@ class Trainer:
         check_smallest_batch(module, self._batches, arithmetic=self._arithmetic)
         plan = self._validation_plan
         if plan is not None:
-            task = ValidationTask(self.replica, plan.part, self.comm, self._objective)
+            task = ValidationTask(self.replica, plan.part, self.comm, self._objective, self._asked())
             self._validation = VALIDATIONS.named(plan.how)(task)
         if saved is not None:
             self._load_state(saved)
@@ -253,7 +253,8 @@ class Trainer:
         """
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
-        found = self._validate(final=True)
+        found = self._validate(self._next_epoch(), final=True)
+        assert found is not None, "a run that ends by its rule is not asked to stop"
         self._note([replace(self._unvalidated.popleft(), validation=one) for one in found[:-1]])
         self._leave(self._history, found[-1])
 
@@ -298,7 +299,9 @@ class Trainer:
         # Records are exchanged while the ranks are together, so that none waits for that alone.
         stays = final or self._validation is None or self._validation.meets
         ranks = [] if stays else self._ranks(tally.samples)
-        evaluations = self._validate(final)
+        evaluations = self._validate(open_epoch, final)
+        if evaluations is None:
+            return []
         ended = self._stages.lap("validation")
         record = EpochRecord(
             epoch=epoch + 1,
@@ -630,14 +633,55 @@ class Trainer:
                 self.comm.compute(self._seconds_per_sample * samples * share)
                 self._stages.lap(stage)
 
-    def _validate(self, final: bool) -> Sequence[Evaluation | None]:
-        """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
+    def _validate(self, open_epoch: OpenEpoch, final: bool) -> Sequence[Evaluation | None] | None:
+        """Have the weights evaluated; the results that are known now, of this epoch and earlier ones.
+
+        None: the run has stopped meanwhile.
+        """
         if self._validation is not None:
             self._progress.doing(VALIDATING)
             self._validation.begin()
+            if self._is_broken_off(self._validation):
+                self._stop_unvalidated(open_epoch, final)
+                return None
         if not final:
             self.worker.resume()
         return [None] if self._validation is None else self._validation.collect(everything=final)
+
+    def _asked(self) -> Callable[[], bool] | None:
+        """Return what tells whether to break off an evaluation; None: nothing does.
+
+        The state to go on from is kept already, or can be: not that of workers that have finished.
+        """
+        agenda = self._agenda
+        if agenda is None or self._hooks.save is None or self._collective:
+            return None
+
+        def asked() -> bool:
+            kept = self.ended is None and (self._step < self._updates or agenda.keeps_end(early=False))
+            return kept and agenda.asked()
+
+        return asked
+
+    def _is_broken_off(self, validation: Validation) -> bool:
+        """Tell whether any rank has broken off the evaluation (collective)."""
+        if not validation.breaks_off or self._agenda is None:
+            return False
+        votes = torch.tensor([float(validation.broken_off)])
+        self.comm.all_reduce(votes)
+        return bool(votes.item())
+
+    def _stop_unvalidated(self, open_epoch: OpenEpoch, final: bool) -> None:
+        """Stop before the weights are evaluated, which is done by whoever goes on (collective)."""
+        assert self._agenda is not None, "nothing else breaks off an evaluation"
+        decision = self._agenda.decide(self._step, open_epoch.number)
+        self.stopped = decision.stop
+        if not final:  # That of the end is kept already.
+            if self._hooks.save is not None:
+                places = self._places(open_epoch, ended=True)
+                self._hooks.save(self._step, self._state(open_epoch, places), decision)
+            self.worker.resume()
+            self.worker.finish()
 
     def _ranks(self, samples: int) -> list[RankRecord]:
         """Work of each rank since it was last asked (collective)."""

@@ -8,6 +8,7 @@ background    │ epoch 1 │ epoch 2 │ epoch 3 │                           
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,12 +28,18 @@ VALIDATIONS: Final[Registry[type[Validation]]] = Registry("tutti.training.valida
 
 @dataclass(frozen=True)
 class ValidationTask:
-    """The arguments of an evaluation: see `tutti.training.evaluation.evaluate`."""
+    """The arguments of an evaluation: see `tutti.training.evaluation.evaluate`.
+
+    Attributes:
+        asked: tells whether the run is to stop now, so that an evaluation may be broken off; None: it is not
+            asked.
+    """
 
     replica: Replica
     part: Part
     comm: Communicator
     objective: Objective
+    asked: Callable[[], bool] | None = None
 
     def tally(self) -> Tally:
         """The sums of the module over this rank's share of the samples."""
@@ -57,9 +64,13 @@ class Validation(ABC):
 
     Attributes:
         meets: whether the ranks have waited for each other when `collect` returns.
+        breaks_off: whether `begin` heeds `ValidationTask.asked`.
+        broken_off: whether it has been broken off on this rank: there is nothing to collect.
     """
 
     meets: bool = True
+    breaks_off: bool = False
+    broken_off: bool = False
 
     def __init__(self, task: ValidationTask) -> None:
         self._task = task
