@@ -44,7 +44,7 @@ def lay_out(folder: Path) -> None:
     found["Theory"] = ["strategies", *(page for page in made if page.startswith("strategies/"))]
     found["Reference"] = ["options", *(page for page in made if page.startswith(("options/", "reference/")))]
     found["Project"] = [
-        "performance",
+        "Performance <performance>",
         *(place.removesuffix(".md") for place in SITE_OF.values() if "/" in place),
     ]
     for page in docs:

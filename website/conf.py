@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import tutti
@@ -16,12 +17,12 @@ release = tutti.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 highlight_language = "text"
+smartquotes = False  # it would make one long dash of --option
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
 myst_heading_anchors = 4
-myst_enable_extensions = ["attrs_inline", "dollarmath"]
-myst_links_external_new_tab = False
+myst_enable_extensions = ["deflist"]
 
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -49,6 +50,21 @@ def _convert(app: Sphinx, what: str, name: str, value: object, options: object, 
     lines[:] = to_rst(lines)
 
 
+def _leave_out_private(
+    app: Sphinx,
+    what: str,
+    name: str,
+    value: object,
+    options: object,
+    arguments: str | None,
+    returned: str | None,
+) -> tuple[str | None, str | None]:
+    """A signature without parameters that begin with an underscore: they are the class's own."""
+    shown = arguments and re.sub(r", _\w+: [^,()]*(?=[,)])", "", arguments)
+    return shown, returned
+
+
 def setup(app: Sphinx) -> None:
-    """Have docstrings converted before anything else reads them."""
+    """Have docstrings and signatures converted before anything else reads them."""
     app.connect("autodoc-process-docstring", _convert, priority=100)
+    app.connect("autodoc-process-signature", _leave_out_private)

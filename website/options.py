@@ -47,7 +47,7 @@ def command_page(name: str) -> str:
             title = str(group.title or "Options")
             parts.append(f"## {_HEADINGS.get(title, title[0].upper() + title[1:])}\n")
             parts += [group.description + "\n"] if group.description else []
-            parts.append(table(("option", "meaning"), rows))
+            parts += [f"{shown}\n: {meaning}\n" for shown, meaning in rows]
     return "\n".join(parts)
 
 

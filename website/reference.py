@@ -95,7 +95,8 @@ def _directive(name: str) -> str:
     value = getattr(import_module(module), attribute)
     if inspect.isclass(value):
         kind = "exception" if issubclass(value, BaseException) else "class"
-        return f".. auto{kind}:: {name}\n   :members:\n   :member-order: bysource\n   :show-inheritance:"
+        bases = "" if value.__bases__ == (object,) else "\n   :show-inheritance:"
+        return f".. auto{kind}:: {name}\n   :members:{bases}"
     if inspect.isroutine(value):
         return f".. autofunction:: {name}"
     return f".. autodata:: {name}\n   :no-value:"
