@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from torch import nn
 
 import tutti
 from tests.docs.programs import DOCS, blocks_of
+from tutti.errors import BadData
+from tutti.models import build
 from tutti.run.api import TrainOptions
 from tutti.run.config import TrainConfig
 from tutti.training.augmentations import SampleRandom
@@ -98,6 +101,25 @@ def test_the_transform_of_the_page_changes_each_sample_in_its_own_way() -> None:
     assert torch.equal(targets, torch.arange(3))
     assert len({tuple(sample.flatten().tolist()) for sample in inputs}) == 3
     assert 0 <= inputs.min() < inputs.max() < 0.1
+
+
+def test_the_model_of_the_page_fits_itself_to_the_data() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(only("adding-parts.md", "def perceptron"), "page", "exec"), names)
+    model = build(names["perceptron"], (1, 8, 8), 10, {"hidden": 5})
+    assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_the_format_of_the_page_reads_its_files_and_names_what_is_there(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(only("adding-parts.md", "class Matlab"), "page", "exec"), names)
+    form, path = names["Matlab"], tmp_path / "jets.mat"
+    scipy.io.savemat(path, {"x": np.ones((4, 3)), "kind": np.arange(4)})
+    assert path.read_bytes().startswith(form.start)
+    inputs, targets = form.read(path, targets="kind").parts["train"]
+    assert (inputs.shape, targets.tolist()) == ((4, 3), [0, 1, 2, 3])
+    with pytest.raises(BadData, match=r"has no array 'y'; give --data\.inputs and --data\.targets: x, kind"):
+        form.read(path)
 
 
 def test_the_program_of_torch_export_writes_one_that_takes_any_number_of_samples(
