@@ -197,6 +197,31 @@ class EpochRecord(Record):
                 raise ValueError(f"its seconds have no '{name}'")
 
 
+@dataclass(frozen=True)
+class PointRecord(Record):
+    """A point of training within an epoch, as rank 0 sees it.
+
+    Attributes:
+        epoch: its number, from 1.
+        step: weight updates made since the run began, as in an `EpochRecord`.
+        seconds: of training since the epoch began.
+        train: loss and metrics of rank 0's training samples of this epoch so far; those metrics are left out
+            that need all samples at once.
+    """
+
+    epoch: int
+    step: int
+    seconds: float
+    train: Evaluation
+
+    def check(self) -> None:
+        """Raise ValueError if it lies in no epoch, or its time or loss is no number."""
+        if min(self.epoch, self.step, self.train.samples) < 1:
+            raise ValueError(f"a point in epoch {self.epoch}, step {self.step}; both count from 1")
+        if not math.isfinite(self.seconds):
+            raise ValueError("its time is not finite")
+
+
 def by_rank(history: Sequence[EpochRecord]) -> list[tuple[RankRecord, ...]]:
     """Return the records of each rank, of the epochs that as many ranks have trained as the last one."""
     last = len(history[-1].ranks) if history else 0

@@ -67,6 +67,7 @@ from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.losses import weights_in
 from tutti.training.losses.class_weights import BALANCED
+from tutti.training.points import Points
 from tutti.training.prediction import predict, predictions_of
 from tutti.training.preflight import warn_if_undefined
 from tutti.training.progress import Progress, Several, progress_on
@@ -313,7 +314,8 @@ def _run(
             if folder is not None:
                 folder.write_weights(weights_to_bytes(state))
 
-        progress = Several(shown, heart, around.follower)
+        points = Progress() if folder is None else Points(folder)
+        progress = Several(shown, heart, points, around.follower)
         save = None if saver is None else saver.save
         hooks = Hooks(progress, book.epoch, recording.profiler, keep, save, recording.trace, callbacks)
         earlier = [] if saved is None else history_of(saved)

@@ -29,12 +29,14 @@ class Moment:
         step: weight updates made since the run began.
         train: on this rank's part of the epoch so far.
         samples_per_s: training samples of all ranks per second in this epoch so far.
+        seconds: of training since the epoch began.
     """
 
     epoch: int
     step: int
     train: Evaluation
     samples_per_s: float
+    seconds: float = 0.0
 
 
 class Progress:

@@ -375,7 +375,8 @@ class Trainer:
                 now = stages.start()
             if now >= report:
                 rate = _rate(self._batches.samples(self._step - first), now - began)
-                self._progress.moment(Moment(epoch + 1, self._step, tally.here(glance=True), rate))
+                found, passed = tally.here(glance=True), now - open_epoch.began
+                self._progress.moment(Moment(epoch + 1, self._step, found, rate, passed))
                 report = stages.start() + self._progress.every_s
             if agenda is not None and agenda.calls(self._step) and (agenda.free or self._step < last):
                 self._pause(agenda, open_epoch)
