@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Hundreds of processes of the tests import the same modules: whoever keeps no bytecode pays for that in minutes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test test-slurm test-processors test-mutations test-gpu check docs format clean
+.PHONY: train test test-slurm test-processors test-mutations test-gpu check docs release-check format clean
 
 train: $(VENV)/installed ## train a network on every core of this machine
 	$(BIN)/tutti train
@@ -57,6 +57,10 @@ check: $(VENV)/installed-dev ## format, lint, types and boundaries
 docs: $(VENV)/installed-dev ## build the documentation site in build/site; a link that leads nowhere is an error
 	$(BIN)/python -m website build/site
 
+WHOLE ?=
+release-check: $(VENV)/installed-dev ## build sdist and wheel, check both, and train with the wheel; WHOLE=1: with all that it needs installed anew
+	$(BIN)/python -m tests.release build/release $(WHOLE:%=--whole)
+
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -75,5 +79,5 @@ $(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/constraints.txt
-	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,postgresql,test,docs,dev]'
+	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,postgresql,test,docs,dev,release]'
 	touch $@ $(VENV)/installed

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import tutti
+
+PUBLIC = Path(__file__).with_name("public_names.txt")
 
 LIGHT = (
     "tutti",
@@ -78,3 +83,31 @@ def test_on_another_system_one_sentence_says_that_it_runs_on_linux(
     start = "tutti: error: " if command else "ImportError: "
     assert last.startswith(f"{start}tutti runs on Linux, and this is {named}: ")
     assert (done.returncode, len(done.stderr.splitlines()) == 1) == ((2, True) if command else (1, False))
+
+
+def test_the_public_names_and_their_arguments_are_those_that_are_written_down() -> None:
+    # Who changes this list changes the library for its users: see "What may change" in CONTRIBUTING.md.
+    assert describe_public() == PUBLIC.read_text(encoding="utf-8").splitlines(), (
+        f"if the change is meant, write it down: {sys.executable} -m tests.test_exported_members"
+    )
+
+
+def describe_public() -> list[str]:
+    """A line for each public name, with its arguments."""
+    names = [name for name in tutti.__all__ if name != "__version__"]
+    return [f"{name}({', '.join(_arguments(getattr(tutti, name)))})" for name in names]
+
+
+def _arguments(value: Callable[..., object]) -> list[str]:
+    """The arguments with a mark at those that have a default."""
+    if isinstance(value, type) and issubclass(value, Exception) and value.__init__ is Exception.__init__:
+        return ["message"]
+    kinds = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [
+        f"{kinds.get(one.kind, '')}{one.name}{'' if one.default is one.empty else '?'}"
+        for one in inspect.signature(value).parameters.values()
+    ]
+
+
+if __name__ == "__main__":
+    PUBLIC.write_text("\n".join(describe_public()) + "\n", encoding="utf-8")
