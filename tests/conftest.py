@@ -55,6 +55,7 @@ LONGEST_FIRST = (
     "own_loop/test_checkpoints.py",
     "own_loop/test_hosts.py",
     "docs/test_types_of_examples.py",
+    "docs/test_lessons.py",
     "exports/",
     "watching/test_watch_hosts.py",
     "model_parallel/",
