@@ -6,6 +6,7 @@ import json
 import random
 import re
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -307,3 +308,17 @@ def test_what_is_auto_is_measured_first_and_the_result_has_it(monkeypatch: pytes
         64,
         "contiguous",
     )
+
+
+def test_a_time_limit_counts_from_before_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+
+    def measured(config: TrainConfig, *_: Any) -> TrainConfig:
+        monkeypatch.setattr(time, "time", lambda: now() + 3600)
+        return config
+
+    monkeypatch.setattr("tutti.studies.autotune.plan.measured", measured)
+    with pytest.raises(tutti.BadOption, match=r"^time_limit is '30m', which is over before the first step"):
+        tutti.train(net(), DATA, precision="auto", **ONE, time_limit="30m", out=str(tmp_path / "run"))

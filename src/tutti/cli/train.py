@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,7 @@ class TrainCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        began = time.time()
         given, asked = without_auto(given)
         resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
         if resume is not None and resume.goes_on:
@@ -102,7 +104,9 @@ class TrainCommand(Command):
             config = planned(config, given, "batch_size" in asked, own.budget)
         elif asked:
             config = measured(config, asked, own.budget)
-        outcome = run_job(TrainJob(config, trace=own.trace, profile=_profiled(own), resume=resume))
+        outcome = run_job(
+            TrainJob(config, trace=own.trace, profile=_profiled(own), resume=resume, began=began)
+        )
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and started_by().rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -234,7 +235,7 @@ def train(
     values |= {"workers": str(workers)}
     spell_class_weights(options)
     plain = dict(options)
-    asked = take_auto(plain)
+    asked, began = take_auto(plain), time.time()
     config = TrainConfig.from_json({**values, **plain})
     resumed = None if resume is None else Resume.find(str(resume), config.out)
     outcome = None
@@ -256,6 +257,7 @@ def train(
         floats=floats,
         notebook=_in_notebook(),
         resume=resumed,
+        began=began,
     )
     if outcome is not None:
         outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
