@@ -293,6 +293,10 @@ def test_tables_named_by_a_pattern_are_read_in_the_order_of_training_too(runs: P
     assert np.allclose(np.load(out), tutti.load(runs / "table").probabilities(TABLE[rows]), rtol=1e-6)
     assert with_columns(f"{tmp_path}/part-{{0..1}}.csv", {}, ("a", "b")) == {"columns": ["a", "b"]}
     assert with_columns("digits", {}, ("a", "b")) == {}
+    np.savez(tmp_path / "x.npz", x=np.eye(2))
+    (tmp_path / "all.txt").write_text("x.npz\n")
+    for arrays in ("x.npz", "all.txt", "{x,x}.npz"):  # They have no columns by name.
+        assert with_columns(f"{tmp_path}/{arrays}", {}, ("a", "b")) == {}
 
 
 KIND = {"data_options": {"target": "kind"}}

@@ -15,9 +15,12 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import Part
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
+from tutti.run.summary_lines import evaluation
 from tutti.training.evaluation import Objective, Tally, average_buffers, evaluate, evaluating
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
+from tutti.training.metrics.functions import own_metric
+from tutti.training.reading import CLASSES, Reading
 
 GENERATOR = torch.Generator().manual_seed(1)
 PART = Part(
@@ -54,6 +57,29 @@ def test_every_sample_counts_once_at_any_world_size(ranks: int) -> None:
     assert first.metrics["accuracy"] == (outputs.argmax(1) == PART.targets).sum().item() / 10_007
     expected = functional.cross_entropy(outputs.double(), PART.targets).item()
     assert first.loss == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_where_an_output_is_nan_no_metric_has_a_figure(ranks: int) -> None:
+    inputs = PART.inputs[:50].clone()
+    inputs[7, 3] = torch.nan
+    part = Part(inputs, PART.targets[:50])
+    names = ["accuracy", "f1", "auc"]
+    reading = Reading(CLASSES, 10, "cross_entropy", False, part.targets)
+    metrics = [METRICS[name].on(reading) for name in names]
+    metrics.append(own_metric(lambda y_true, y_pred: 1.0, "mine", reading))
+
+    def program(comm: Communicator) -> Evaluation:
+        objective = Objective(LOSSES["cross_entropy"], metrics, 10)
+        return evaluate(model(), part, comm, objective, batch_size=300).total(comm)
+
+    found = VirtualWorld(ranks).run(program)[0]
+    assert all(value != value for value in found.metrics.values())
+    assert [*found.metrics] == [*names, "mine"]
+    assert found.confusion is not None
+    assert sum(row[10] for row in found.confusion) == 1
+    assert "accuracy nan, f1 nan" in evaluation("test", found)
+    assert "(nan: there is no figure" in evaluation("test", found)
 
 
 def test_more_ranks_than_samples_is_fine() -> None:

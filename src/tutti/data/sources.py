@@ -23,7 +23,7 @@ from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, val
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, contents_of
-from tutti.data.formats import OF_ALL, format_of, read_path
+from tutti.data.formats import OF_ALL, format_of, read_path, takes_data_option
 from tutti.data.formats.parquet import is_frame, read_frame
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Array, Rows, StoredRows, joined
@@ -178,9 +178,7 @@ def with_columns(data: object, options: Mapping[str, object], columns: Sequence[
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if not named or "columns" in found or made or not isinstance(data, str | Path):
         return found
-    reader = format_of(Path(str(local_copy(data))).expanduser()).read
-    # Lists and folders of tables pass the option on.
-    if takes_option(reader, "columns") or takes_option(reader, "options"):
+    if takes_data_option(Path(str(local_copy(data))).expanduser(), "columns"):
         found["columns"] = list(columns)
     return found
 

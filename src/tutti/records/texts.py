@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ def better_by_name(name: str) -> str | None:
 
 def metric_text(name: str, value: float) -> str:
     """Return the value of a metric: a share of the samples in percent."""
+    if math.isnan(value):
+        return "nan"
     return f"{value:.2%}" if is_share(name) else f"{value:.4g}"
 
 

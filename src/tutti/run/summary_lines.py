@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -60,6 +61,8 @@ def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str
     """
     metrics = [f"{name} {metric_text(name, value)}" for name, value in result.metrics.items()]
     head = ", ".join([f"{what}: {result.samples:,} samples", *metrics, f"loss {result.loss:.4g}"])
+    if any(map(math.isnan, result.metrics.values())):
+        head += " (nan: there is no figure, as outputs are NaN, or the samples lack what is compared)"
     if result.confusion is None:
         return head
     names = [_short(labels[k]) if k < len(labels) else str(k) for k in range(len(result.confusion))]

@@ -95,7 +95,8 @@ class Tally:
     Outputs and targets are kept in the CPU's memory where a metric needs all of them at once.
 
     Metrics and matrix are of the labels that there are, where the loss ignores one that means none. Should
-    the model predict other classes than those of the matrix, these are counted together in one more column.
+    the model predict other classes than those of the matrix, these are counted together in one more column;
+    so are samples for which it gives NaN, with which no metric has a figure.
 
     Args:
         objective: has the loss, the metrics and the number of classes.
@@ -253,14 +254,18 @@ class Tally:
             self._rows = [*self._rows, (outputs.cpu(), targets.cpu())]
         if self._classes is not None:
             classes = predicted(outputs, targets, self._amounts).clamp(max=self._classes)
+            lost = outputs.isnan()
+            lost = lost.any(1) if outputs.dim() > targets.dim() else lost.reshape(targets.shape)
+            classes = classes.masked_fill(lost, self._classes)
             cells = (targets * (self._classes + 1) + classes).flatten().cpu()
             counted = torch.bincount(cells, minlength=self._confusion.numel())
             self._confusion = self._confusion + counted.view_as(self._confusion)
 
     def _of(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
-        """Yield the sums of each metric, of shape (width,)."""
+        """Yield the sums of each metric, of shape (width,); NaN where an output is."""
+        lacking = outputs.isnan().any()
         for metric in self._metrics:
-            yield metric.sum(outputs, targets).reshape(metric.width)
+            yield metric.sum(outputs, targets).reshape(metric.width).masked_fill(lacking, math.nan)
 
     def _of_all(self, rows: tuple[Tensor, ...]) -> list[float]:
         """Compute the metrics that need all outputs and targets at once, in their order."""
@@ -287,7 +292,7 @@ class Tally:
 
 
 def _value(metric: Metric, sums: Tensor, labels: int) -> float:
-    return metric.value(sums, labels) if labels else math.nan
+    return metric.value(sums, labels) if labels and not sums.isnan().any() else math.nan
 
 
 def _mean(total: float, weight: float) -> float:

@@ -71,6 +71,11 @@ class Format(ABC):
         """
 
     @staticmethod
+    def files(path: Path) -> list[Path]:
+        """Return the files of the training part, where this is a list or a folder of them; else none."""
+        return []
+
+    @staticmethod
     def column(path: Path, name: str) -> Array:
         """Read a column beside inputs and targets, such as the group of each sample of the training part.
 
@@ -127,21 +132,23 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
     return made
 
 
+def takes_data_option(path: Path, name: str) -> bool:
+    """Tell whether the reader of a file, or of the files in a list or a folder, takes an option."""
+    form = format_of(path)
+    files = form.files(path)
+    return takes_data_option(files[0], name) if files else takes_option(form.read, name)
+
+
 def read_column(path: Path, name: str) -> Array:
     """Read a column of a file or a folder beside inputs and targets, a value for each training sample.
 
     Raises:
-        BadData: there is none.
+        BadData: there is none, or of several files one has numbers and another texts.
     """
-    return format_of(path).column(path, name)
-
-
-def columns_together(paths: Sequence[Path], name: str) -> Array:
-    """Read the same column of several files, whose samples are one data set.
-
-    Raises:
-        BadData: one has none, or one has numbers and another texts.
-    """
+    form = format_of(path)
+    paths = form.files(path)
+    if not paths:
+        return form.column(path, name)
     found = [read_column(path, name) for path in paths]
     for path, one in zip(paths, found, strict=True):
         if (one.dtype.kind in "US") != (found[0].dtype.kind in "US"):

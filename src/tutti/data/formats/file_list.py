@@ -8,8 +8,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from tutti.data.contents import Contents
-from tutti.data.formats import Format, columns_together, nearest, read_files
-from tutti.data.rows import Array
+from tutti.data.formats import Format, nearest, read_files
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
 from tutti.records.untrusted import printable
@@ -46,9 +45,9 @@ class FileList(Format):
 
     @staticmethod
     @override
-    def column(path: Path, name: str) -> Array:
-        """Read a column of all files."""
-        return columns_together(_files(path), name)
+    def files(path: Path) -> list[Path]:
+        """Return the files."""
+        return _files(path)
 
 
 def _files(path: Path) -> list[Path]:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.data.contents import PARTS, Contents, refuse_other_names
-from tutti.data.formats import Format, columns_together, read_files
-from tutti.data.rows import Array
+from tutti.data.formats import Format, read_files
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -53,9 +52,9 @@ class PartFiles(Format):
         return Contents(path.resolve().name, pairs, contents.classes, contents.labels, columns or ())
 
     @staticmethod
-    def column(path: Path, name: str) -> Array:
-        """Read a column of all files of the training part."""
-        return columns_together(_parts(path)["train"], name)
+    def files(path: Path) -> list[Path]:
+        """Return the files of the training part."""
+        return _parts(path)["train"]
 
 
 def _parts(folder: Path) -> dict[str, list[Path]]:

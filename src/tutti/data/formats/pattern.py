@@ -11,8 +11,7 @@ from typing import Final
 from typing_extensions import override
 
 from tutti.data.contents import Contents
-from tutti.data.formats import Format, columns_together, nearest, read_files
-from tutti.data.rows import Array
+from tutti.data.formats import Format, nearest, read_files
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -46,9 +45,9 @@ class Pattern(Format):
 
     @staticmethod
     @override
-    def column(path: Path, name: str) -> Array:
-        """Read a column of all files."""
-        return columns_together(_files(path), name)
+    def files(path: Path) -> list[Path]:
+        """Return the files."""
+        return _files(path)
 
 
 def _files(path: Path) -> list[Path]:

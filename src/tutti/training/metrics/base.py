@@ -10,6 +10,7 @@ No metric is a mean of what batches or ranks have.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -154,11 +155,13 @@ class GatheredMetric(Metric):
         raise NotImplementedError("nothing of this metric is summed")
 
     def of_all(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return the metric.
+        """Return the metric; NaN where an output is.
 
         Raises:
             BadOption: the function fails, or gives something other than a number.
         """
+        if outputs.isnan().any():
+            return math.nan
         try:
             found: Any = self.function(outputs, targets)
             if isinstance(found, Tensor) and found.numel() == 1:
