@@ -106,6 +106,12 @@ def test_a_launcher_that_tells_no_size_is_refused() -> None:
         started_by({"PMIX_RANK": "3"})
 
 
-def test_torchrun_is_refused() -> None:
-    with pytest.raises(UserError, match="without torchrun"):
-        started_by({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4", "RANK": "0"})
+def test_torchrun_tells_rank_size_and_place() -> None:
+    told = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    found = started_by({"TORCHELASTIC_RUN_ID": "none", **told})
+    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == (
+        Launcher.TORCHRUN, 3, 4, 1, 2,
+    )  # fmt: skip
+    assert found.given
+    assert not found.mpi
+    assert started_by(told) == ALONE

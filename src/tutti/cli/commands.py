@@ -129,4 +129,4 @@ def _repeated() -> bool:
         around = started_by()
     except UserError:
         return False
-    return around.mpi and bool(around.rank)
+    return around.given and bool(around.rank)

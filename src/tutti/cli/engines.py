@@ -51,7 +51,7 @@ def work_on_hosts(own: argparse.Namespace) -> int | None:
     if own.out is None:
         raise BadOption("--hosts needs --out: the folder of the farm, on a file system that all hosts share")
     context = started_by()
-    if context.mpi:
+    if context.given:
         raise BadOption(
             f"--hosts starts the launches itself, but {context.launcher.value} has started this process; "
             f"leave --hosts out, or run the command without {context.launcher.value}"

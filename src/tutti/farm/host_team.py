@@ -42,6 +42,7 @@ _JOBS: Final = (
     ("PMIX_NAMESPACE",),
     ("OMPI_MCA_ess_base_jobid",),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("TORCHELASTIC_RUN_ID", "MASTER_PORT"),
 )
 """The variables by which launchers name a job, the same on all hosts."""
 
@@ -92,7 +93,7 @@ def team_of_host() -> Iterator[HostTeam]:
         UserError: the launcher does not tell which processes are on this host, or some do not come.
     """
     place = started_by()
-    if not place.mpi:
+    if not place.given:
         yield HostTeam()
         return
     if place.local_rank is None or place.local_size is None:

@@ -22,6 +22,7 @@ class Launcher(enum.Enum):
     TUTTI = "tutti"
     MPIRUN = "mpirun"
     SRUN = "srun"
+    TORCHRUN = "torchrun"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class LaunchContext:
     def mpi(self) -> bool:
         """True if this process is a rank of an MPI job."""
         return self.launcher in (Launcher.MPIRUN, Launcher.SRUN)
+
+    @property
+    def given(self) -> bool:
+        """True if this process is one of several ranks that the user's own launcher has started."""
+        return self.mpi or self.launcher is Launcher.TORCHRUN
 
 
 ALONE = LaunchContext(Launcher.ALONE, rank=0, size=1, local_rank=0, local_size=1)
@@ -90,12 +96,7 @@ def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
                 "install it with: pip install 'tutti[mpi]'"
             )
         return found
-    if "TORCHELASTIC_RUN_ID" in environ and _number(environ, "WORLD_SIZE", 1) > 1:
-        raise UserError(
-            f"torchrun started {environ['WORLD_SIZE']} processes, but tutti starts its ranks itself; "
-            "run the same command without torchrun, with -n for the number of ranks"
-        )
-    return ALONE
+    return _torchrun(environ) or ALONE
 
 
 def mpi_place(environ: Mapping[str, str]) -> LaunchContext | None:
@@ -110,10 +111,25 @@ def mpi_place(environ: Mapping[str, str]) -> LaunchContext | None:
 def ends_with_a_rank(environ: Mapping[str, str]) -> bool:
     """Tell whether the launcher ends the whole job as soon as a rank exits with a code that is not 0.
 
-    Open MPI's does, unless it is to go on without ranks that have died (`--with-ft ulfm`).
+    torchrun does, and Open MPI's, unless it is to go on without ranks that have died (`--with-ft ulfm`).
     """
+    if mpi_place(environ) is None and _torchrun(environ) is not None:
+        return True
     tolerant = environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("0", "false")
     return "OMPI_COMM_WORLD_SIZE" in environ and not tolerant
+
+
+def _torchrun(environ: Mapping[str, str]) -> LaunchContext | None:
+    size = _number(environ, "WORLD_SIZE", 1)
+    if "TORCHELASTIC_RUN_ID" not in environ or size <= 1:
+        return None
+    return LaunchContext(
+        Launcher.TORCHRUN,
+        rank=_number(environ, "RANK", 0),
+        size=size,
+        local_rank=_known(environ, "LOCAL_RANK"),
+        local_size=_known(environ, "LOCAL_WORLD_SIZE"),
+    )
 
 
 def _open_mpi(environ: Mapping[str, str]) -> LaunchContext | None:

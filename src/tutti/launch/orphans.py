@@ -22,6 +22,7 @@ from typing import Final
 
 from tutti.errors import UserError
 from tutti.launch.launcher import mpi_place
+from tutti.launch.mpi_library import use_library_of
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -84,7 +85,10 @@ _followed: set[int] = set()
 
 
 def follow_launcher() -> None:
-    """In a rank of an MPI job, end soon after the launcher is gone. `import tutti` sees to it."""
+    """In a rank of an MPI job, take the launcher's MPI library, and end soon after the launcher is gone.
+
+    `import tutti` sees to it.
+    """
     try:
         if mpi_place(os.environ) is None:
             return
@@ -96,6 +100,7 @@ def follow_launcher() -> None:
     ancestors: list[tuple[int, str]] = []
     with suppress(psutil.NoSuchProcess):
         ancestors += ((process.pid, process.name()) for process in psutil.Process().parents())
+    use_library_of(ancestors, os.environ)
     last = max((place for place, (_, name) in enumerate(ancestors) if name in LAUNCHERS), default=-1)
     if last < 0 and _nobody_listens(os.environ):
         # Not only out of sight, as behind the walls of a container: it was killed before this rank came here.

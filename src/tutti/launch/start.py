@@ -56,7 +56,7 @@ def start(
     context = started_by()
     if context.launcher is Launcher.TUTTI:
         return resolve_name(entry)(join(), payload)
-    if context.mpi:
+    if context.given:
         return _in_mpi_job(entry, payload, placement, announce)
     if announce is not None:
         for line in (placement.describe(), *(f"warning: {text}" for text in placement.warnings)):

@@ -229,7 +229,7 @@ def stoppable() -> Iterator[None]:
             _page.stoppable = False
         for signum, handler in _before.items():
             # mpirun and srun send it to all ranks, of which some are a little behind.
-            if signum != signal.SIGUSR1 or not started_by().mpi:
+            if signum != signal.SIGUSR1 or not started_by().given:
                 signal.signal(signum, handler)
         _before.clear()
 

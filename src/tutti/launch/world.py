@@ -7,12 +7,14 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from tutti.errors import PeerLost, TuttiError, UserError, says_all
 from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, started_by
 from tutti.launch.malloc import keep_memory
+from tutti.launch.mpi_library import refuse_unloadable
 from tutti.terminal import say_last
 
 if TYPE_CHECKING:
@@ -37,10 +39,10 @@ def adopt(comm: Communicator) -> None:
 def join(threads: int | None = None) -> Communicator:
     """Return the communicator of all ranks of this job, made at the first call.
 
-    Started by mpirun or srun, these are the ranks of the MPI job, torch gets this rank's share of the host's
-    cores as threads, and from now on an uncaught exception in any rank prints its traceback and ends the
-    whole job, so that nothing hangs. Started by tutti, they are the ranks that it started. Otherwise this is
-    a world of one.
+    Started by mpirun, srun or torchrun, these are the ranks of that job, torch gets this rank's share of the
+    host's cores as threads, and from now on an uncaught exception in any rank prints its traceback and ends
+    the whole job, so that nothing hangs. Started by tutti, they are the ranks that it started. Otherwise
+    this is a world of one.
 
     Args:
         threads: of torch, in a rank of an MPI job; None: this rank's share of the host's cores.
@@ -52,8 +54,8 @@ def join(threads: int | None = None) -> Communicator:
         UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
     """
     global _world
-    if _world is None and started_by().mpi:
-        _world = _join_mpi(threads)
+    if _world is None and started_by().given:
+        _world = _join_given(threads)
     elif _world is None:
         from tutti.comm.shm.communicator import HostCommunicator
 
@@ -61,19 +63,32 @@ def join(threads: int | None = None) -> Communicator:
     return _world
 
 
-def _join_mpi(threads: int | None) -> Communicator:
+def _join_given(threads: int | None) -> Communicator:
+    """The communicator of the ranks that the user's launcher has started."""
     import torch
 
-    from tutti.comm.mpi.communicator import MpiCommunicator
     from tutti.launch.cores import allowed_cores, share_of
 
     refuse_stranger()
     keep_memory()
-    comm = MpiCommunicator.world()
+    comm = _all_of_torchrun() if started_by().launcher is Launcher.TORCHRUN else _all_of_mpi()
     _install_exit_hooks(comm)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     torch.set_num_threads(threads or share_of(comm.node.rank, here))
     return comm
+
+
+def _all_of_mpi() -> Communicator:
+    from tutti.comm.mpi.communicator import MpiCommunicator
+
+    return MpiCommunicator.world()
+
+
+def _all_of_torchrun() -> Communicator:
+    from tutti.torch_backend.rendezvous import join_by_store
+
+    context = started_by()
+    return join_by_store(context.rank, context.size)
 
 
 def refuse_stranger() -> None:
@@ -85,6 +100,9 @@ def refuse_stranger() -> None:
     from tutti.comm.mpi.library import world_place
 
     context = started_by()
+    if not context.mpi:
+        return
+    refuse_unloadable(os.environ)
     _, seen, _ = world_place()
     if seen != context.size:
         raise UserError(_stranger(context, seen))
@@ -150,6 +168,8 @@ def end_ranks(code: int) -> NoReturn:
     if not ends_with_a_rank(os.environ):
         from tutti.comm.mpi.library import abort
 
-        abort(code)
+        # Where MPI cannot be loaded, no rank waits for another, and each says so.
+        with suppress(ImportError):
+            abort(code)
     # The page that Open MPI prints about MPI_Abort would hide what has been said before it.
     os._exit(code)

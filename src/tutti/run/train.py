@@ -294,7 +294,7 @@ def _run(
         if isinstance(data.train, StreamedPart):
             print(*_of_stream(data.train, parts.config), sep="\n", flush=True)
     # mpirun gives its ranks a terminal even where what they print goes into a file.
-    bar = not started_by().mpi
+    bar = not started_by().given
     shown = Progress() if job.quiet else progress_on(sys.stdout, comm.rank, bar, notebook=job.notebook)
     # Whoever repeats the run writes another folder.
     config = replace(parts.config, out=None)

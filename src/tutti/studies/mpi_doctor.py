@@ -22,6 +22,7 @@ from typing import Final
 
 from tutti.launch.allocation import find_allocation, in_words
 from tutti.launch.launcher import LaunchContext, mpi_place
+from tutti.launch.mpi_library import refuse_unloadable
 from tutti.studies.doctor import PATIENCE_S, Finding, mpi_library
 
 WRONG: Final = "wrong"
@@ -73,10 +74,15 @@ def examine_ranks() -> list[Finding]:
     if place is None:
         return _without_launcher()
     asked = [sys.executable, "-P", "-m", "tutti.studies.mpi_doctor"]
+    # The connection of MPICH's ranks to their launcher, which they inherit.
+    kept = [int(number) for number in (os.environ.get("PMI_FD", ""),) if number.isdecimal()]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        done = subprocess.run(
+            asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False, pass_fds=kept
+        )
     except subprocess.TimeoutExpired:
-        return _unmet(place, f"the ranks did not meet within {PATIENCE_S} s")
+        several = f"where hosts have several networks, name the one that joins all of them: {JOINING}"
+        return _unmet(place, f"the ranks did not meet within {PATIENCE_S} s; {several}")
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode != 0 or (place.rank == 0 and not lines):
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
@@ -90,6 +96,7 @@ def main() -> None:
 
     place = mpi_place(os.environ)
     assert place is not None
+    refuse_unloadable(os.environ)
     _, size, _ = world_place()
     mine = look(place, size, library(), library_file())
     seen = from_all(asdict(mine))
@@ -262,12 +269,7 @@ def _unmet(place: LaunchContext, why: str) -> list[Finding]:
     host = f"rank {own.rank} of {own.size}; CPUs {_listed(own.cpus)}; {', '.join(own.networks)}"
     findings = [(f"host {own.host}", host)]
     if place.rank == 0:
-        findings.append(
-            (
-                WRONG,
-                f"{why}. Where hosts have several networks, name the one that joins all of them: {JOINING}",
-            )
-        )
+        findings.append((WRONG, why))
     return findings
 
 

@@ -12,19 +12,28 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Final
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from tutti.comm.mpi.communicator import group_of
+from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import MpiGroup
 from tutti.comm.mpi.library import world_place
+from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.liveness import LONGEST_NAP_S
-from tutti.errors import PeerLost
+from tutti.errors import PeerLost, UserError
 from tutti.torch_backend.errors import Absent, Unusable
 
 _LONGEST_STORE_NAP_S: Final = 0.01
 """Pause between two looks of a rank into the store; torch's own wait in a file has the same."""
+
+MEET_S: Final = 300.0
+"""How long the ranks of torchrun may take to come, as each imports torch first."""
+
+_stores: Final[list[Store]] = []
+"""Rank 0 may be the one that serves the store: it is kept as long as the process lives."""
 
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
 _TAGS = 16_000
@@ -78,6 +87,31 @@ class GroupStore:
             nap_s = min(2 * nap_s, _LONGEST_STORE_NAP_S)
         found: bytes = self._store.get(key)
         return found.decode()
+
+
+def join_by_store(rank: int, size: int) -> HostCommunicator:
+    """Join all ranks that torchrun has started (collective).
+
+    Args:
+        rank: this process's number among them.
+        size: their number.
+
+    Raises:
+        UserError: they are on several hosts.
+        Absent: a rank does not come.
+    """
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=MEET_S)))
+    _stores.append(store)
+    meeting = GroupStore(PrefixStore("tutti-world", store), rank, range(size), MEET_S, lambda rank: None)
+    keys = meeting.gather(host_key())
+    group, hosts = join_host(rank, keys, meeting.gather, range(size))
+    if len(hosts) > 1:
+        names = ", ".join(dict.fromkeys(key.split()[0] for key in keys))
+        raise UserError(
+            f"torchrun has started ranks on several hosts ({names}), which tutti joins by MPI; start them "
+            "with mpirun or srun, or without a launcher by --hosts"
+        )
+    return HostCommunicator(group)
 
 
 def join_by_mpi(group_store: GroupStore, global_ranks: Sequence[int], keys: Sequence[str]) -> MpiGroup:

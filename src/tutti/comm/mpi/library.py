@@ -20,7 +20,8 @@ def load() -> Any:
 def library() -> str:
     """The MPI library's name and version (initialises MPI)."""
     MPI = load()
-    return " ".join(MPI.Get_library_version().replace("\0", "").split(",")[0].split())
+    first, *_ = MPI.Get_library_version().replace("\0", "").strip().splitlines()
+    return " ".join(first.split(",")[0].split())
 
 
 def has_ulfm() -> bool:

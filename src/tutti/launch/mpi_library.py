@@ -1,0 +1,91 @@
+"""The MPI library of the launcher that started this process; mpi4py would take its environment's own.
+
+    /usr/bin/mpirun ──► rank: mpi4py ──► .venv/lib/libmpi.so.40     the wheel's, which knows another launcher
+                                    └──► /usr/lib/.../libmpi.so.40  the launcher's own
+
+No torch, no MPI.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import UserError
+
+MPICH: Final = ("mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy")
+OPEN_MPI: Final = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
+
+CHOSEN: Final = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
+"""The variables by which a user says which library mpi4py is to load, or of which kind."""
+
+_SONAME: Final = "libmpi.so.12"
+"""The name by which mpi4py's wheel knows the library of MPICH and its kin."""
+
+
+def use_library_of(launchers: Sequence[tuple[int, str]], environ: MutableMapping[str, str]) -> None:
+    """Have mpi4py load the library that lies beside the launcher, where that is not this environment's own.
+
+    Args:
+        launchers: numbers and names of the processes that started this one, the nearest first.
+        environ: the environment in which mpi4py is to be imported; a choice of the user's stays.
+    """
+    if any(name in environ for name in CHOSEN):
+        return
+    for process, name in launchers:
+        if name not in (*MPICH, *OPEN_MPI):
+            continue
+        try:
+            program = Path(os.readlink(f"/proc/{process}/exe"))
+        except OSError:
+            continue
+        found = library_beside(program, mpich=program.name in MPICH)
+        if found is not None:
+            environ[CHOSEN[0]] = str(found)
+        return
+
+
+def library_beside(program: Path, mpich: bool) -> Path | None:
+    """Return the MPI library that belongs to a launcher; None if it is this environment's own, or not found.
+
+    Args:
+        program: the launcher's file.
+        mpich: it is MPICH's, or one of its kin's; else Open MPI's.
+    """
+    prefix = program.parent.parent
+    if prefix == Path(sys.prefix).resolve():
+        return None
+    names = (_SONAME, "libmpich.so.12") if mpich else ("libmpi.so.40",)
+    files = (folder / name for name in names for folder in _folders(prefix))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _folders(prefix: Path) -> Iterator[Path]:
+    """Yield where libraries lie under a prefix: as built, as in Debian, as in Red Hat."""
+    for lib in (prefix / "lib", prefix / "lib64"):
+        yield lib
+        yield from sorted(lib.glob("*-linux-gnu*"))
+        yield from (lib / "openmpi" / "lib", lib / "mpich" / "lib")
+
+
+def refuse_unloadable(environ: MutableMapping[str, str]) -> None:
+    """Refuse Debian's library of MPICH, which has not the name that mpi4py's wheel loads it by.
+
+    Raises:
+        UserError: it is to be loaded, and no link has that name.
+    """
+    file = environ.get(CHOSEN[0], "")
+    if not Path(file).name.startswith("libmpich.so"):
+        return
+    try:
+        ctypes.CDLL(_SONAME)
+    except OSError:
+        raise UserError(
+            f"this MPICH's library is {file}, which mpi4py's wheel knows as {_SONAME} only; give it that "
+            f"name: mkdir -p ~/mpich && ln -s {file} ~/mpich/{_SONAME} && export LD_LIBRARY_PATH=~/mpich"
+        ) from None
+    environ[CHOSEN[0]] = _SONAME

@@ -1,0 +1,68 @@
+"""Which MPI library a rank loads, by the launcher that has started it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tutti.errors import UserError
+from tutti.launch.mpi_library import library_beside, refuse_unloadable, use_library_of
+
+
+@pytest.mark.parametrize(
+    ("program", "library", "mpich"),
+    [
+        ("bin/orterun", "lib/x86_64-linux-gnu/libmpi.so.40", False),
+        ("bin/prterun", "lib/libmpi.so.40", False),
+        ("bin/mpiexec.hydra", "lib64/mpich/lib/libmpi.so.12", True),
+        ("bin/mpiexec.hydra", "lib/x86_64-linux-gnu/libmpich.so.12", True),
+    ],
+)
+def test_the_library_beside_a_launcher_is_found(
+    tmp_path: Path, program: str, library: str, mpich: bool
+) -> None:
+    file = tmp_path / library
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert library_beside(tmp_path / program, mpich) == file
+    assert library_beside(tmp_path / program, not mpich) is None
+
+
+def test_the_environments_own_launcher_leaves_the_choice_to_mpi4py() -> None:
+    assert library_beside(Path(sys.prefix, "bin", "prterun"), mpich=False) is None
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[int]:
+    """A process that is called as MPICH's launcher, with its library; returns its number."""
+    program = tmp_path / "bin" / "mpiexec.hydra"
+    program.parent.mkdir()
+    shutil.copy("/bin/sleep", program)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libmpi.so.12").touch()
+    with subprocess.Popen([str(program), "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_rank_takes_the_library_of_its_launcher_unless_the_user_has_chosen(
+    launcher: int, tmp_path: Path
+) -> None:
+    environ: dict[str, str] = {}
+    use_library_of([(os.getpid(), "bash"), (launcher, "mpiexec.hydra")], environ)
+    assert environ == {"MPI4PY_LIBMPI": str(tmp_path / "lib" / "libmpi.so.12")}
+    chosen = {"MPI4PY_MPIABI": "openmpi"}
+    use_library_of([(launcher, "mpiexec.hydra")], chosen)
+    assert chosen == {"MPI4PY_MPIABI": "openmpi"}
+
+
+def test_a_library_of_mpich_by_another_name_is_refused_with_the_link_that_it_needs() -> None:
+    with pytest.raises(UserError, match=r"ln -s /x/libmpich\.so\.12 ~/mpich/libmpi\.so\.12"):
+        refuse_unloadable({"MPI4PY_LIBMPI": "/x/libmpich.so.12"})
+    refuse_unloadable({"MPI4PY_LIBMPI": "/x/libmpi.so.40"})

@@ -1,0 +1,6 @@
+"""A loop of one's own that any launcher starts: prints what each rank sees of the others."""
+
+import tutti
+
+comm = tutti.init()
+print(f"{comm.rank} of {comm.size}: {tutti.total(float(comm.rank + 1))}", flush=True)
