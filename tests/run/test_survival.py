@@ -133,8 +133,11 @@ def test_a_run_that_loses_too_many_ends_and_says_so(tmp_path: Path) -> None:
             callbacks=Killed(tmp_path, deaths),
             on_failure="respawn",
             max_failures=2,
+            out=str(tmp_path / "run"),
             **OPTIONS,
         )
+    # It failed in its first epoch.
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_of_which_no_rank_is_left_ends(tmp_path: Path) -> None:
