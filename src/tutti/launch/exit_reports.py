@@ -83,6 +83,7 @@ class Death:
         out_of_memory: whether the kernel has ended a process of this machine for lack of memory meanwhile.
         after: it had reported that it was done, and failed in what follows: exit functions, threads, files
             that were left open.
+        hung: in what it hung, if it was killed for that.
     """
 
     rank: int
@@ -90,9 +91,12 @@ class Death:
     returncode: int
     out_of_memory: bool = False
     after: bool = False
+    hung: str = ""
 
     def why(self) -> str:
         """Describe the death, such as "killed by signal 9 (SIGKILL)"."""
+        if self.hung:
+            return self.hung
         if self.returncode >= 0:
             when = "after it was done, in what it does at its end" if self.after else "before it was done"
             return f"exited with code {self.returncode} {when}"

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -24,7 +24,10 @@ from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
 
 @dataclass
 class RankProcess:
-    """The supervisor's record of a rank: what has come through its pipe, and how it has ended."""
+    """The supervisor's record of a rank: what has come through its pipe, and how it has ended.
+
+    `hung` says in what it hung, if it was killed for that.
+    """
 
     rank: int
     pipe: FileIO
@@ -32,6 +35,7 @@ class RankProcess:
     report: Report | None = None
     death: Death | None = None
     ended: bool = False
+    hung: str = ""
 
     def receive(self) -> bool:
         """Read all that is in the pipe; returns whether more may come."""
@@ -48,7 +52,7 @@ class RankProcess:
         self.receive()
         done = self.report is not None and not self.report.failed
         if self.report is None or (done and returncode != 0):
-            self.death = Death(self.rank, time.monotonic(), returncode, starved, after=done)
+            self.death = Death(self.rank, time.monotonic(), returncode, starved, done, self.hung)
 
 
 class RankSetting(NamedTuple):
@@ -74,6 +78,7 @@ def start_ranks(
     payload: bytes,
     settings: Sequence[RankSetting],
     stop: int,
+    arena: Arena | None = None,
 ) -> list[RankProcess]:
     """Have the ranks of a group forked, with an arena of their own.
 
@@ -84,9 +89,12 @@ def start_ranks(
         payload: handed to it.
         settings: of each rank.
         stop: the file of their `StopPage`.
+        arena: a new one, for those who look into it: their control block is its first allocation.
     """
+    if arena is None:
+        with closing(Arena.create()) as made:
+            return start_ranks(stack, server, entry, payload, settings, stop, made)
     ranks: list[RankProcess] = []
-    arena = Arena.create()
     size = len(settings)
     block = arena.allocate(control_bytes(size))
     content = os.memfd_create("tutti-job", os.MFD_CLOEXEC)
@@ -106,7 +114,6 @@ def start_ranks(
             finally:
                 os.close(writing)
     finally:
-        arena.close()
         os.close(content)
     return ranks
 

@@ -26,6 +26,7 @@ def start(
     announce: Callable[[str], None] | None = None,
     prefix: bool = False,
     apart: bool = False,
+    hang_timeout_s: float | None = None,
 ) -> object:
     """Run `entry` on every rank of the placement, and wait for it.
 
@@ -40,6 +41,8 @@ def start(
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
         prefix: print whole lines of the ranks, each with its rank before it, where several are started.
         apart: a single rank is a process of its own, too.
+        hang_timeout_s: a rank of this machine that makes no step for so long, and waits for no other, is
+            killed; None: none is.
 
     Returns:
         What the function returned on rank 0; when this process is a rank already, what it returned here; None
@@ -69,7 +72,7 @@ def start(
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise
 
-    return supervise(entry, payload, placement, prefix=prefix)
+    return supervise(entry, payload, placement, prefix=prefix, hang_timeout_s=hang_timeout_s)
 
 
 def _alone(entry: str, payload: bytes, placement: Placement) -> object:

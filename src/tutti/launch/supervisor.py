@@ -17,12 +17,14 @@ import pickle
 import selectors
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Final, cast
 
+from tutti.comm.shm.arena import Arena
 from tutti.errors import TuttiError
 from tutti.launch.exit_reports import Report, cause
 from tutti.launch.fork_server_client import ForkServer, fork_server
+from tutti.launch.hangs import LOOK_S, HangWatch
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
@@ -42,7 +44,14 @@ FINISH_S: Final = 10.0
 """Time of a rank that is done to exit."""
 
 
-def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:
+def supervise(
+    entry: str,
+    payload: bytes,
+    placement: Placement,
+    *,
+    prefix: bool = False,
+    hang_timeout_s: float | None = None,
+) -> object:
     """Run `entry` on the ranks of the placement, on this machine, as `tutti.launch.start.start` says."""
     # The watch lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
     with SignalWatch() as signals:
@@ -58,10 +67,13 @@ def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool 
             )
             # Before the server ends what is left of them.
             stack.callback(page.end)
-            ranks = start_ranks(stack, server, entry, payload, _settings(placement, relay), stop)
+            arena = stack.enter_context(closing(Arena.create()))
+            settings = _settings(placement, relay)
+            ranks = start_ranks(stack, server, entry, payload, settings, stop, arena)
+            hangs = None if hang_timeout_s is None else HangWatch(arena, ranks, hang_timeout_s)
             if relay is not None:
                 relay.start()
-            error = _watch(ranks, server, stopping)
+            error = _watch(ranks, server, stopping, hangs)
     stopping.act()
     if error is not None:
         raise error
@@ -82,7 +94,9 @@ def _settings(placement: Placement, relay: Relay | None) -> list[RankSetting]:
     return settings
 
 
-def _watch(ranks: Sequence[RankProcess], server: ForkServer, stopping: Stopping) -> TuttiError | None:
+def _watch(
+    ranks: Sequence[RankProcess], server: ForkServer, stopping: Stopping, hangs: HangWatch | None
+) -> TuttiError | None:
     """Wait until all ranks are done (None), one has failed (the error), or a signal ends them (None)."""
     kills_before = out_of_memory_kills()
     deadline: float | None = None
@@ -93,12 +107,15 @@ def _watch(ranks: Sequence[RankProcess], server: ForkServer, stopping: Stopping)
             selector.register(one.pipe, selectors.EVENT_READ, one)
         while not stopping.over():
             patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-            limits = [limit for limit in (patience, stopping.patience_s()) if limit is not None]
+            look = None if hangs is None else LOOK_S
+            limits = [limit for limit in (patience, stopping.patience_s(), look) if limit is not None]
             for key, _ in selector.select(min(limits, default=None)):
                 if key.data is server:
                     note_server_message(ranks, server, kills_before)
                 elif key.data is not None and not key.data.receive():
                     selector.unregister(key.fileobj)
+            if hangs is not None:
+                hangs.look(time.monotonic())
             error, certain = cause(
                 [one.report for one in ranks if one.report], [one.death for one in ranks if one.death]
             )

@@ -120,6 +120,7 @@ class TrainOptions(TypedDict, total=False):
     keep: int
     on_failure: str
     max_failures: int
+    hang_timeout: str
     log: str
     out: str | None
 

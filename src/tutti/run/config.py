@@ -22,7 +22,7 @@ from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
-from tutti.training.intervals import AUTO, Every, seconds_of
+from tutti.training.intervals import AUTO, OFF, Every, seconds_of
 from tutti.training.loggers import optional_loggers
 from tutti.training.stopping import StopRule
 
@@ -336,6 +336,11 @@ class TrainConfig:
     max_failures: int = option(
         10, "with --on-failure respawn or shrink: so many losses within an hour are survived", least=1
     )
+    hang_timeout: str = option(
+        "60s",
+        "a rank that makes no step for so long and waits for no other is lost: its stacks are printed, and "
+        "it is killed; ten times its longest step if that is longer; or off",
+    )
     callbacks: str | None = option(
         None,
         "objects or classes of yours that look on and may end the run, tutti.Callback: file.py:NAME or "
@@ -434,7 +439,7 @@ class TrainConfig:
 
 OF_LONG_RUNS: Final = (
     *("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep", "predictions"),
-    *("on_failure", "max_failures"),
+    *("on_failure", "max_failures", "hang_timeout"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
@@ -513,6 +518,8 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
             )
     if c.time_limit is not None:
         seconds_of(c.time_limit, "--time-limit")
+    if c.hang_timeout != OFF:
+        seconds_of(c.hang_timeout, "--hang-timeout")
     Every.parse(c.checkpoint, "--checkpoint")
     if c.levels == 2 and not c.servers:
         yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"

@@ -25,7 +25,7 @@ MAY_DIFFER: Final = frozenset(
         *("strategy", "strategy_options", "parallel", "parallel_options", "balance"),
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
-        *("predictions", "callbacks", "on_failure", "max_failures"),
+        *("predictions", "callbacks", "on_failure", "max_failures", "hang_timeout"),
     }
 )
 """Options that may be others than those of the checkpoint's run. All others decide what is learned."""

@@ -52,7 +52,8 @@ def run(job: Job) -> object:
     with job.started() as sent:
         if isinstance(sent, TrainJob) and sent.config.on_failure != STOP:
             return survive(sent, placement, say)
-        return start(job.entry, pickle.dumps(sent), placement, announce=say)
+        hang_timeout_s = sent.hang_timeout_s if isinstance(sent, TrainJob) else None
+        return start(job.entry, pickle.dumps(sent), placement, announce=say, hang_timeout_s=hang_timeout_s)
 
 
 def _check_with_torch(job: Job, placement: Placement) -> None:

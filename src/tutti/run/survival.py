@@ -49,7 +49,14 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
         while True:
             sent = replace(job, memory=memory.place, losses=len(times))
             try:
-                return start(job.entry, pickle.dumps(sent), placement, announce=announce, apart=True)
+                return start(
+                    job.entry,
+                    pickle.dumps(sent),
+                    placement,
+                    announce=announce,
+                    apart=True,
+                    hang_timeout_s=job.hang_timeout_s,
+                )
             except PeerLost as lost:
                 now = time.monotonic()
                 times.append(now)

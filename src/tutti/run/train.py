@@ -16,12 +16,14 @@ import torch._dynamo  # The first optimizer imports it, for a second: better bef
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
+from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data import Batches, DataSet, Queue
 from tutti.data.columns import Columns
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.streaming.quality import quality_of
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
+from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
@@ -30,7 +32,7 @@ from tutti.model_parallel.places import PORTION
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import RunStart, Summary, World, now
+from tutti.records.run import EpochRecord, RunStart, Summary, World, now
 from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.records.texts import resumed_text
 from tutti.replica import Replica
@@ -126,6 +128,7 @@ class Surroundings:
         successor: a path that is there once others have taken the run over; None: nobody does.
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
+        on_step: called before each step of this rank, with the number of updates made before.
     """
 
     follower: Progress = field(default_factory=Progress)
@@ -133,6 +136,7 @@ class Surroundings:
     ends: Callable[[Communicator], str | None] | None = None
     successor: Path | None = None
     alone: bool = True
+    on_step: Callable[[int], None] | None = None
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -145,7 +149,11 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     Raises:
         UserError: the input is wrong.
     """
-    return train(comm, load_job(payload, TrainJob), Surroundings())
+    job = load_job(payload, TrainJob)
+    if not isinstance(comm, HostCommunicator) or comm.size == 1 or job.hang_timeout_s is None:
+        return train(comm, job, Surroundings())  # No supervisor watches this process.
+    print_stacks_when_asked()
+    return train(comm, job, Surroundings(follower=Pulse(comm), on_step=comm.peers.beat))
 
 
 def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome:
@@ -317,7 +325,15 @@ def _run(
         points = Progress() if folder is None else Points(folder)
         progress = Several(shown, heart, points, around.follower)
         save = None if saver is None else saver.save
-        hooks = Hooks(progress, book.epoch, recording.profiler, keep, save, recording.trace, callbacks)
+        hooks = Hooks(
+            progress,
+            book.epoch,
+            _both(recording.profiler, around.on_step),
+            keep,
+            save,
+            recording.trace,
+            callbacks,
+        )
         earlier = [] if saved is None else history_of(saved)
         for record in earlier:
             book.epoch(record)
@@ -374,6 +390,44 @@ def _run(
     if speaks:
         _print_end(outcome, summary, data, pipeline)
     return outcome
+
+
+class Pulse(Progress):
+    """The sign that a rank does something else than to train, which may take any time.
+
+    Args:
+        comm: all ranks of this host.
+    """
+
+    def __init__(self, comm: HostCommunicator) -> None:
+        self._peers = comm.peers
+
+    def doing(self, what: str) -> None:
+        """The rank does something else."""
+        self._peers.beat(None)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended; callbacks are to be told."""
+        self._peers.beat(None)
+
+    def end(self) -> None:
+        """Training has ended."""
+        self._peers.beat(None)
+
+
+def _both(
+    one: Callable[[int], None] | None, other: Callable[[int], None] | None
+) -> Callable[[int], None] | None:
+    """Return what calls both functions, of which there may be fewer."""
+    if one is None or other is None:
+        return one or other
+    first, second = one, other
+
+    def call(made: int) -> None:
+        first(made)
+        second(made)
+
+    return call
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from tutti.records.shapes import Shape
 from tutti.run.config import TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume
+from tutti.training.intervals import OFF, seconds_of
 from tutti.training.loggers import logger_names
 
 
@@ -76,6 +77,12 @@ class TrainJob(Job):
     starter: Address | None = None
     memory: MemoryPlace | None = None
     losses: int = 0
+
+    @property
+    def hang_timeout_s(self) -> float | None:
+        """The seconds after which a rank that makes no step is lost; None: it may take any time."""
+        text = self.config.hang_timeout
+        return None if text == OFF else seconds_of(text, "--hang-timeout")
 
     @override
     def check(self, placement: Placement) -> None:

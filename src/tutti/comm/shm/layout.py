@@ -38,9 +38,10 @@ LOST: Final = 0
 may both store: either rank is dead, and all that matters is that the word stays other than 0.
 """
 
-PHASE, CALL, PID, LEFT = 0, 2, 4, 5
+PHASE, CALL, PID, LEFT, BEAT, WAITS = 0, 2, 4, 5, 6, 7
 """Words of a rank's line: twice the number of its latest phase of the barrier, plus 1 if it called more than
-a barrier; the call; the process id; 1 after `close`. PHASE and CALL are two words each, for even and odd
+a barrier; the call; the process id; 1 after `close`; 1 + its steps while it trains, else 0; 1 while it waits
+for others, and has for more than a moment. PHASE and CALL are two words each, for even and odd
 phases: a slow rank still finds the call of a rank that has gone on."""
 
 ROW: Final = 1 << 20

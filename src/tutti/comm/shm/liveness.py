@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import LOST, PID, HostGroup
+from tutti.comm.shm.layout import BEAT, LOST, PID, WAITS, HostGroup
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
@@ -99,6 +99,14 @@ class Peers:
                 )
             self._watch.ended(LONGEST_NAP_S)
             self.check()
+
+    def beat(self, steps: int | None) -> None:
+        """Tell who watches the ranks how many steps this one has made; None: it does something else."""
+        self._words[self.group.layout.line(self.group.rank) + BEAT] = 0 if steps is None else 1 + steps
+
+    def waits(self, long: bool) -> None:
+        """Tell who watches the ranks whether this one has been waiting for others for more than a moment."""
+        self._words[self.group.layout.line(self.group.rank) + WAITS] = long
 
     def check(self) -> None:
         """Raise if a rank of the job died.
@@ -206,19 +214,23 @@ def wait(
                 return
             if time.monotonic() - pause.started > SPIN_S:
                 break
-    while not ready():
-        if not pause.rest():
-            continue
-        try:
-            peers.check()  # [6]
-            missing = needed()
-            if missing and all(map(group.has_left, missing)):
-                raise PeerLost([group.global_ranks[rank] for rank in missing], LEFT_EARLY)
-        except PeerLost:
-            fence()
-            if not ready():  # [7]
-                raise
-            return
+    try:
+        while not ready():
+            if not pause.rest():
+                continue
+            peers.waits(True)
+            try:
+                peers.check()  # [6]
+                missing = needed()
+                if missing and all(map(group.has_left, missing)):
+                    raise PeerLost([group.global_ranks[rank] for rank in missing], LEFT_EARLY)
+            except PeerLost:
+                fence()
+                if not ready():  # [7]
+                    raise
+                return
+    finally:
+        peers.waits(False)
 
 
 class DescriptorWatch:

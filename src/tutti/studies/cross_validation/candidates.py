@@ -33,6 +33,7 @@ NOT_SWEPT: Final = {
     "out": "each fold gets its folder in --out",
     "time_limit": "give --time-limit once, for all, or --job-timeout",
     "on_failure": "a job whose rank is lost is trained again by itself",
+    "hang_timeout": "give --job-timeout",
     "max_failures": "a job whose rank is lost is trained again by itself",
 }
 """Options that are the same for all candidates, and what to do instead."""

@@ -39,6 +39,7 @@ NOT_SEARCHED: Final = {
     "out": "each trial gets its folder in --out",
     "time_limit": "give --time-limit once, for all, or --job-timeout",
     "on_failure": "a job whose rank is lost is trained again by itself",
+    "hang_timeout": "give --job-timeout",
     "max_failures": "a job whose rank is lost is trained again by itself",
 }
 """Options that are the same for all trials, and what to do instead."""

@@ -1,0 +1,166 @@
+"""A rank that hangs is named, with what it did, and lost; one that takes its time is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tutti
+from tests.run.test_survival import OPTIONS, model
+from tutti.comm.shm.arena import FIRST, Arena
+from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout, control_bytes
+from tutti.errors import PeerLost
+from tutti.launch.hangs import HangWatch
+from tutti.launch.rank_processes import RankProcess
+
+
+class Hanging(tutti.Callback):
+    """Hangs on rank 1, once, behind a step.
+
+    Args:
+        note: a file that is there once it has.
+        how: the way in which it does.
+    """
+
+    def __init__(self, note: Path, how: str, step: int = 11) -> None:
+        self._note, self._how, self._step = note, how, step
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == 1 and course.step == self._step and not self._note.exists():
+            self._note.touch()
+            self.dwell()
+
+    def dwell(self) -> None:
+        if self._how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            threading.Event().wait()
+
+
+def hung(tmp_path: Path, how: str, **options: Any) -> tutti.Result:
+    return tutti.train(
+        model(),
+        workers=2,
+        callbacks=Hanging(tmp_path / "hung", how),
+        hang_timeout="1s",
+        **{**OPTIONS, **options},
+    )
+
+
+@pytest.mark.parametrize("strategy", ["sync", "hogwild"])
+def test_a_deadlock_is_named_with_the_stack_of_the_rank_that_is_in_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str
+) -> None:
+    with pytest.raises(PeerLost, match=r"lost rank 1: it made no step for \d+ s, and waited for no other"):
+        hung(tmp_path, "deadlock", strategy=strategy, epochs=200)
+    said = capfd.readouterr().err
+    assert "in dwell" in said
+    assert said.count("in dwell") == 1
+
+
+def test_a_stopped_rank_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    survived = hung(tmp_path, "stopped", on_failure="respawn")
+    assert len(survived.history) == OPTIONS["epochs"]
+    assert "lost rank 1: it was stopped by a signal (SIGSTOP)" in capfd.readouterr().err
+
+
+class Slow(tutti.Callback):
+    """Takes its time after an epoch, and for its first step, as compilers do."""
+
+    def step(self, course: tutti.Course) -> None:
+        if course.step == 1 and course.rank == 1:
+            time.sleep(2.5)
+
+    def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
+        if record.epoch == 2 and course.rank == 0:
+            time.sleep(2.5)
+
+
+def test_a_first_step_and_what_follows_an_epoch_may_take_longer() -> None:
+    result = tutti.train(model(), workers=2, callbacks=Slow(), hang_timeout="1s", **OPTIONS)
+    assert len(result.history) == OPTIONS["epochs"]
+
+
+def test_a_time_without_a_unit_is_refused() -> None:
+    with pytest.raises(tutti.errors.BadOption, match="hang_timeout is 'soon'"):
+        tutti.train(model(), workers=2, hang_timeout="soon", **OPTIONS)
+
+
+class Ranks:
+    """Two ranks that a `HangWatch` looks at, which are this process and know nothing of it."""
+
+    def __init__(self) -> None:
+        self.arena = Arena.create()
+        assert self.arena.allocate(control_bytes(2)) == FIRST
+        layout = ControlLayout(2)
+        self.words, self.lines = self.arena.words(FIRST, layout.words), [layout.line(0), layout.line(1)]
+        self.ranks = [RankProcess(rank, FileIO(os.devnull)) for rank in range(2)]
+        self.watch = HangWatch(self.arena, self.ranks, timeout_s=60)
+
+    def train(self, *steps: int) -> None:
+        for line, made in zip(self.lines, steps, strict=True):
+            self.words[line + BEAT] = 1 + made
+
+    @property
+    def hung(self) -> list[int]:
+        return [one.rank for one in self.ranks if one.hung]
+
+
+@pytest.fixture
+def two() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.arena.close()
+    for one in ranks.ranks:
+        one.pipe.close()
+
+
+def test_nobody_hangs_while_the_whole_job_was_suspended(two: Ranks) -> None:
+    for second in range(10):
+        two.train(second, second)
+        two.watch.look(second)
+    two.watch.look(1000)
+    assert two.hung == []
+
+
+def test_a_long_step_is_ten_times_as_long_as_the_longest(two: Ranks) -> None:
+    for second in range(0, 100, 10):
+        two.train(second // 20, second // 20)
+        for now in range(second, second + 10, 4):
+            two.watch.look(now)
+    for now in range(100, 270, 4):
+        two.watch.look(now)
+    assert two.hung == []
+
+
+def test_of_two_that_make_no_step_the_one_that_does_not_wait_hangs(two: Ranks) -> None:
+    two.train(0, 0)
+    two.watch.look(0)
+    two.train(1, 1)
+    two.words[two.lines[0] + WAITS] = 1
+    # There are no such processes: none is sent a signal.
+    for line in two.lines:
+        two.words[line + PID] = 1 << 30
+    for now in range(1, 70, 4):
+        two.watch.look(now)
+    assert two.hung == [1]
+
+
+def test_of_two_that_wait_for_each_other_both_hang(two: Ranks) -> None:
+    two.train(0, 0)
+    two.watch.look(0)
+    two.train(1, 1)
+    for line in two.lines:
+        two.words[line + WAITS] = 1
+        two.words[line + PID] = 1 << 30
+    for now in range(1, 70, 4):
+        two.watch.look(now)
+    assert two.hung == [0, 1]
