@@ -150,7 +150,7 @@ def test_ctrl_c_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().err == "tutti: interrupted\n"
 
 
-@pytest.mark.parametrize("module", ["tutti.cli.commands", "tutti.cli.train", "tutti.studies.autotune.plan"])
+@pytest.mark.parametrize("module", ["tutti.cli.commands", "tutti.cli.train", "tutti.run.resume"])
 def test_ctrl_c_while_the_command_is_being_imported_is_one_line(module: str) -> None:
     program = f"""
 import os, signal, sys
