@@ -81,6 +81,11 @@ class TrainCommand(Command):
         parser.option("--profile", profile, "A-B", type=_steps)
         ranks = "on which ranks --profile looks (default: 0)"
         parser.option("--profile-ranks", ranks, "R,...")
+        parser.option(
+            "--dry-run",
+            "print the plan, about how much memory it takes, and the configuration with all that was left "
+            "open filled in, and end: no rank is started, nothing is written",
+        )
         parser.config_options(auto=MEASURED)
 
     @override
@@ -96,6 +101,16 @@ class TrainCommand(Command):
             given, asked = {**given, "precision": config.precision}, set()
         else:
             config = config_of(own, given, dotted)
+        if own.dry_run:
+            if own.plan is not None or asked:
+                raise BadOption(
+                    "--dry-run starts no rank, and 'auto' is measured by some; leave one of them out"
+                )
+            # It would slow every other start.
+            from tutti.studies.dry_run_job import dry_run
+
+            dry_run(TrainJob(config, resume=resume))
+            return 0
         if own.plan is not None or asked:
             # It would slow every other start, and each completion.
             from tutti.studies.autotune.plan import measured, planned

@@ -39,7 +39,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
         found: dict[str, MemoryNeed | str] = {}
         for name, layout, ranks in _layouts(job):
             try:
-                found[name] = _needs(layout, ranks, task.module, task.workload(config.batch_size), state)
+                found[name] = need_of(layout, ranks, task.module, task.workload(config.batch_size), state)
             except UserError as error:
                 found[name] = str(error)
     print(task.described())
@@ -62,7 +62,7 @@ def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
             yield layout.describe(), layout, ranks
 
 
-def _needs(
+def need_of(
     layout: Layout | None, ranks: int, module: nn.Module, workload: Workload, state: float
 ) -> MemoryNeed:
     """The need of the rank that needs the most; without a layout each has the whole model."""

@@ -1,0 +1,64 @@
+"""The job of a dry run. Needs no torch: the launching process imports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from tutti.errors import BadOption
+from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.placement import Placement
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import Job
+from tutti.run.start import announce
+from tutti.run.start import run as run_job
+from tutti.run.train_job import TrainJob
+
+
+@dataclass(frozen=True)
+class DryRunJob(Job):
+    """A run that is looked at and not made, by one rank: this process.
+
+    Attributes:
+        planned: the run.
+        placement: its ranks.
+    """
+
+    entry: ClassVar[str] = "tutti.studies.dry_run:work"
+    announced: ClassVar[bool] = False
+
+    planned: TrainJob
+    ranks: Placement
+
+
+def dry_run(job: TrainJob) -> None:
+    """Refuse what the run would be refused for, and print its plan, memory and configuration.
+
+    Raises:
+        UserError: the input is wrong.
+    """
+    launcher = started_by().launcher
+    if launcher is not Launcher.ALONE:
+        raise BadOption(f"--dry-run looks at a run in one process; leave {launcher.value} out")
+    placement = job.placement()
+    job.check(placement)
+    for line in (placement.describe(), *(f"warning: {one}" for one in placement.warnings)):
+        announce(line)
+    run_job(DryRunJob(alone(job.config), job, placement))
+
+
+def alone(config: TrainConfig) -> TrainConfig:
+    """Return the configuration of the same model and data on one rank of this host."""
+    return replace(
+        config,
+        workers="1",
+        hosts=None,
+        servers=0,
+        levels=1,
+        server_period=None,
+        parallel=None,
+        parallel_options={},
+        balance="none",
+        strategy="solo",
+        strategy_options={},
+    )
