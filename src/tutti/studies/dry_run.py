@@ -1,8 +1,7 @@
 """What a run would be: its plan, the memory of its ranks, and its configuration. Runs on one rank.
 
-The memory is an estimate: a model without contents is taken through a step (`tutti.model_parallel.memory`),
-and what a process has that trains nothing is that of this one, before it opens the data. Allocators keep more
-than they give, and libraries have buffers, so a run may use more.
+The memory is an estimate: a model without contents is taken through a step (`tutti.model_parallel.memory`).
+Allocators keep more than they give, and libraries have buffers, so a run may use more.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import psutil
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.launch.placement import Placement
+from tutti.launch.placement import RANK_BYTES, Placement
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step, state_per_byte
 from tutti.parameter_server.base import Centre
@@ -50,14 +49,13 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
     hosts = max(1, len(placement.hosts))
     check_job(planned, placement.ranks, hosts)
     strategy = check_strategy(planned, placement.ranks, hosts)
-    process = psutil.Process().memory_info().rss
     with seeded(config.seed):
         task = prepare_task(job, open_config_data(job, comm))
         optimizer = build_optimizer(job, task.module)
         state = state_per_byte(lambda module: build_optimizer(job, module))
         layout = layout_of(config, placement.workers)
         need = _need(task, strategy, config, layout, placement.workers, state)
-        found = _of_host(need, task, strategy, placement, process)
+        found = _of_host(need, task, strategy, placement)
         filled = resolved(config, comm, task, strategy, optimizer)
     final = replace(
         filled,
@@ -85,14 +83,12 @@ def _need(
     return MemoryNeed(weights // shared, gradients, int(state * gradients), peak)
 
 
-def _of_host(
-    need: MemoryNeed, task: Task, strategy: Strategy, placement: Placement, process: int
-) -> dict[str, float]:
+def _of_host(need: MemoryNeed, task: Task, strategy: Strategy, placement: Placement) -> dict[str, float]:
     """Return the bytes of all ranks of the host with the most of them."""
     ranks = _ranks_of_host(placement)
     centre = task.nbytes if Centre in strategy.needs else 0
     return {
-        "Python and torch": float(process * ranks),
+        "Python and torch": float(RANK_BYTES * ranks),
         "weights": float(need.weights * ranks + centre),
         "gradients": float(need.gradients * ranks),
         "optimizer state": float(need.state * ranks),
