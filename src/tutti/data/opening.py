@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -153,17 +153,26 @@ def _streamed(data: object, options: Mapping[str, object], comm: Communicator) -
     return _Choice(True in told, cast("Streamable | None", given), data, options)
 
 
-def refuse_too_large(name: str, nbytes: int) -> None:
+_STREAMED: Final = (
+    "write it as NPY files by: tutti data convert DATA NEW, and give --data NEW: such a folder is streamed"
+)
+
+
+def refuse_too_large(name: str, nbytes: int, remedy: str = _STREAMED) -> None:
     """Refuse data that the free memory does not hold, before they are read.
 
+    Args:
+        name: of the data.
+        nbytes: that they take.
+        remedy: what to do about it.
+
     Raises:
-        BadData: the message says how they are streamed.
+        BadData: the message ends with the remedy.
     """
     free = free_bytes()
     if free is not None and nbytes > free:
         raise BadData(
-            f"{name} takes {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; write it as "
-            "NPY files by: tutti data convert DATA NEW, and give --data NEW: such a folder is streamed"
+            f"{name} takes {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; {remedy}"
         )
 
 

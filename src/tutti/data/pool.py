@@ -26,6 +26,7 @@ from tutti.comm.base import Communicator
 from tutti.data.arrays import samples_per_chunk, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import Contents
+from tutti.data.opening import refuse_too_large
 from tutti.data.parts import PROBED, DataSet, Part, Scale, scale_of_columns, shape_of
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_sums, scale_of
@@ -36,7 +37,10 @@ from tutti.errors import BadData, UserError
 from tutti.records.shapes import Shape
 from tutti.records.splits import read_split
 
-_BY_NUMBER: Final = "runs that need samples by number: with a split, predictions or weights, or one of many"
+BY_NUMBER: Final = "runs that need samples by number: with a split, predictions or weights, or one of many"
+
+FEWER: Final = f"give fewer samples: {BY_NUMBER}, have all of them in memory"
+"""The remedy for data that it does not hold."""
 
 ALIGNMENT: Final = 64
 """Alignment of tensors in the memory, in bytes."""
@@ -260,8 +264,9 @@ def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | 
     found: PoolOutline | UserError | None = None
     if node.rank == 0:
         try:
-            contents = read_source(data, without_stream(data, options or {}, _BY_NUMBER))
+            contents = read_source(data, without_stream(data, options or {}, BY_NUMBER))
             found = PoolOutline.of(contents)
+            refuse_too_large(found.name, found.nbytes, FEWER)
         except UserError as error:
             found = error  # the host's other ranks wait for the leader's word
     outline = cast("PoolOutline | UserError", node.broadcast_object(found))

@@ -18,8 +18,10 @@ import torch
 from tutti.comm.base import Communicator
 from tutti.comm.shm.arena import Arena
 from tutti.data import DataSet
-from tutti.data.pool import PoolOutline, SamplePool
+from tutti.data.opening import refuse_too_large
+from tutti.data.pool import BY_NUMBER, FEWER, PoolOutline, SamplePool
 from tutti.data.sources import read_source
+from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError
 from tutti.farm.messages import INDEX_BYTES, SharedPlace
 from tutti.launch.malloc import memory_lent
@@ -79,8 +81,9 @@ class SharedData:
     def _read(self, job: TrainJob, key: str) -> None:
         with seeded(data_seed(job.config)):
             given, options = given_data(job)
-            contents = read_source(given, options)
+            contents = read_source(given, without_stream(given, options, BY_NUMBER))
         outline = PoolOutline.of(contents)
+        refuse_too_large(outline.name, outline.nbytes, FEWER)
         self._known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
         self._pool(self._known[key]).fill(contents)
         self._write_index()

@@ -15,14 +15,17 @@ import pytest
 import torch
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches, DataSet, Queue, open_data
+from tutti.data import Batches, DataSet, Queue, open_data, open_pool
 from tutti.data.streaming import shards as shards_module
 from tutti.data.streaming.options import decided
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.streaming.ring import SLOTS, Ring
 from tutti.data.streaming.windows import Windows
 from tutti.errors import BadData, BadOption, NotFinite
+from tutti.run.config import TrainConfig
 from tutti.state import State, saved_by
+from tutti.studies.cross_validation.samples import samples_of
+from tutti.studies.cross_validation.samples_job import SamplesJob
 from tutti.training.augmentations import Augmentation
 
 SMALL = {"stream": True, "buffer": 0.002}
@@ -488,6 +491,22 @@ def test_data_that_memory_does_not_hold_are_refused_with_the_way_out(
     monkeypatch.setattr("tutti.data.opening.free_bytes", lambda: 1000)
     with pytest.raises(BadData, match="tutti data convert DATA NEW"):
         streamed(tmp_path / "set.npz", stream="auto")
+
+
+def test_runs_that_need_samples_by_number_refuse_to_stream(shards: Path) -> None:
+    config = TrainConfig(model="mlp", data=str(shards), data_options={"stream": True})
+    with pytest.raises(BadOption, match="not for runs that need samples by number"):
+        samples_of(SamplesJob(config, (), 1))
+    with pytest.raises(BadOption, match="not for runs that need samples by number"):
+        VirtualWorld(ranks=1).run(lambda comm: open_pool(str(shards), comm, {"stream": True}))
+
+
+def test_runs_that_need_samples_by_number_refuse_data_that_memory_does_not_hold(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tutti.data.opening.free_bytes", lambda: 1000)
+    with pytest.raises(BadData, match="of memory are free; give fewer samples"):
+        VirtualWorld(ranks=1).run(lambda comm: open_pool(str(shards), comm))
 
 
 @pytest.mark.parametrize(

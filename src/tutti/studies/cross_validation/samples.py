@@ -10,11 +10,12 @@ from tutti.comm.base import Communicator
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents
 from tutti.data.formats import read_column
-from tutti.data.pool import PoolOutline
+from tutti.data.pool import BY_NUMBER, PoolOutline
 from tutti.data.remote import local_copy
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.data.splits import split
+from tutti.data.streaming.options import without_stream
 from tutti.errors import BadData, UserError
 from tutti.records.splits import Split
 from tutti.run.build import given_data, seeded
@@ -52,7 +53,7 @@ def samples_of(job: SamplesJob, contents: Contents[Stored[Rows], Array] | None =
     if contents is None:
         with seeded(job.config.seed):
             given, options = given_data(job)
-            contents = read_source(given, options)
+            contents = read_source(given, without_stream(given, options, BY_NUMBER))
     outline = PoolOutline.of(contents)
     for one in job.candidates:
         _refuse_unfit(one, outline)
