@@ -209,8 +209,11 @@ def caught(
     """The jobs that would be started; each finds these ways at these speeds."""
     jobs: list[tuple[PlanJob, Placement]] = []
 
-    def start(entry: str, payload: bytes, chosen: Placement, announce: object) -> Recommendation:
+    def start(
+        entry: str, payload: bytes, chosen: Placement, announce: object, hang_timeout_s: object
+    ) -> Recommendation:
         assert announce is None
+        assert hang_timeout_s is None
         assert entry == "tutti.studies.autotune.measure:work"
         jobs.append((pickle.loads(payload), chosen))
         turns = [(one, dict.fromkeys(range(1, 6), rate)) for one, rate in ways]
