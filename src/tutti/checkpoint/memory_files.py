@@ -3,6 +3,7 @@
     page      number of the whole copy (0: none) │ folder of the run │ files of copy 1 │ files of copy 2
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
+    data      an arena with the data set, which need not be read again
 
 The copies take turns, and the number changes last: a rank that dies while it copies leaves the other one.
 """
@@ -16,8 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from tutti.comm.shm import memfd
+from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
 from tutti.records.json_lines import Json
+
+TABLE_BYTES: Final = 16
+"""The first allocation of the arena of the data."""
 
 _SLOT: Final = 1 << 24
 """The room for a text on the page, in bytes, of which only what is written takes memory."""
@@ -34,10 +39,12 @@ class MemoryPlace:
     Attributes:
         page: that of the page.
         copies: those of the two copies.
+        data: that of the arena.
     """
 
     page: FileAddress
     copies: tuple[FileAddress, FileAddress]
+    data: FileAddress
 
     @property
     def whole(self) -> int:
@@ -106,9 +113,12 @@ class StateMemory:
     def __init__(self) -> None:
         self._made = [memfd.make(what) for what in ("state-page", "state-1", "state-2")]
         page, *copies = map(FileAddress.of, self._made)
-        self.place = MemoryPlace(page, (copies[0], copies[1]))
+        self._data = Arena.create()
+        self._data.allocate(TABLE_BYTES)
+        self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address)
 
     def close(self) -> None:
         """Give it back."""
         for one in self._made:
             os.close(one)
+        self._data.close()

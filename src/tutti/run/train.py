@@ -53,6 +53,7 @@ from tutti.run.build import (
 from tutti.run.checks import check_strategy
 from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
 from tutti.run.jobs import layout_of, load_job
+from tutti.run.kept_data import KeptData
 from tutti.run.recording import Recording, observed
 from tutti.run.restore import anew, found_by, history_of, load_model, refuse_shorter, saved_for
 from tutti.run.rollback import take_back_after_me
@@ -150,10 +151,14 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         UserError: the input is wrong.
     """
     job = load_job(payload, TrainJob)
-    if not isinstance(comm, HostCommunicator) or comm.size == 1 or job.hang_timeout_s is None:
-        return train(comm, job, Surroundings())  # No supervisor watches this process.
-    print_stacks_when_asked()
-    return train(comm, job, Surroundings(follower=Pulse(comm), on_step=comm.peers.beat))
+    around = Surroundings()
+    if job.memory is not None:
+        around = replace(around, open_data=KeptData(job.memory.data).open)
+    # Nobody watches a process that trains alone.
+    if isinstance(comm, HostCommunicator) and comm.size > 1 and job.hang_timeout_s is not None:
+        print_stacks_when_asked()
+        around = replace(around, follower=Pulse(comm), on_step=comm.peers.beat)
+    return train(comm, job, around)
 
 
 def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome:
