@@ -181,16 +181,18 @@ class Replica:
         for vector in vectors:
             vector.mul_(factor)
 
-    def first_not_finite(self) -> str | None:
+    def first_not_finite(self, *, gradients: bool = True, weights: bool = True) -> str | None:
         """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
         for flat in self.flats:
-            if is_finite(flat.grads) and is_finite(flat.weights):
+            vectors = [flat.grads] * gradients + [flat.weights] * weights
+            if all(map(is_finite, vectors)):
                 continue
             for name, span in zip(flat.names, flat.spans, strict=True):
-                if not (is_finite(flat.grads[span]) and is_finite(flat.weights[span])):
+                if not all(is_finite(vector[span]) for vector in vectors):
                     return name
         for name, parameter in self.scattered:
-            held = [parameter] if parameter.grad is None else [parameter, parameter.grad]
+            held: list[Tensor] = [parameter] * weights
+            held += [parameter.grad] if gradients and parameter.grad is not None else []
             if not all(is_finite(local(tensor.detach())) for tensor in held):
                 return name
         return None

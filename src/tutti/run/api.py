@@ -121,6 +121,7 @@ class TrainOptions(TypedDict, total=False):
     on_failure: str
     max_failures: int
     hang_timeout: str
+    skip_nonfinite: int
     log: str
     out: str | None
 

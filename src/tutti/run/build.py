@@ -553,7 +553,9 @@ def assemble(
     chances = build_chances(job, task.dataset)
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
     batches.augment = augmentation(job, task, chances)
-    updates = Schedule(batches, config.epochs, config.steps, balance=balance)
+    updates = Schedule(
+        batches, config.epochs, config.steps, balance=balance, skip_nonfinite=config.skip_nonfinite
+    )
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))
     if saved is not None:

@@ -341,6 +341,12 @@ class TrainConfig:
         "a rank that makes no step for so long and waits for no other is lost: its stacks are printed, and "
         "it is killed; ten times its longest step if that is longer; or off",
     )
+    skip_nonfinite: int = option(
+        0,
+        "so many gradients of a rank in a row are left out, and named, if they or their loss are NaN or inf; "
+        "0: none is looked at, and such a loss ends the run",
+        least=0,
+    )
     callbacks: str | None = option(
         None,
         "objects or classes of yours that look on and may end the run, tutti.Callback: file.py:NAME or "
@@ -439,7 +445,7 @@ class TrainConfig:
 
 OF_LONG_RUNS: Final = (
     *("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep", "predictions"),
-    *("on_failure", "max_failures", "hang_timeout"),
+    *("on_failure", "max_failures", "hang_timeout", "skip_nonfinite"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
@@ -543,6 +549,13 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield "--servers keep the centre of whole models; leave them out, or --parallel"
     if c.parallel is not None and c.balance != "none":
         yield f"--balance {c.balance} is for ranks with whole models; leave it or --parallel out"
+    if c.skip_nonfinite and (c.precision == "fp16" or c.parallel is not None or c.device == "cuda"):
+        given = "--precision fp16, whose scale of the loss leaves out steps itself"
+        if c.parallel is not None:
+            given = f"--parallel {c.parallel}, whose ranks hold one model together"
+        elif c.device == "cuda":
+            given = "--device cuda, where each look would wait for the GPU"
+        yield f"--skip-nonfinite {c.skip_nonfinite} does not go with {given}; leave it out"
     if c.parallel is not None and c.device == "cuda":
         yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
     if c.layout == "batch_last" and (c.precision not in ("fp32", "fp64") or c.device == "cuda"):

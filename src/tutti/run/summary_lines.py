@@ -129,6 +129,10 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     dropped = sum(rank.dropped for rank in ranks)
     if dropped:
         lines.append(f"dropped: {dropped:,} gradients that came too late")
+    left_out = {k: sum(one.left_out for one in of) for k, of in enumerate(by_rank(history))}
+    if any(left_out.values()):
+        of_ranks = ", ".join(f"{count:,} of rank {rank}" for rank, count in left_out.items() if count)
+        lines.append(f"left out: gradients that were not finite, {of_ranks}")
     return lines
 
 

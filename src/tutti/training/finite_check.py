@@ -15,9 +15,10 @@ from tutti.replica import Replica
 EVERY: Final = 50
 """Steps from one look to the next."""
 
-_REMEDY: Final = (
+REMEDY: Final = (
     "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
 )
+"""Advice for a run whose numbers are not finite."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,14 @@ def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str
     """
     name = replica.first_not_finite()
     where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
+    if replica.first_not_finite(gradients=False) is not None:
+        where += (
+            ". An update before has broken the weights, by the gradient of any rank: --skip-nonfinite 10 "
+            "names the rank, and leaves it out"
+        )
     raise NotFinite(
         f"the loss became {loss} in {steps} (epoch {epoch + 1}) on rank {rank}; "
-        f"{where if name else 'all weights and gradients are finite'}. {_REMEDY}"
+        f"{where if name else 'all weights and gradients are finite'}. {REMEDY}"
     )
 
 
@@ -123,5 +129,5 @@ def refuse_broken_weights(replica: Replica, rank: int, step: int) -> None:
     if name is not None:
         raise NotFinite(
             f"parameter '{name}' is no longer finite after step {step} on rank {rank}, though the loss was. "
-            f"{_REMEDY}"
+            f"{REMEDY}"
         )

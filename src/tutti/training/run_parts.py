@@ -87,6 +87,8 @@ class Schedule:
             after each round of them; one that follows the loss after each epoch.
         balance: splits each update over the ranks by their speeds.
         stepped: how often `lr` was stepped before.
+        skip_nonfinite: so many gradients of a rank in a row may be left out because they are not finite; 0:
+            none is looked at.
     """
 
     batches: Batches
@@ -95,6 +97,7 @@ class Schedule:
     lr: LRScheduler | None = None
     balance: SpeedBalance | None = None
     stepped: int = 0
+    skip_nonfinite: int = 0
 
     @property
     def updates(self) -> int:

@@ -24,6 +24,7 @@ from tutti.replica import Replica
 from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda, Decision
 from tutti.training.best_weights import BestWeights
+from tutti.training.contributions import Contributions
 from tutti.training.dropout import SampleMasks, drawn_by_sample
 from tutti.training.evaluation import (
     Objective,
@@ -135,6 +136,7 @@ class Trainer:
         self._shares: dict[float, Tensor] = {}
         self._finite_check = FiniteCheck()
         self._scale = self._loss_scale()
+        self._contributions = self._looked_at(schedule.skip_nonfinite)
         self._history: list[EpochRecord] = []
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
@@ -157,6 +159,11 @@ class Trainer:
             return None
         together = not self._batches.own and self.worker.waits
         return LossScale(self.replica, self.comm if together else None)
+
+    def _looked_at(self, skip_nonfinite: int) -> Contributions | None:
+        if not skip_nonfinite:
+            return None
+        return Contributions(self.replica, self.comm, skip_nonfinite)
 
     def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
         """Train to the end (collective).
@@ -360,12 +367,11 @@ class Trainer:
             self._lr = self._learning_rate.value
             if late or not (samples or not self._batches.own):
                 self.worker.skip()
-            elif self._scale is not None and not self._scale.unscale():
-                self.worker.give_up()
-            else:
-                self._divide(made, passes, samples, weight)
+            elif self._is_usable(made, passes, samples, weight, epoch):
                 self.worker.step()
                 self._steps += 1
+            else:
+                self.worker.give_up()
             if self._balance is not None:
                 self._balance.note(samples, computed - loaded)
             self._step = made + 1
@@ -483,6 +489,7 @@ class Trainer:
             "schedule": self._learning_rate.state(),
             "steps": self._steps,
             "scale": None if self._scale is None else self._scale.state(),
+            "left_out": 0 if self._contributions is None else self._contributions.state(),
             "stages": self._stages.seconds(),
             "traffic": self.worker.traffic.values(),
         }
@@ -549,6 +556,8 @@ class Trainer:
         scale = (own or at).get("scale")
         if self._scale is not None and scale is not None:
             self._scale.load_state(scale)
+        if self._contributions is not None:
+            self._contributions.load_state(0 if own is None else own.get("left_out", 0))
         self._learning_rate.load_state((own or at)["schedule"], at["updates"], self._step)
         self._lr = at["lr"]
         if "worker" in saved.shared:  # Otherwise it was another strategy's.
@@ -569,16 +578,40 @@ class Trainer:
 
     def _compute(self, passes: Sequence[Batch], epoch: int, tally: Tally) -> tuple[int, float]:
         """Forward and backward of this rank's part of an update; returns its samples, and their weight."""
-        before, weight = tally.samples, 0.0
+        samples, weight = 0, 0.0
         for batch in passes:
             if batch.share or self._collective:
-                weight += self._pass(batch, epoch, tally)
+                computed, of_losses = self._pass(batch, epoch, tally)
+                samples, weight = samples + computed, weight + of_losses
         if isinstance(tally.loss, Tensor):
             seen = self._finite_check.note(tally.loss, self._step + 1)
             refuse_sum(self.replica, self.comm.rank, seen, epoch)
             self._stages.lap("backward")
-        self._charge(tally.samples - before)
-        return tally.samples - before, weight
+        self._charge(samples)
+        return samples, weight
+
+    def _is_usable(self, made: int, passes: Sequence[Batch], samples: int, weight: float, epoch: int) -> bool:
+        """Prepare the gradients for the worker's step, and tell whether it can be made (collective)."""
+        if self._scale is not None and not self._scale.unscale():
+            return False
+        contributions, worker = self._contributions, self.worker
+        if contributions is None:
+            self._divide(made, passes, samples, weight)
+            return True
+        finite, own = contributions.is_finite(self._step + 1, epoch), self._batches.own
+        # A worker that divides tells the others by its weight.
+        jointly = not own and not worker.divides
+        rest = contributions.rest(finite, sum(one.share for one in passes)) if jointly else 1.0
+        if not rest or (own and not finite):
+            return False
+        worker.weight = None
+        self._divide(made, passes, samples, weight if finite else 0.0)
+        if not finite:
+            worker.share, worker.weight = 0.0, 0.0
+        elif rest < 1 and not self._loss.weighed:
+            worker.share /= rest
+            self.replica.scale_gradients(1 / rest)
+        return True
 
     def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
         """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
@@ -595,16 +628,21 @@ class Trainer:
             whole = divide_by_weight(self.replica, self.comm, weight, self._batches.samples_of(made))
             worker.share = weight / whole if whole else 0.0
 
-    def _pass(self, batch: Batch, epoch: int, tally: Tally) -> float:
-        """Add this batch's gradient, and count its samples; returns the denominator of its losses."""
+    def _pass(self, batch: Batch, epoch: int, tally: Tally) -> tuple[int, float]:
+        """Add this batch's gradient, and count its samples; returns these, and its losses' denominator."""
         self._masks.begin(epoch, batch.samples)
         computed = self._compute_batch(batch)
-        weight = len(computed.targets) if computed.weight is None else computed.weight
-        tally.add(computed.loss, computed.outputs, computed.targets, weight)
+        samples = len(computed.targets)
+        weight = samples if computed.weight is None else computed.weight
+        loss = computed.loss
+        if not isinstance(loss, float) or math.isfinite(loss):
+            tally.add(loss, computed.outputs, computed.targets, weight)
+        elif self._contributions is not None:
+            self._contributions.note_loss(loss)
+        else:
+            refuse_loss(self.replica, self.comm.rank, loss, epoch, f"step {self._step + 1}")
         self._stages.lap("backward", computed.seconds)
-        if isinstance(computed.loss, float) and not math.isfinite(computed.loss):
-            refuse_loss(self.replica, self.comm.rank, computed.loss, epoch, f"step {self._step + 1}")
-        return weight
+        return samples, weight
 
     def _forward_backward(self, batch: Batch) -> Computed:
         """Add this batch's gradient, weighted by its share of the update."""
@@ -688,7 +726,8 @@ class Trainer:
         """Work of each rank since it was last asked (collective)."""
         stages, measuring_s = self._stages.take(self._look_s)
         exchanged = self.worker.traffic.take().figures()
-        mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged)
+        left_out = 0 if self._contributions is None else self._contributions.take()
+        mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged, left_out=left_out)
         self._steps = 0
         return cast("list[RankRecord]", self._everyone.all_gather_objects(mine))
 

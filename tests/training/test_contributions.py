@@ -1,0 +1,212 @@
+"""Gradients that are not finite: the rank is named, and its contribution left out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+from tests.trainers import trainer_of
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data.batches import Batches
+from tutti.data.parts import Part
+from tutti.errors import BadOption, NotFinite
+from tutti.records.run import EpochRecord
+from tutti.run.config import TrainConfig
+from tutti.strategies import STRATEGIES, Clip, Strategy, Sync
+from tutti.strategies.base import Pace
+from tutti.strategies.placement import place
+from tutti.training.losses import LOSSES, Loss
+from tutti.training.precision import Arithmetic
+from tutti.training.trainer import Trainer
+
+GENERATOR = torch.Generator().manual_seed(11)
+SAMPLES, BATCH = 48, 12
+INPUTS = torch.randn(SAMPLES, 5, generator=GENERATOR, dtype=torch.float64)
+TARGETS = torch.randint(0, 3, (SAMPLES,), generator=GENERATOR)
+
+
+PLAIN = LOSSES["cross_entropy"]
+
+
+class Poison(torch.autograd.Function):
+    """The identity, whose gradient is NaN for inputs with a 7 in front; the loss of such inputs is finite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inputs: Tensor) -> Tensor:
+        ctx.poisoned = bool((inputs[:, 0] == 7).any())
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * (math.nan if ctx.poisoned else 1.0), None
+
+
+class Net(nn.Module):
+    """Two layers, and statistics of the inputs; those with a 7 in front make gradients NaN, NaN all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.BatchNorm1d(5, affine=False)
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.norm(inputs)  # its statistics alone
+        return self.last(Poison.apply(self.first(inputs).tanh(), inputs))
+
+
+def spoiled(how: float | None, samples: tuple[int, ...] = (17,)) -> Part:
+    """The data, some samples of which begin with a number."""
+    inputs = INPUTS.clone()
+    if how is not None:
+        inputs[list(samples), 0] = how
+    return Part(inputs, TARGETS)
+
+
+def trainer(comm: Communicator, train: Part, strategy: Strategy, loss: Loss = PLAIN, **rest: Any) -> Trainer:
+    replica = place(Net(), comm, strategy.home)
+    optimizer = SGD(replica.module.parameters(), lr=0.1, momentum=0.9)
+    own = strategy.pace is not Pace.TOGETHER
+    return trainer_of(
+        comm=comm,
+        replica=replica,
+        worker=strategy.worker(replica, comm, optimizer, Clip()),
+        optimizer=optimizer,
+        batches=Batches(train, BATCH, comm.rank, comm.size, strategy.passes, seed=1, own=own),
+        loss=loss,
+        metrics=[],
+        arithmetic=Arithmetic("fp64"),
+        **{"epochs": 2, "skip_nonfinite": 3, **rest},
+    )
+
+
+def trained(
+    ranks: int, train: Part, strategy: Strategy, hosts: list[int] | None = None, **rest: Any
+) -> list[tuple[Tensor, list[EpochRecord]]]:
+    """For each rank the final weights and statistics in one vector, and the epochs."""
+
+    def run(comm: Communicator) -> tuple[Tensor, list[EpochRecord]]:
+        made = trainer(comm, train, strategy, **rest)
+        history = made.fit()
+        values = made.replica.module.state_dict().values()
+        return torch.cat([value.double().flatten() for value in values]), history
+
+    return VirtualWorld(ranks, ranks_per_host=hosts).run(run)
+
+
+def expected(ranks: int, train: Part, loss: Loss = PLAIN, epochs: int = 2) -> Tensor:
+    """The weights after the updates over all samples but those of ranks that have a spoiled one."""
+    net = Net()
+    optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
+    batches = [Batches(train, BATCH, rank, ranks, seed=1) for rank in range(ranks)]
+    for epoch in range(epochs):
+        for update in zip(*(of_rank.epoch(epoch) for of_rank in batches), strict=True):
+            parts = [passes[0] for _, passes in update]
+            good = [one for one in parts if not (one.inputs[:, 0].isnan() | (one.inputs[:, 0] == 7)).any()]
+            if not good:
+                continue
+            optimizer.zero_grad()
+            outputs = net(torch.cat([one.inputs for one in good]))
+            loss.function(outputs, torch.cat([one.targets for one in good])).backward()
+            optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+
+SEVEN_AND_NAN = pytest.mark.parametrize("how", [7.0, math.nan], ids=["gradient", "loss"])
+
+
+@SEVEN_AND_NAN
+@pytest.mark.parametrize(
+    ("strategy", "hosts"),
+    [
+        (Sync(), None),
+        (Sync(), [2, 1]),
+        (Sync(collective="ring"), None),
+        (STRATEGIES["paramserver"](), None),
+    ],
+    ids=["sync", "sync-hosts", "ring", "paramserver"],
+)
+def test_an_update_is_the_mean_over_the_samples_of_the_other_ranks(
+    how: float, strategy: Strategy, hosts: list[int] | None
+) -> None:
+    train = spoiled(how)
+    reference = expected(3, train)
+    for vector, history in trained(3, train, strategy, hosts):
+        torch.testing.assert_close(vector[-len(reference) :], reference, rtol=0, atol=1e-12)
+        assert [sum(rank.left_out for rank in epoch.ranks) for epoch in history] == [1, 1]
+        assert vector.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["sync", "paramserver"])
+def test_a_loss_with_a_denominator_of_its_own_is_divided_by_that_of_the_other_ranks(name: str) -> None:
+    def total_and_weight(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        each = functional.cross_entropy(outputs, targets, reduction="none")
+        return (each * (1 + targets)).sum(), (1 + targets).sum().double()
+
+    def mean(outputs: Tensor, targets: Tensor) -> Tensor:
+        total, weight = total_and_weight(outputs, targets)
+        return total / weight
+
+    train = spoiled(7.0)
+    reference = expected(3, train, replace(PLAIN, function=mean))
+    of_weights = replace(PLAIN, function=total_and_weight, weighed=True)
+    for vector, _ in trained(3, train, STRATEGIES[name](), loss=of_weights):
+        torch.testing.assert_close(vector[-len(reference) :], reference, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["solo", "sync", "paramserver"])
+def test_an_update_of_which_nothing_is_finite_is_not_made(name: str) -> None:
+    ranks = 1 if name == "solo" else 2
+    train = spoiled(7.0, tuple(Batches(Part(INPUTS, TARGETS), BATCH, seed=1).order(0)[:BATCH].tolist()))
+    reference = expected(ranks, train, epochs=1)
+    for vector, _ in trained(ranks, train, STRATEGIES[name](), epochs=1):
+        torch.testing.assert_close(vector[-len(reference) :], reference, rtol=0, atol=1e-12)
+
+
+def test_looking_changes_no_bit_of_a_run_in_which_nothing_fails() -> None:
+    looked, blind = (trained(3, spoiled(None), Sync(), skip_nonfinite=most) for most in (3, 0))
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(looked, blind, strict=True))
+
+
+@SEVEN_AND_NAN
+@pytest.mark.parametrize(
+    "name", ["hogwild", "downpour", "easgd", "lazy", "local", "gossip", "adpsgd", "diloco"]
+)
+def test_a_worker_with_steps_of_its_own_leaves_out_one_and_goes_on(how: float, name: str) -> None:
+    results = trained(2, spoiled(how), STRATEGIES[name](), epochs=1)
+    assert all(vector.isfinite().all() for vector, _ in results)
+    [epoch] = results[0][1]
+    rounds = SAMPLES // BATCH // 2
+    assert sorted((rank.updates, rank.left_out) for rank in epoch.ranks) == [(rounds - 1, 1), (rounds, 0)]
+
+
+def test_the_rank_the_step_and_the_parameter_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    trained(3, spoiled(7.0), Sync(), epochs=1)
+    line = capfd.readouterr().err
+    assert "the gradient of 'first.weight' is not finite, though the loss is in step" in line
+    assert "its contribution is left out, the 1st of this rank" in line
+    trained(3, spoiled(math.nan), Sync(), epochs=1)
+    assert "the loss is nan in step" in capfd.readouterr().err
+
+
+def test_more_in_a_row_than_allowed_end_the_run() -> None:
+    everything = spoiled(7.0, tuple(range(SAMPLES)))
+    with pytest.raises(
+        NotFinite, match=r"in step 3 \(epoch 1\) on rank 0; --skip-nonfinite allows 2 in a row"
+    ):
+        trained(1, everything, STRATEGIES["solo"](), skip_nonfinite=2)
+
+
+@pytest.mark.parametrize("given", [{"precision": "fp16"}, {"parallel": "tensor"}, {"device": "cuda"}])
+def test_it_is_refused_where_gradients_are_not_looked_at(given: dict[str, str]) -> None:
+    with pytest.raises(BadOption, match="--skip-nonfinite 3 does not go with"):
+        TrainConfig(skip_nonfinite=3, **given)
