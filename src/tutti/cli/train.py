@@ -109,7 +109,7 @@ class TrainCommand(Command):
             # It would slow every other start.
             from tutti.studies.dry_run_job import dry_run
 
-            dry_run(TrainJob(config, resume=resume))
+            dry_run(TrainJob(config, trace=own.trace, profile=_profiled(own), resume=resume))
             return 0
         if own.plan is not None or asked:
             # It would slow every other start, and each completion.

@@ -15,6 +15,7 @@ from torch import nn
 from tutti import models, optim
 from tutti.batch_last import BATCH_LAST, REAL_TYPES
 from tutti.batch_last.compiler import kernels
+from tutti.data import DataSet
 from tutti.data.batches import check_split
 from tutti.data.sources import check_named
 from tutti.errors import BadOption
@@ -96,6 +97,19 @@ def check_strategy(job: Job, ranks: int, hosts: int) -> Strategy:
     if strategy.pace is Pace.TOGETHER:
         check_split(config.batch_size, workers)
     return strategy
+
+
+def check_predictions(config: TrainConfig, dataset: DataSet) -> None:
+    """Refuse to keep predictions of a part that there is not.
+
+    Raises:
+        BadOption: they are asked for.
+    """
+    if config.predictions and dataset.validation is None:
+        raise BadOption(
+            "--predictions is for the validation part, and there is none; give --validation a share, or "
+            "--split"
+        )
 
 
 def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False) -> Iterator[str]:

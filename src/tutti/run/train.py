@@ -50,7 +50,7 @@ from tutti.run.build import (
     seeded,
     trained_on,
 )
-from tutti.run.checks import check_strategy
+from tutti.run.checks import check_predictions, check_strategy
 from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.kept_data import KeptData
@@ -186,11 +186,7 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and around.alone) as sampler:
             task = prepare_task(job, around.open_data(job, comm))
-            if config.predictions and task.dataset.validation is None:
-                raise BadOption(
-                    "--predictions is for the validation part, and there is none; give --validation a share, "
-                    "or --split"
-                )
+            check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)
             outcome = work_or_serve(

@@ -6,24 +6,40 @@ Allocators keep more than they give, and libraries have buffers, so a run may us
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import psutil
 import torch
 
 from tutti.comm.base import Communicator
+from tutti.data import DataSet
+from tutti.data.streaming.part import StreamedPart
+from tutti.exports.sources import load_from
 from tutti.launch.placement import RANK_BYTES, Placement
-from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.layout import Layout, portion_of
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step, state_per_byte
 from tutti.parameter_server.base import Centre
 from tutti.records.json_lines import to_json_lines
 from tutti.run import summary_lines
-from tutti.run.build import Task, build_optimizer, open_config_data, prepare_task, resolved, seeded
-from tutti.run.checks import check_job, check_strategy
+from tutti.run.build import (
+    Task,
+    assemble,
+    build_optimizer,
+    callbacks_of,
+    open_config_data,
+    prepare_task,
+    resolved,
+    seeded,
+)
+from tutti.run.checks import check_job, check_predictions, check_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of, load_job
-from tutti.strategies import Strategy
+from tutti.run.restore import found_by, load_model, refuse_shorter, saved_for
+from tutti.run.train import captured_by
+from tutti.strategies import Solo, Strategy
 from tutti.strategies.base import Home, Pace
 from tutti.studies.dry_run_job import DryRunJob
 from tutti.studies.layouts import need_of
@@ -51,12 +67,14 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
     strategy = check_strategy(planned, placement.ranks, hosts)
     with seeded(config.seed):
         task = prepare_task(job, open_config_data(job, comm))
+        check_predictions(config, task.dataset)
         optimizer = build_optimizer(job, task.module)
         state = state_per_byte(lambda module: build_optimizer(job, module))
         layout = layout_of(config, placement.workers)
         need = _need(task, strategy, config, layout, placement.workers, state)
         found = _of_host(need, task, strategy, placement)
         filled = resolved(config, comm, task, strategy, optimizer)
+        _assemble(job, comm, task)
     final = replace(
         filled,
         workers=str(placement.workers),
@@ -66,6 +84,29 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
     print(_table(found, _ranks_of_host(placement)))
     print(f"configuration:\n{to_json_lines(final.as_json())}", end="", flush=True)
     return found
+
+
+def _assemble(job: DryRunJob, comm: Communicator, task: Task) -> None:
+    """Make all parts of the run for one rank, as only they know which of their options go together.
+
+    Raises:
+        UserError: a part cannot be made, or the checkpoint to go on from does not fit.
+    """
+    alone, saved = Solo(), None
+    resume = job.planned.resume
+    checkpoint = None if resume is None else found_by(comm, resume)
+    if checkpoint is not None:
+        saved = saved_for(checkpoint, comm, alone, job.config, task.dataset)
+        load_model(task.module, saved)
+    elif job.config.weights is not None:
+        load_from(Path(job.config.weights), task.module, comm)
+    whole = portion_of(None, comm, task.module, task.workload(job.config.batch_size))
+    with closing(whole) as portion:
+        parts = assemble(job, comm, task, alone, portion, saved)
+        callbacks_of(job, comm, parts.task.module)
+        captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
+        if checkpoint is not None and saved is not None:
+            refuse_shorter(checkpoint, saved, parts.schedule)
 
 
 def _need(
@@ -93,8 +134,17 @@ def _of_host(need: MemoryNeed, task: Task, strategy: Strategy, placement: Placem
         "gradients": float(need.gradients * ranks),
         "optimizer state": float(need.state * ranks),
         "activations": float(need.activations * ranks),
-        "data, once for all": float(task.dataset.nbytes),
+        "data, once for all": float(_of_data(task.dataset)),
     }
+
+
+def _of_data(dataset: DataSet) -> int:
+    """Return the bytes of the samples; of those that stay in files, the windows of training alone."""
+    streamed = [part.source for part in dataset.parts if isinstance(part, StreamedPart)]
+    if not streamed:
+        return dataset.nbytes
+    windows = sum(one.ring.memory.nbytes for one in streamed if one is not None and one.ring is not None)
+    return windows + sum(part.stored_targets.nbytes for part in dataset.parts)
 
 
 def _ranks_of_host(placement: Placement) -> int:
