@@ -99,6 +99,11 @@ def test_a_task_uses_the_cores_that_slurm_has_given_it(slurm: Slurm) -> None:
     assert one.stdout == "1 rank x 1 thread\n"
 
 
+def test_srun_in_an_allocation_of_salloc_starts_ranks(slurm: Slurm) -> None:
+    placed = slurm.run(["salloc", *TWO_TASKS, "srun", *PLACES])
+    assert placed.stdout.splitlines() == ["2 ranks, started by srun"] * 2, placed.stderr
+
+
 def test_more_ranks_than_a_task_has_cores_are_told_how_to_ask_for_more(slurm: Slurm) -> None:
     asked = PLACES[-1].replace("p().describe()", "*p(4).warnings")
     done = slurm.run(["srun", "--ntasks=1", "--cpus-per-task=1", *PLACES[:-1], asked])

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tutti.errors import UserError
 from tutti.launch.allocation import expand_counts
@@ -150,8 +151,7 @@ def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
         return None
     size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
     step = _number(environ, "SLURM_STEP_ID", _SPECIAL_STEPS)
-    shell = "SLURM_PTY_PORT" in environ or environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    if size <= 1 or step >= _SPECIAL_STEPS or shell:
+    if size <= 1 or step >= _SPECIAL_STEPS or _runs_in_a_shell(environ):
         return None
     return LaunchContext(
         Launcher.SRUN,
@@ -160,6 +160,23 @@ def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
         local_rank=_known(environ, "SLURM_LOCALID"),
         local_size=_slurm_tasks_here(environ),
     )
+
+
+def _runs_in_a_shell(environ: Mapping[str, str]) -> bool:
+    """Tell whether Slurm's task is a batch script, or a shell at a terminal, of which this is a command.
+
+    Slurm's variables do not tell: a batch script that a task of srun has submitted has that task's step, all
+    steps that a shell of `srun --pty` starts have its SLURM_PTY_PORT, and any job may be called "bash".
+    """
+    task = environ.get("SLURM_TASK_PID", "")
+    try:
+        name, _, numbers = Path(f"/proc/{int(task)}/stat").read_text().rpartition(")")
+    except (OSError, ValueError):
+        # Another container's processes cannot be seen.
+        return "SLURM_PTY_PORT" in environ
+    terminal = numbers.split()[4]
+    # A shell at a terminal gives each command a process group of its own, a script does not.
+    return name.endswith("(slurm_script") or (terminal != "0" and os.getpgrp() != int(task))
 
 
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
