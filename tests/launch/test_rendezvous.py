@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import os
 import socket
+import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 
+from tests.other_user import NOBODY, as_another_user, needs_another_user
 from tutti.comm.mpi import library
+from tutti.comm.shm import memfd
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import PeerLost, UserError
 from tutti.launch import rendezvous
 from tutti.launch.rendezvous import Offer, addresses_here, find_first_rank, listening, reach, shared_file
@@ -44,16 +52,64 @@ def test_a_name_that_is_taken_is_no_meeting_place() -> None:
 def test_nothing_is_taken_from_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     job = f"{os.getpid()} foreign"
     file = shared_file(job, 0, 2, 30.0)
-    monkeypatch.setattr(rendezvous, "_user_of", lambda _: os.geteuid() + 1)
-    with pytest.raises(UserError, match=str(os.geteuid() + 1)):
+    monkeypatch.setattr(rendezvous, "is_mine", lambda _: False)
+    with pytest.raises(UserError, match=f"user {os.geteuid()} has taken"):
         shared_file(job, 1, 2, 30.0)
     os.close(file)
 
 
-def test_the_kernel_tells_whose_a_socket_is() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        assert rendezvous._user_of(one) == os.geteuid()
+@needs_another_user
+def test_another_user_gets_no_file_and_keeps_nobody_from_getting_one() -> None:
+    job = f"{os.getpid()} besieged"
+    name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job}".encode()).hexdigest()
+    file = shared_file(job, 0, 2, 30.0)
+
+    def besiege() -> bytes:
+        said = b""
+        for _ in range(50):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(name)
+                said += connection.recv(1)
+        return said
+
+    with as_another_user(besiege) as besieger:
+        assert besieger.result() == b""
+    other = shared_file(job, 1, 2, 30.0)
+    assert os.fstat(other).st_ino == os.fstat(file).st_ino
+    for one in (file, other):
+        os.close(one)
+
+
+@needs_another_user
+def test_a_name_that_another_user_has_taken_is_no_meeting_place() -> None:
+    job = f"{os.getpid()} squatted"
+    name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job}".encode()).hexdigest()
+    with socket.socket(socket.AF_UNIX) as squatter, as_another_user(squatter.bind, name) as bound:
+        bound.result()
+        with as_another_user(squatter.listen) as listens:
+            listens.result()
+            # The kernel remembers who listens.
+            with pytest.raises(UserError, match=f"user {NOBODY} has taken the name"):
+                shared_file(job, 1, 2, 30.0)
+            with pytest.raises(UserError, match="MASTER_ADDR"):
+                shared_file(job, 0, 2, 30.0)
+
+
+@needs_another_user
+def test_another_user_can_open_no_shared_memory() -> None:
+    file = memfd.make("secret")
+    address = FileAddress.of(file)
+
+    def steal() -> str:
+        try:
+            os.open(f"/proc/{address.process}/fd/{address.descriptor}", os.O_RDWR)
+        except PermissionError:
+            return "refused"
+        return "opened"
+
+    with as_another_user(steal) as thief:
+        assert thief.result() == "refused"
+    os.close(file)
 
 
 def test_a_rank_does_not_wait_for_ever_for_rank_0() -> None:
@@ -71,6 +127,49 @@ def test_who_answers_with_another_token_is_not_rank_0() -> None:
     with listening("127.0.0.1") as offer:
         other = dataclasses.replace(offer, token="x" * len(offer.token), addresses=("127.0.0.1",))
         assert reach(other) is None
+
+
+def test_the_token_is_not_sent_to_who_connects() -> None:
+    with listening("127.0.0.1") as offer:
+        nonce = b"n" * 32
+        with socket.create_connection(("127.0.0.1", offer.port), 30) as stranger:
+            stranger.sendall(nonce)
+            answer = stranger.recv(1024)
+        assert answer == hmac.digest(offer.token.encode(), nonce, "sha256")
+
+
+def test_an_answer_to_other_bytes_is_none() -> None:
+    with listening("127.0.0.1") as offer, socket.create_server(("127.0.0.1", 0)) as relay:
+
+        def replay() -> None:
+            connection, _ = relay.accept()
+            with connection:
+                connection.recv(32)
+                connection.sendall(hmac.digest(offer.token.encode(), b"before" * 6, "sha256"))
+
+        thread = threading.Thread(target=replay)
+        thread.start()
+        there = dataclasses.replace(offer, addresses=("127.0.0.1",), port=relay.getsockname()[1])
+        assert reach(there) is None
+        thread.join()
+
+
+def test_strangers_hold_up_neither_the_answers_nor_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    with ExitStack() as stack:
+        with listening("127.0.0.1") as offer:
+            place = ("127.0.0.1", offer.port)
+            for said in (b"", b"x", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100_000) * 20:
+                stranger = stack.enter_context(socket.create_connection(place, 30))
+                with suppress(ConnectionError):
+                    stranger.sendall(said)
+            for _ in range(20):
+                with socket.create_connection(place, 30) as gone:
+                    # Closed with a reset, not with an end.
+                    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            assert reach(dataclasses.replace(offer, addresses=("127.0.0.1",))) == "127.0.0.1"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(place, 30)
+    assert capfd.readouterr().err == ""
 
 
 def test_every_rank_says_which_host_cannot_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:

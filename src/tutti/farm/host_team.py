@@ -11,10 +11,8 @@ by an mpirun of its own (`hosts.py`). No torch.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadOption, UserError
+from tutti.launch.credentials import is_mine
 from tutti.launch.launcher import LaunchContext, started_by, work_alone
 from tutti.records.launches import Launches
 
@@ -37,6 +36,13 @@ FARM_HOST: Final = "TUTTI_FARM_HOST"
 
 _PROBE_S: Final = 0.05
 _MOST: Final = 1 << 16
+_WAITING: Final = 4096
+"""Connections that may wait to be taken; the system allows fewer."""
+
+_TAKEN: Final = (
+    "another process of this host has the name under which the processes of this job would meet; start one "
+    "job after the other, or the command once on each host with --resume and the same --out"
+)
 _JOBS: Final = (
     (FARM_JOB,),
     ("PMIX_NAMESPACE",),
@@ -131,20 +137,27 @@ def _gather(stack: ExitStack, address: str, place: LaunchContext) -> set[int]:
     assert place.local_size is not None
     cores = os.sched_getaffinity(0)
     listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    listener.bind(address)
-    listener.listen(place.local_size)
-    listener.settimeout(MEET_S)
-    for number in range(1, place.local_size):
+    try:
+        listener.bind(address)
+    except OSError as error:
+        raise UserError(_TAKEN) from error
+    listener.listen(_WAITING)
+    deadline, come = time.monotonic() + MEET_S, 1
+    while come < place.local_size:
         try:
+            listener.settimeout(max(_PROBE_S, deadline - time.monotonic()))
             other, _ = listener.accept()
+            if not is_mine(other):
+                other.close()
+                continue
+            stack.enter_context(other).settimeout(max(_PROBE_S, deadline - time.monotonic()))
+            cores |= {int(core) for core in other.recv(_MOST).split()}
+            come += 1
         except TimeoutError:
             raise UserError(
                 f"{place.launcher.value} has started {place.local_size} processes on this host, of which "
-                f"{number} have come in {MEET_S:g} s; start the same command in all of them"
+                f"{come} have come in {MEET_S:g} s; start the same command in all of them"
             ) from None
-        stack.enter_context(other)
-        if _user_of(other) == os.getuid():
-            cores |= pickle.loads(other.recv(_MOST))
     return cores
 
 
@@ -158,6 +171,8 @@ def _sleep_beside(address: str) -> None:
         while True:
             try:
                 leader.connect(address)
+                if not is_mine(leader):
+                    raise UserError(_TAKEN)
                 break
             except ConnectionRefusedError:
                 if time.monotonic() > until:
@@ -166,10 +181,5 @@ def _sleep_beside(address: str) -> None:
                     ) from None
                 time.sleep(_PROBE_S)
         with suppress(ConnectionResetError, BrokenPipeError):
-            leader.send(pickle.dumps(os.sched_getaffinity(0)))
+            leader.send(" ".join(map(str, os.sched_getaffinity(0))).encode())
             leader.recv(1)
-
-
-def _user_of(other: socket.socket) -> int:
-    _, user, _ = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(user)

@@ -14,32 +14,35 @@ one host        no address is needed: all ranks get one anonymous file, and torc
 several hosts   Slurm lists them. Else rank 0 broadcasts its addresses by MPI:
 
                 rank 0   listens ── addresses, a port, a token ──▶ all ranks: connect to one address after the
-                                                                   other, until the answer is that token
+                                                                   other, until one knows that token
 
-                A host may have addresses that others cannot reach, or that on other hosts are their own.
+                A host may have addresses that others cannot reach, or that on other hosts are their own. The
+                token itself is not sent to whoever connects: a rank sends random bytes, and gets their
+                HMAC-SHA-256 by the token.
 """
 
 from __future__ import annotations
 
 import atexit
 import hashlib
+import hmac
 import importlib.util
 import os
 import secrets
 import socket
 import socketserver
-import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tutti.comm.shm import memfd
 from tutti.errors import PeerLost, UserError
 from tutti.launch.allocation import expand_nodes
+from tutti.launch.credentials import is_mine, user_of
 from tutti.launch.launcher import LaunchContext, mpi_place
 
 LOOPBACK: Final = "127.0.0.1"
@@ -54,7 +57,11 @@ CONNECT_S: Final = 2.0
 RETRY_S: Final = 0.01
 """Pause of a rank between two looks whether rank 0 is there."""
 
-_CREDENTIALS: Final = struct.Struct("3i")
+_NONCE: Final = 32
+"""Random bytes that a rank sends."""
+
+_MOST_AT_A_TIME: Final = 256
+"""Connections that are answered at a time; whatever else comes is closed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Offer:
     Attributes:
         addresses: of its host, the likeliest first.
         port: where it listens.
-        token: its answer.
+        token: the key of its answers, in hexadecimal digits.
     """
 
     addresses: tuple[str, ...]
@@ -76,12 +83,7 @@ class Offer:
 def listening(interface: str = "") -> Iterator[Offer]:
     """Answer connections to an address of this host, by default to any, while the context lasts."""
     token = secrets.token_hex(16)
-
-    class Answer(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.sendall(token.encode())
-
-    with socketserver.ThreadingTCPServer((interface, 0), Answer) as server:
+    with _Answers(interface, token) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -89,6 +91,40 @@ def listening(interface: str = "") -> Iterator[Offer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class _Answers(socketserver.ThreadingTCPServer):
+    """Answers whoever connects, for a short time each; nobody who says nothing, or too much, holds it up."""
+
+    daemon_threads, block_on_close, request_queue_size = True, False, 128
+
+    def __init__(self, interface: str, token: str) -> None:
+        self._free = threading.BoundedSemaphore(_MOST_AT_A_TIME)
+
+        class Answer(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.settimeout(CONNECT_S)
+                nonce = self.request.recv(_NONCE, socket.MSG_WAITALL)
+                if len(nonce) == _NONCE:
+                    self.request.sendall(_answer(token, nonce))
+
+        super().__init__((interface, 0), Answer)
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        return self._free.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a stranger has gone."""
+
+
+def _answer(token: str, nonce: bytes) -> bytes:
+    return hmac.digest(token.encode(), nonce, "sha256")
 
 
 def addresses_here() -> tuple[str, ...]:
@@ -111,8 +147,11 @@ def addresses_here() -> tuple[str, ...]:
 def reach(offer: Offer) -> str | None:
     """Return the first address at which the rank that made the offer answers; None if it does at none."""
     for address in offer.addresses:
+        nonce = secrets.token_bytes(_NONCE)
+        expected = _answer(offer.token, nonce)
         with suppress(OSError), socket.create_connection((address, offer.port), CONNECT_S) as connection:
-            if connection.recv(len(offer.token), socket.MSG_WAITALL) == offer.token.encode():
+            connection.sendall(nonce)
+            if hmac.compare_digest(connection.recv(len(expected), socket.MSG_WAITALL), expected):
                 return address
     return None
 
@@ -313,13 +352,17 @@ def _offer(name: str, file: int, others: int) -> None:
         left = others
         with server:
             while left:
-                connection, _ = server.accept()
-                with connection:
-                    if _user_of(connection) == os.geteuid():
-                        # A rank that was interrupted connects again.
-                        with suppress(OSError):
-                            socket.send_fds(connection, [b"."], [file])
-                            left -= 1
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # Nobody else may have descriptors to spare, either.
+                    time.sleep(RETRY_S)
+                    continue
+                # A rank that was interrupted connects again.
+                with connection, suppress(OSError):
+                    if is_mine(connection):
+                        connection.settimeout(CONNECT_S)
+                        socket.send_fds(connection, [b"."], [file])
+                        left -= 1
 
     threading.Thread(target=serve, name="tutti-handing", daemon=True).start()
 
@@ -331,11 +374,10 @@ def _take(name: str, timeout_s: float) -> int:
             connection.settimeout(max(RETRY_S, deadline - time.monotonic()))
             try:
                 connection.connect(name)
-                owner = _user_of(connection)
-                if owner != os.geteuid():
+                if not is_mine(connection):
                     raise UserError(
-                        f"user {owner} has taken the name under which the ranks of this job would meet; say "
-                        "where they are to meet: MASTER_ADDR and MASTER_PORT"
+                        f"user {user_of(connection)} has taken the name under which the ranks of this job "
+                        "would meet; say where they are to meet: MASTER_ADDR and MASTER_PORT"
                     )
                 _, files, _, _ = socket.recv_fds(connection, 1, 1)
             except OSError:
@@ -346,9 +388,3 @@ def _take(name: str, timeout_s: float) -> int:
             memfd.check(files[0])
             return files[0]
     raise PeerLost([0], f"it did not come within {timeout_s:g} s")
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Return the user whose process is at the other end, as the kernel reports it."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(found)[1])

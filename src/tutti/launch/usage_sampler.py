@@ -25,6 +25,7 @@ from tutti.launch.cores import parse_cpu_list
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.orphans import command_of, die_with_parent
 from tutti.records.json_lines import to_json
+from tutti.records.plain_files import plain_file
 from tutti.records.usage import GONE, RankUsage, UsageRecord
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
 
 def _append_samples(probe: Probe, path: str) -> None:
     """Append a sample every now and then, and one when the standard input ends."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    file = plain_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     over = False
     while not over:
         over = bool(select.select([sys.stdin], [], [], EVERY_S)[0])

@@ -35,6 +35,7 @@ from tutti.records.files import make_file, refusing, replace_file, replace_share
 from tutti.records.folder_lock import LOCK, FolderLock, is_locked
 from tutti.records.json_lines import Json, JsonLinesFile, Record, read_lines, read_record, to_json
 from tutti.records.launches import EVENTS, LAUNCHES, USAGE, Launch, Launches
+from tutti.records.plain_files import plain_file
 from tutti.records.run_folder import ERROR, LOG, RunFolder
 from tutti.records.untrusted import read_file, read_tail
 
@@ -321,7 +322,7 @@ class FarmFolder:
         folder = self.job(name)
         with refusing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            return os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            return plain_file(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def events(self) -> JsonLinesFile[FarmEvent]:
         """Read the events of all launches, in the order of time; none if there are none yet.

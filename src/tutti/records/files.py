@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tutti.errors import BadRunFolder, DiskFull, room_left
 from tutti.records.checkpoints import flush_folder
+from tutti.records.plain_files import plain_file
 
 
 def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
@@ -24,7 +25,7 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
     unfinished = unfinished_file(path)
     try:
         # An existing file is room that was reserved: it is filled, not freed.
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as file:
+        with open(plain_file(unfinished, os.O_WRONLY | os.O_CREAT), "wb") as file:
             file.write(content)
             if os.fstat(file.fileno()).st_size > len(content):
                 # Of a file without such room to give back, it would wait for the file system's journal.

@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any, Final, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tutti.errors import BadRunFolder
+from tutti.records.plain_files import plain_file
 from tutti.records.untrusted import parse_json, read_file, read_tail
 
 Json = dict[str, Any]
@@ -129,7 +130,7 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with open(path, "a+b") as file:
+    with open(path, "a+b", opener=plain_file) as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":

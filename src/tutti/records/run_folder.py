@@ -66,6 +66,7 @@ from tutti.records.json_lines import (
     to_json_lines,
 )
 from tutti.records.pipeline import PipelineRecord
+from tutti.records.plain_files import plain_file
 from tutti.records.run import EpochRecord, PointRecord, RunStart, Summary
 from tutti.records.shapes import Shape
 from tutti.records.trace import Lane, chrome_trace
@@ -439,7 +440,7 @@ class RunFolder:
         if self.together and needed_bytes < SMALL_BYTES:
             return
         path = unfinished_file(self.path / WEIGHTS)
-        with refusing(path), open(path, "wb") as file:
+        with refusing(path), open(path, "wb", opener=plain_file) as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, needed_bytes + HEADER_BYTES)
             except OSError as error:

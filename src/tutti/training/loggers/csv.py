@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 
+from tutti.records.plain_files import plain_file
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import CSV
 from tutti.registry import part
@@ -23,7 +24,8 @@ class Csv(Logger):
         """Append the epoch's figures."""
         row = {"time": record.time, "epoch": record.epoch, "step": record.step, "complete": record.complete}
         row |= {name: value for name, value in figures_of(record).items() if name != "epoch"}
-        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="") as file:
+        path = self._folder.path / CSV
+        with open(path, "a", encoding="utf-8", newline="", opener=plain_file) as file:
             if not self._columns:
                 self._columns = list(row)
                 csv.writer(file, lineterminator="\n").writerow(self._columns)
