@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -110,6 +111,18 @@ def fail(comm: Communicator, payload: bytes) -> object:
 
 def bad_data(comm: Communicator, payload: bytes) -> object:
     raise BadData("the labels are 12, expected 0 to 9; check the file")
+
+
+def die_together(comm: Communicator, payload: bytes) -> object:
+    """Rank 2 has ranks 0 and 1 killed before their parent can see the end of either."""
+    processes = comm.all_gather_objects(os.getpid())
+    if comm.rank == 2:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        for process in processes[:2]:
+            os.kill(cast("int", process), signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGCONT)
+    comm.barrier()
+    return None
 
 
 def die(comm: Communicator, payload: bytes) -> object:

@@ -73,6 +73,12 @@ def test_a_rank_that_dies_is_named(how: str, why: str) -> None:
     assert caught.value.ranks == [1]
 
 
+def test_ranks_that_are_killed_at_the_same_time_are_all_named() -> None:
+    with pytest.raises(PeerLost, match="SIGKILL") as caught:
+        start("tests.launch.entries:die_together", b"", place_ranks(3))
+    assert caught.value.ranks == [0, 1]
+
+
 @pytest.mark.parametrize("how", ["raise", "return"])
 def test_a_rank_that_has_closed_its_pipe_is_named_and_writes_into_no_other_file(
     how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tutti.records.run import Evaluation
+import pytest
+
+from tutti.errors import DiskFull
+from tutti.records.run import Evaluation, PointRecord
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
 from tutti.training.points import EVERY_S, MANY, Points
@@ -44,3 +47,16 @@ def test_there_are_fewer_points_the_longer_a_run_is_also_when_it_goes_on(tmp_pat
 def test_a_rank_without_a_sample_yet_leaves_no_point(tmp_path: Path) -> None:
     Points(RunFolder(tmp_path)).moment(moment(1, samples=0))
     assert RunFolder(tmp_path).points().records == []
+
+
+def test_a_full_disk_costs_the_points_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(folder: RunFolder, point: PointRecord) -> None:
+        raise DiskFull("cannot write points.jsonl: No space left on device")
+
+    points = Points(RunFolder(tmp_path))
+    monkeypatch.setattr(RunFolder, "append_point", full)
+    points.moment(moment(1))
+    points.moment(moment(2))
+    assert capsys.readouterr().err.count("No space left on device; the curves have no more points") == 1

@@ -67,6 +67,23 @@ class Command(ABC):
             more = "\n" + strategy_help(words) if "strategy" in parser.fields else ""
             print(parser.format_help(), end=more)
             return 0
+        own, given, dotted = self.parse(words, parser)
+        own.command_line = (self.name, *words)
+        return self.run(own, given, dotted)
+
+    def parse(
+        self, words: Sequence[str], parser: Parser | None = None
+    ) -> tuple[argparse.Namespace, dict[str, Any], dict[str, Options]]:
+        """Return what `run` gets, but for the command line.
+
+        Args:
+            words: those after the command's name.
+            parser: of its options.
+
+        Raises:
+            UserError: there is no such option, or its value is none.
+        """
+        parser = parser or self.parser()
         rest, dotted = (words, {}) if self.own_words else split_dotted(words, parser.dotted)
         parsed, unknown = parser.parse_known_args(rest)
         strange = [word for word in unknown if word.startswith("-")] or unknown
@@ -77,7 +94,7 @@ class Command(ABC):
             raise UnknownName(kind, name, known, f"'tutti {self.name} --help' explains every option.")
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
-        return self.run(argparse.Namespace(**own, command_line=(self.name, *words)), given, dotted)
+        return argparse.Namespace(**own), given, dotted
 
 
 def strategy_help(words: Sequence[str]) -> str:

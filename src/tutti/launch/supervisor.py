@@ -12,6 +12,7 @@ caller gets it.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import selectors
@@ -20,8 +21,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Final, cast
 
-from tutti.comm.shm.arena import Arena
-from tutti.errors import TuttiError
+from tutti.comm.shm.arena import FIRST, Arena
+from tutti.comm.shm.layout import PID, ControlLayout
+from tutti.errors import PeerLost, TuttiError
 from tutti.launch.exit_reports import Report, cause
 from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.hangs import LOOK_S, HangWatch
@@ -30,6 +32,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
     RankProcess,
     RankSetting,
+    is_being_killed,
     note_server_message,
     out_of_memory_kills,
     start_ranks,
@@ -39,6 +42,9 @@ from tutti.launch.stop_request import StopPage, Stopping
 
 CAUSE_S: Final = 1.0
 """The wait for the cause, after a rank has reported that it lost a peer."""
+
+TOGETHER_S: Final = 0.5
+"""Time of a rank that a signal is killing to be gone, when another one has been lost."""
 
 FINISH_S: Final = 10.0
 """Time of a rank that is done to exit."""
@@ -73,7 +79,7 @@ def supervise(
             hangs = None if hang_timeout_s is None else HangWatch(arena, ranks, hang_timeout_s)
             if relay is not None:
                 relay.start()
-            error = _watch(ranks, server, stopping, hangs)
+            error = _watch(ranks, server, stopping, hangs, arena)
     stopping.act()
     if error is not None:
         raise error
@@ -95,7 +101,11 @@ def _settings(placement: Placement, relay: Relay | None) -> list[RankSetting]:
 
 
 def _watch(
-    ranks: Sequence[RankProcess], server: ForkServer, stopping: Stopping, hangs: HangWatch | None
+    ranks: Sequence[RankProcess],
+    server: ForkServer,
+    stopping: Stopping,
+    hangs: HangWatch | None,
+    arena: Arena,
 ) -> TuttiError | None:
     """Wait until all ranks are done (None), one has failed (the error), or a signal ends them (None)."""
     kills_before = out_of_memory_kills()
@@ -116,12 +126,14 @@ def _watch(
                     selector.unregister(key.fileobj)
             if hangs is not None:
                 hangs.look(time.monotonic())
-            error, certain = cause(
-                [one.report for one in ranks if one.report], [one.death for one in ranks if one.death]
-            )
+            deaths = [one.death for one in ranks if one.death]
+            error, certain = cause([one.report for one in ranks if one.report], deaths)
             if certain:
-                return error
-            if error is not None:
+                if not isinstance(error, PeerLost) or not _are_dying(ranks, arena):
+                    return error
+                # It is lost as well, and is to be named.
+                deadline = min(deadline or math.inf, max(death.at for death in deaths) + TOGETHER_S)
+            elif error is not None:
                 deadline = deadline or time.monotonic() + CAUSE_S
             elif all(one.report for one in ranks):
                 # They may have threads and children to end.
@@ -130,3 +142,10 @@ def _watch(
             if over or all(one.ended for one in ranks):
                 return error
     return None
+
+
+def _are_dying(ranks: Sequence[RankProcess], arena: Arena) -> bool:
+    """Tell whether a signal is killing ranks that have not ended yet: that takes milliseconds."""
+    layout = ControlLayout(len(ranks))
+    words = arena.words(FIRST, layout.words)
+    return any(is_being_killed(words[layout.line(one.rank) + PID]) for one in ranks if not one.ended)

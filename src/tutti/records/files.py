@@ -124,6 +124,7 @@ def refusing(path: Path) -> Iterator[None]:
             left = room_left(path)
             remedy = f"free some space on that disk, {left}, or name a folder on another one with --out"
         elif error.errno == errno.EFBIG:
+            kind = DiskFull
             remedy = "raise the limit on the size of files (ulimit -f)"
         elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             remedy = "its file system has no locks; name a folder on another one with --out"

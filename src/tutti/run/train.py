@@ -24,7 +24,7 @@ from tutti.data.streaming.quality import quality_of
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
-from tutti.launch.launcher import started_by
+from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.model_parallel.layout import portion_of
@@ -154,9 +154,10 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     around = Surroundings()
     if job.memory is not None:
         around = replace(around, open_data=KeptData(job.memory.data).open)
-    # Nobody watches a process that trains alone.
-    if isinstance(comm, HostCommunicator) and comm.size > 1 and job.hang_timeout_s is not None:
-        print_stacks_when_asked()
+    # Nobody watches a process that a supervisor has not started.
+    if isinstance(comm, HostCommunicator) and started_by().launcher is Launcher.TUTTI:
+        if job.hang_timeout_s is not None:
+            print_stacks_when_asked()
         around = replace(around, follower=Pulse(comm), on_step=comm.peers.beat)
     return train(comm, job, around)
 

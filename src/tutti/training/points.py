@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Final
 
 from typing_extensions import override
 
+from tutti.errors import DiskFull
 from tutti.records.run import PointRecord
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
@@ -20,10 +22,13 @@ MANY: Final = 250
 
 
 class Points(Progress):
-    """Writes a point every few seconds; those of a run that goes on follow those before its checkpoint."""
+    """Writes a point every few seconds; those of a run that goes on follow those before its checkpoint.
+
+    If there is no room for one, that is said, and there are no more.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._count = folder, 0
+        self._folder, self._count, self._full = folder, 0, False
         self.every_s = EVERY_S
 
     @override
@@ -34,8 +39,14 @@ class Points(Progress):
     @override
     def moment(self, moment: Moment) -> None:
         """Write a point."""
-        if moment.train.samples and math.isfinite(moment.seconds):
+        if self._full or not (moment.train.samples and math.isfinite(moment.seconds)):
+            return
+        try:
             self._folder.append_point(PointRecord(moment.epoch, moment.step, moment.seconds, moment.train))
+        except DiskFull as error:
+            self._full = True
+            print(f"tutti: warning: {error}; the curves have no more points", file=sys.stderr, flush=True)
+        else:
             self._set(self._count + 1)
 
     def _set(self, count: int) -> None:

@@ -1,0 +1,1 @@
+"""Faults that are caused in a running training, by a seeded script, and what each of them costs."""

@@ -1,0 +1,131 @@
+"""The ranks of a training, as a process that has no part in it sees them: in the memory that they share.
+
+    training's process ── /proc/PID/fd ──► arena ──► process and steps of each rank
+
+The ranks store there how many steps they have made: `tutti.comm.shm.layout`. Nothing is stored
+from here. No torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.comm.shm.arena import FIRST, Arena
+from tutti.comm.shm.layout import BEAT, LINE, PID, ControlLayout
+from tutti.comm.shm.memfd import FileAddress
+
+MOST_RANKS: Final = 60
+"""The ranks that are looked at: those whose lines are on the first page, whatever their number."""
+
+_ARENA: Final = "/memfd:tutti (deleted)"
+
+
+@dataclass(frozen=True)
+class RankSeen:
+    """A rank that lives.
+
+    Attributes:
+        process: its number.
+        steps: how many updates are made; None: it does something else than to train.
+    """
+
+    process: int
+    steps: int | None
+
+
+class RunningRanks:
+    """The ranks that a process has had started.
+
+    Args:
+        starter: its number.
+    """
+
+    def __init__(self, starter: int) -> None:
+        self._starter = starter
+        self._words: list[memoryview] = []
+        self._servers: set[int] = set()
+
+    def look(self) -> dict[int, RankSeen]:
+        """The ranks that live and have found each other, by their numbers."""
+        found, whole = self._look()
+        if not (found and whole):
+            self._words = self._arenas()
+            found, _ = self._look()
+        return found
+
+    def _look(self) -> tuple[dict[int, RankSeen], bool]:
+        """The ranks of the arenas that are known, and whether all that were there are."""
+        found, whole = {}, True
+        for words in self._words:
+            for rank in range(MOST_RANKS):
+                line = LINE * (1 + rank)
+                process, beat = words[line + PID], words[line + BEAT]
+                if process == 0:
+                    break
+                if self._is_rank(process):
+                    found[rank] = RankSeen(process, beat - 1 if beat else None)
+                else:
+                    whole = False
+        return found, whole
+
+    def _arenas(self) -> list[memoryview]:
+        found = []
+        folder = f"/proc/{self._starter}/fd"
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                with suppress(OSError, ValueError):
+                    if os.readlink(f"{folder}/{name}") == _ARENA:
+                        arena = Arena.open(FileAddress(self._starter, int(name)))
+                        # A mapping that is not used any more is given back, and with it the memory.
+                        found.append(arena.words(FIRST, ControlLayout(MOST_RANKS).line(MOST_RANKS)))
+                        arena.close()
+        return found
+
+    def _is_rank(self, process: int) -> bool:
+        """Tell whether a process lives and was forked by a server of the starter's."""
+        state, parent = _state_and_parent(process)
+        if state in "ZX":
+            return False
+        if parent not in self._servers and _state_and_parent(parent)[1] == self._starter:
+            self._servers.add(parent)
+        return parent in self._servers
+
+
+class Victim:
+    """A process that is sent signals, and never another one that has got its number.
+
+    Args:
+        process: its number.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._file: int | None = None
+        with suppress(ProcessLookupError):
+            self._file = os.pidfd_open(process)
+
+    def send(self, signum: int) -> None:
+        """Send it a signal, if it is still there."""
+        if self._file is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._file, signum)
+
+    def close(self) -> None:
+        """Let it go on if it was stopped, and forget it."""
+        self.send(signal.SIGCONT)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _state_and_parent(process: int) -> tuple[str, int]:
+    """The state of a process in one letter, as in /proc, and its parent; "X" if it is gone."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            state, parent, *_ = file.read().rpartition(b")")[2].split()
+            return state.decode(), int(parent)
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0

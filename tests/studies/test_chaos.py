@@ -1,0 +1,217 @@
+"""A training that is disturbed: what befalls it, what it says of that, and what it is held to."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import tutti
+from tests.run.test_survival import OPTIONS, model, weights_of
+from tutti.cli.commands import COMMANDS
+from tutti.errors import BadOption, UnknownName
+from tutti.studies.chaos import disturbance
+from tutti.studies.chaos.disturbance import Disturbance, Event, Promise, is_named
+from tutti.studies.chaos.script import USUAL, Moment, moments
+from tutti.studies.chaos.study import Outcome, Twin, p95, summary, weights_apart
+from tutti.studies.chaos.training import LossSaid, Training
+
+KILLED = "killed by signal 9 (SIGKILL); if nobody sent it"
+STOPPED = "it was stopped by a signal (SIGSTOP), and nobody let it go on"
+
+
+def test_a_seed_decides_what_happens_when_and_to_whom() -> None:
+    def script(seed: int) -> list[Moment]:
+        return list(itertools.islice(moments(seed, 2.0, USUAL), 200))
+
+    assert script(1) == script(1) != script(2)
+    assert {one.kind for one in script(1)} == set(USUAL)
+    assert all(1.0 <= one.pause_s <= 3.0 and 0 <= one.draw < 1 for one in script(1))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"tutti: lost rank 1: {KILLED}; going on with 2 new ranks", LossSaid(5.0, (1,), KILLED, True)),
+        (f"tutti: error: lost ranks 0, 3: {KILLED}", LossSaid(5.0, (0, 3), KILLED, False)),
+        ("tutti: warning: 3 ranks share 2 cores", None),
+    ],
+)
+def test_losses_are_read_from_what_a_training_says(line: str, said: LossSaid | None) -> None:
+    assert LossSaid.in_line(line, 5.0) == said
+
+
+def said(*losses: tuple[tuple[int, ...], str]) -> list[LossSaid]:
+    return [LossSaid(0.0, ranks, why, True) for ranks, why in losses]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "losses", "rightly"),
+    [
+        ("kill", (1,), [((1,), KILLED)], True),
+        ("kill", (1,), [((0,), KILLED)], False),
+        ("kill", (1,), [((1,), STOPPED)], False),
+        ("kill", (1,), [], False),
+        ("kill-two", (0, 1), [((0, 1), KILLED)], True),
+        ("kill-two", (0, 1), [((0,), KILLED)], False),
+        ("kill-again", (1, 0), [((1,), KILLED), ((0,), KILLED)], True),
+        ("stop", (1,), [((1,), STOPPED)], True),
+        ("slow", (1,), [], True),
+        ("slow", (1,), [((1,), STOPPED)], False),
+    ],
+)
+def test_a_loss_is_named_rightly_by_its_ranks_and_its_cause(
+    kind: str, ranks: tuple[int, ...], losses: Sequence[Any], rightly: bool
+) -> None:
+    assert is_named(kind, ranks, said(*losses)) == rightly
+
+
+class InThisProcess(Training):
+    """A training in a thread, by ranks that this process has forked."""
+
+    def __init__(self, **options: Any) -> None:
+        self.losses, self.lines, self.result = [], [], None
+        self.process = cast("Any", SimpleNamespace(pid=os.getpid()))
+        self._options = options
+        self._thread = threading.Thread(target=self._train, daemon=True)
+        self._thread.start()
+
+    def _train(self) -> None:
+        self.result = tutti.train(model(), workers=2, **{**OPTIONS, **self._options})
+
+    def hear(self, text: str) -> None:
+        if (loss := LossSaid.in_line(text, time.monotonic())) is not None:
+            self.losses.append(loss)
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> int:
+        self._thread.join()
+        return 0 if self.result is not None else 1
+
+
+class Paced(tutti.Callback):
+    """Gives a short training time to be disturbed."""
+
+    def step(self, course: tutti.Course) -> None:
+        time.sleep(0.01)
+
+
+def test_a_training_is_disturbed_and_ends_with_the_weights_of_one_that_was_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = tutti.train(model(), workers=2, **OPTIONS | {"epochs": 30})
+    monkeypatch.setattr(disturbance, "SLOW_S", 0.1)
+    heard = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", heard)
+    training = InThisProcess(epochs=30, callbacks=Paced(), on_failure="respawn")
+    monkeypatch.setattr(heard, "write", training.hear, raising=False)
+    script = [Moment(0.1, kind, 0.9) for kind in ("kill", "slow", "kill-two", "kill-first")]
+    told: list[Event] = []
+    faults = Disturbance(training, Promise(True, 10, None), told.append)
+    faults.follow(iter(script), USUAL, most=None)
+    assert [(one.kind, one.ranks, one.named, one.survived) for one in told] == [
+        ("kill", (1,), True, True),
+        ("slow", (1,), True, True),
+        ("kill-two", (0, 1), True, True),
+        ("kill-first", (0,), True, True),
+    ]
+    assert all(one.next_s is not None and one.next_s > 0 for one in told)
+    assert faults.alarms == []
+    assert not faults.hung
+    assert training.result is not None
+    assert torch.equal(weights_of(training.result), weights_of(alone))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lenet", "--on-failure", "respawn"], "tutti chaos train lenet"),
+        (["train", "lenet"], "add --on-failure respawn or shrink"),
+        (["train", "--resume", "runs/a", "--on-failure", "respawn"], "leave --resume out"),
+        (["--most", "0", "train", "--on-failure", "respawn"], "--most at least 1"),
+    ],
+)
+def test_a_training_that_has_nothing_to_survive_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        COMMANDS["chaos"]()(words)
+
+
+def test_an_unknown_fault_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'kill-two'"):
+        COMMANDS["chaos"]()(["--events", "kill-tow", "train", "--on-failure", "respawn"])
+
+
+def test_weights_are_equal_only_bit_for_bit(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a", "b", "c", "d")]
+    values = [torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]), torch.tensor([0.0, 1.5])]
+    for file, value in zip(files, values, strict=False):
+        save_file({"weight": value}, file)
+    save_file({"bias": values[0]}, files[3])
+    assert weights_apart(files[0], files[0]) == 0
+    assert 0 < cast("float", weights_apart(files[0], files[1])) < 1e-300
+    assert weights_apart(files[0], files[2]) == 0.5
+    assert weights_apart(files[0], files[3]) is None
+    assert weights_apart(files[0], tmp_path / "none") is None
+
+
+def outcome(**changes: Any) -> Outcome:
+    loss = LossSaid(3.0, (1,), KILLED, True)
+    events = [
+        Event(2.0, "kill", (1,), (loss,), True, True, 0.25, 12, 0.5),
+        Event(9.0, "slow", (0,), (), True, True, 0.01, 0, None),
+    ]
+    return Outcome(**{"events": events, **FINE, **changes})
+
+
+FINE: dict[str, Any] = {
+    "alarms": [], "hung": False, "code": 0, "said": [], "seconds": 20.0,
+    "left": [], "shared": [], "must_equal": True, "twin": Twin(16.0, 0.0),
+}
+
+
+def test_what_a_training_survived_is_told_in_a_few_lines() -> None:
+    assert summary(outcome(), losses=10) == [
+        "survived 2 of 2 faults; rank and cause were named rightly in 2",
+        "from a loss to the next step of all: median 0.25 s, p95 0.25 s; 12 steps made again in all",
+        "until it was as far as before: median 0.50 s, p95 0.50 s",
+        "20.0 s beside 16.0 s undisturbed: 80% of its speed",
+        "final weights: equal to those of the undisturbed training, bit for bit",
+        "left behind: nothing",
+    ]
+    assert outcome().broken == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"code": 1}, "exit code 1"),
+        ({"hung": True}, "did not go on"),
+        ({"left": ["process 7 (python)"]}, r"process 7 \(python\)"),
+        ({"twin": Twin(16.0, 1e-9)}, "final weights are not those"),
+        ({"events": [Event(2.0, "kill", (1,))]}, "survived 0 of 1"),
+    ],
+)
+def test_a_promise_that_is_not_kept_is_named(change: dict[str, Any], reason: str) -> None:
+    import re
+
+    (found,) = outcome(**change).broken
+    assert re.search(reason, found)
+
+
+def test_of_a_hundred_values_95_are_not_above_the_p95() -> None:
+    assert p95([float(value) for value in range(1, 101)]) == 96
+    assert p95([3.0]) == 3.0
