@@ -178,8 +178,15 @@ def outcome(**changes: Any) -> Outcome:
 
 
 FINE: dict[str, Any] = {
-    "alarms": [], "hung": False, "code": 0, "said": [], "seconds": 20.0,
-    "left": [], "shared": [], "must_equal": True, "twin": Twin(16.0, 0.0),
+    "alarms": [],
+    "hung": False,
+    "code": 0,
+    "said": [],
+    "seconds": 20.0,
+    "left": [],
+    "shared": [],
+    "must_equal": True,
+    "twin": Twin(16.0, 0.0),
 }
 
 
