@@ -77,8 +77,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the server of programs that serves the tests of all worker processes, while these collect."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         from tests.preloaded import SERVER, start_server
+        from tests.preloaded.server import OF_STUDIES
 
-        os.environ[SERVER], config.stash[_SERVES] = start_server()
+        os.environ[SERVER], config.stash[_SERVES] = start_server(*OF_STUDIES)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One worker more than cores: a quarter of the time a test waits for processes that wait, too."""
+    return (yield) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

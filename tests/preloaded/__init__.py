@@ -91,15 +91,19 @@ def _own_server() -> str:
     return path
 
 
-def start_server() -> tuple[str, Callable[[], None]]:
-    """Start a server that ends with this process; the path of its socket, and what waits until it serves."""
+def start_server(*modules: str) -> tuple[str, Callable[[], None]]:
+    """Start a server that ends with this process; the path of its socket, and what waits until it serves.
+
+    Args:
+        modules: what it imports besides what all ranks do.
+    """
     folder = tempfile.mkdtemp(prefix="tutti-tests-server-")
     path = os.path.join(folder, "socket")
     # Who starts a fork server holds Ctrl-C back meanwhile: all programs would do so for ever.
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     try:
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.preloaded.server", path],
+            [sys.executable, "-m", "tests.preloaded.server", path, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

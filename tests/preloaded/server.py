@@ -1,4 +1,6 @@
-"""Forks a process for each stub that asks: python -m tests.preloaded.server SOCKET
+"""Forks a process for each stub that asks: python -m tests.preloaded.server SOCKET MODULE...
+
+The modules are imported besides those that all ranks import.
 
 It says "ready" when it listens, and ends, with all programs, when its standard input does.
 """
@@ -35,6 +37,9 @@ PRELOADED = (
     "tutti.comm.shm.communicator",
     "tutti.run.train",
 )
+OF_STUDIES = ("tutti.studies.search.study", "tutti.reports.figures.base")
+"""What searches and cross-validations import besides, with scikit-learn, pandas, optuna and altair."""
+
 PR_SET_PDEATHSIG = 1
 MOST_DESCRIPTORS = 64
 OUT_OF_THE_WAY = 512
@@ -64,7 +69,7 @@ def main() -> None:
         listener.bind(sys.argv[1])
         listener.listen(64)
         gc.disable()
-        for module in PRELOADED:
+        for module in [*PRELOADED, *sys.argv[2:]]:
             importlib.import_module(module)
         # Else each process, at its end, goes through all that they have made.
         gc.freeze()
