@@ -10,6 +10,8 @@
     │   │   └── DiskFull                     the disk has no room for it
     │   └── NotFinite                        NaN or inf turned up in the data, the loss or the weights
     ├── PeerLost                      1      another rank died or gave up
+    │   ├── HostLost                         all ranks of a host, with the host
+    │   └── LauncherLost                     all ranks, with the mpirun that had started them
     ├── OutputClosed                  141    the reader of standard output has gone
     └── RankFailed                    1      a rank raised an exception: its traceback is in the message
 
@@ -139,6 +141,39 @@ class PeerLost(TuttiError):
 
     def __reduce__(self) -> tuple[type, tuple[list[int], str]]:
         return type(self), (self.ranks, self.why)
+
+
+class HostLost(PeerLost):
+    """A host is gone, or cannot be reached any more.
+
+    Args:
+        hosts: their names.
+        ranks: those that ran there, numbered in the job.
+        why: what is known about it.
+    """
+
+    def __init__(self, hosts: Iterable[str], ranks: Iterable[int], why: str) -> None:
+        super().__init__(ranks, why)
+        self.hosts = list(hosts)
+        self.args = (f"lost host{'s' if len(self.hosts) > 1 else ''} {', '.join(self.hosts)}: {why}",)
+
+    def __reduce__(self) -> tuple[type, tuple[list[str], list[int], str]]:  # type: ignore[override]
+        return type(self), (self.hosts, self.ranks, self.why)
+
+
+class LauncherLost(PeerLost):
+    """The mpirun that had started the ranks is gone, and they with it.
+
+    Args:
+        why: what has become of it.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__((), why)
+        self.args = (why,)
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:  # type: ignore[override]
+        return type(self), (self.why,)
 
 
 class CallsDiffer(TuttiError, ValueError):

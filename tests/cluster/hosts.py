@@ -2,10 +2,11 @@
 
     host a                               host b
     namespace tutti-PID-a                namespace tutti-PID-b
-    10.77.0.1  ──────── veth pair ─────  10.77.0.2          each with a host name of its own (a UTS namespace)
+    10.77.0.1  ─ veth ─ switch ─ veth ─  10.77.0.2          each with a host name of its own (a UTS namespace)
 
 mpirun runs on the first host and starts the other's daemon through a launch agent, where on a real cluster it
-would use ssh. The hosts have the same processes and file systems; only their names and networks differ.
+would use ssh. Only the names and networks of the hosts differ; if they are `apart`, each sees nothing but its
+own processes and shared memory.
 
     with Hosts(["a", "b"]) as hosts:
         done = hosts.mpirun({"a": 2, "b": 3}, [sys.executable, "program.py"])
@@ -27,6 +28,7 @@ from tests.mpi.mpirun import MPIRUN, SETTINGS, run
 
 NETWORK = "10.77.0.0/24"
 ETC = Path("/etc/netns")
+_MOUNTS = "&& mount -t proc proc /proc && mount -t tmpfs -o mode=1777 shm /dev/shm && export TMPDIR=/dev/shm"
 
 
 def why_not() -> str:
@@ -50,34 +52,39 @@ def why_not() -> str:
 
 
 class Hosts:
-    """Two hosts, for as long as the context lasts.
+    """Some hosts, for as long as the context lasts.
 
     Args:
         names: their host names.
-        rate: what the link between them carries each way, as `tc` writes it ("1gbit"); None: all it can.
+        rate: what the link of each carries each way, as `tc` writes it ("1gbit"); None: all it can.
+        apart: what is started on one sees no processes of the others, nor their shared memory.
 
     Attributes:
         mpirun_arguments: what mpirun needs to reach the hosts, to be given before the program.
         settings: the environment variables that it needs.
     """
 
-    def __init__(self, names: Sequence[str] = ("a", "b"), rate: str | None = None) -> None:
-        if len(names) != 2:
-            raise ValueError(f"a veth pair joins 2 hosts, not {len(names)}: {list(names)}")
+    def __init__(
+        self, names: Sequence[str] = ("a", "b"), rate: str | None = None, *, apart: bool = False
+    ) -> None:
         self.names, self._rate = list(names), rate
-        self._folder = Path()
+        self._unshare = ["unshare", "--uts", *(["--pid", "--mount", "--kill-child"] if apart else [])]
+        self._mounts = _MOUNTS if apart else ""
+        self._folder, self._switch = Path(), "-".join(["switch", *self.names])
         self._ends = {name: f"tu{os.getpid()}{number}" for number, name in enumerate(self.names)}
         self.mpirun_arguments: list[str] = []
         self.settings = {**SETTINGS, "OMPI_MCA_btl": "self,sm,tcp"}
 
     def __enter__(self) -> Hosts:
         self._folder = Path(tempfile.mkdtemp(prefix="tutti-hosts-"))
+        entrance = self._folder / "entrance"
+        # As the first process of a host it takes signals, and its dead.
+        entrance.write_text(f'#!/bin/sh\nhostname "$1" {self._mounts} || exit 99\nshift\n"$@"\nexit $?\n')
         agent = self._folder / "agent"
-        agent.write_text(
-            '#!/bin/sh\nhost=$1\nshift\nexec ip netns exec "' + self.namespace("$host") + '" '
-            "unshare -u sh -c \"hostname $host; exec sh -c '$*'\"\n"
-        )
-        agent.chmod(0o755)
+        inside = shlex.join(self._inside("HOST")).replace("HOST", '"$host"')
+        agent.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {inside} sh -c "$*"\n')
+        for program in (entrance, agent):
+            program.chmod(0o755)
         self.mpirun_arguments = [
             "--allow-run-as-root",
             *("--prtemca", "plm_ssh_agent", str(agent)),
@@ -98,8 +105,11 @@ class Hosts:
 
     def on(self, host: str, command: Sequence[str]) -> list[str]:
         """The command that runs `command` on a host."""
-        script = f"hostname {shlex.quote(host)} && exec {shlex.join(command)}"
-        return ["ip", "netns", "exec", self.namespace(host), "unshare", "-u", "sh", "-c", script]
+        return [*self._inside(host), *command]
+
+    def _inside(self, host: str) -> list[str]:
+        where = ["ip", "netns", "exec", self.namespace(host), *self._unshare]
+        return [*where, str(self._folder / "entrance"), host]
 
     def mpirun(
         self,
@@ -127,6 +137,18 @@ class Hosts:
         """Put a host back onto the network."""
         _ip("-n", self.namespace(host), "link", "set", self._ends[host], "up")
 
+    def kill(self, host: str) -> None:
+        """Take a host off the network, and end all that runs on it, as when its power fails."""
+        self.cut_off(host)
+        self._end(self.namespace(host))
+
+    def processes(self, host: str) -> list[int]:
+        """The processes of a host, by their numbers on this machine."""
+        command = ["ip", "netns", "pids", self.namespace(host)]
+        return list(
+            map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+        )
+
     def namespace(self, host: str) -> str:
         """The name of a host's network namespace."""
         return f"tutti-{os.getpid()}-{host}"
@@ -140,11 +162,17 @@ class Hosts:
             folder = ETC / self.namespace(name)
             folder.mkdir(parents=True)
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
-        first, second = self._ends.values()
-        _ip("link", "add", first, "type", "veth", "peer", "name", second)
+        switch = ("-n", self.namespace(self._switch))
+        _ip("netns", "add", self.namespace(self._switch))
+        _ip(*switch, "link", "add", "ports", "type", "bridge")
+        _ip(*switch, "link", "set", "ports", "up")
         for name, end in self._ends.items():
             inside = ("-n", self.namespace(name))
-            _ip("link", "set", end, "netns", self.namespace(name))
+            port = ("dev", f"{end}p")
+            _ip("link", "add", end, "netns", self.namespace(name), "type", "veth", "peer", "name", port[1])
+            _ip("link", "set", port[1], "netns", self.namespace(self._switch))
+            _ip(*switch, "link", "set", *port, "master", "ports")
+            _ip(*switch, "link", "set", *port, "up")
             _ip(*inside, "addr", "add", f"{addresses[name]}/24", "dev", end)
             _ip(*inside, "link", "set", end, "up")
             _ip(*inside, "link", "set", "lo", "up")
@@ -157,20 +185,21 @@ class Hosts:
                 )
 
     def _remove(self) -> None:
-        for name in self.names:
+        for name in (*self.names, self._switch):
             space = self.namespace(name)
-            listed = subprocess.run(
-                ["ip", "netns", "pids", space], capture_output=True, text=True, check=False
-            )
-            for pid in listed.stdout.split():
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            # The veth pair goes with the namespaces that hold its ends.
+            self._end(space)
+            # The veth pairs go with the namespaces that hold their ends.
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
             shutil.rmtree(ETC / space, ignore_errors=True)
         shutil.rmtree(self._folder)
+
+    def _end(self, space: str) -> None:
+        listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
+        for pid in listed.stdout.split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 def _ip(*arguments: str) -> None:

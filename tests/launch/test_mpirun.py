@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadData, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import guard, mpirun
 from tutti.launch.exit_reports import Report
+from tutti.launch.liveness import LivenessAddress, LivenessWatch
 from tutti.launch.mpi_rank import MpiStart
 from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
@@ -80,7 +81,8 @@ def test_messages_arrive_whole_and_only_from_those_who_know_the_token() -> None:
     channel = MpirunChannel(b"payload")
     try:
         address = channel.address
-        start = MpiStart("m:f", None, None, address, ["a b"], [], 9, FileAddress.of(0))
+        liveness = LivenessAddress(("127.0.0.1",), 1, "00", 3)
+        start = MpiStart("m:f", None, None, address, ["a b"], [], 9, FileAddress.of(0), liveness)
         assert pickle.loads(pickle.dumps(start)) == start
         assert address.payload_here() == b"payload"
         assert (address.is_here(), address.process) == (True, os.getpid())
@@ -210,7 +212,9 @@ def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open()
     command = ["bash", "-c", "echo last words >&2; sleep 300 & exit 7"]
     with SignalWatch() as signals:
         mark, stopping = uuid.uuid4().hex, Stopping(signals, StopPage())
-        assert mpirun._run(command, {**os.environ, guard.JOB: mark}, mark, stopping) == (7, "last words\n")
+        with closing(LivenessWatch(1, 3, elsewhere=False)) as watch:
+            ended = mpirun._run(command, {**os.environ, guard.JOB: mark}, mark, stopping, watch)
+        assert ended == (7, "last words\n")
 
 
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import UserError
+from tutti.errors import PeerLost, UserError
 from tutti.launch.cores import allowed_cores, leave_binding_to_tutti
 from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.launcher import started_by
+from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessConnection, connect
 from tutti.launch.mpirun_channel import Address, RankStarted
-from tutti.launch.orphans import follow, mpi_segments
+from tutti.launch.orphans import end_at_once, follow, mpi_segments
 from tutti.launch.placement import share_host
 from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.launch.world import end_mpi_job, end_ranks, join
@@ -46,6 +47,7 @@ class MpiStart:
         arguments: `sys.argv` of that process.
         start_s: how long MPI may take to start.
         stop: its file of the `StopPage`.
+        liveness: where it listens to whether the ranks live.
         hosts: for each host the number of its workers, and of all its ranks.
     """
 
@@ -57,6 +59,7 @@ class MpiStart:
     arguments: list[str]
     start_s: int
     stop: FileAddress
+    liveness: LivenessAddress
     hosts: Sequence[tuple[int, int]] = ()
 
 
@@ -66,14 +69,17 @@ def main() -> None:
     here = start.address.is_here()
     if here:
         follow([start.address.process])
+    connection = connect(start.liveness, started_by().rank)
+    if connection is not None:
+        connection.end_when_lost(end_at_once)
     be_supervised(_stop_page(start.stop) if here else None)
     sys.path += [folder for folder in start.path if folder not in sys.path]
     sys.argv[:] = start.arguments
     with lasting_output():
         try:
-            _run(start)
+            _run(start, connection)
         except BaseException as error:
-            _fail(start, error, without_launcher(error.__traceback__))
+            _fail(start, connection, error, without_launcher(error.__traceback__))
 
 
 def _stop_page(address: FileAddress) -> StopPage:
@@ -84,7 +90,7 @@ def _stop_page(address: FileAddress) -> StopPage:
         os.close(file)
 
 
-def _run(start: MpiStart) -> None:
+def _run(start: MpiStart, connection: LivenessConnection | None) -> None:
     threads = _set_up_process(start)
     # By the kernel: MPI holds the interpreter's lock while it starts.
     signal.alarm(start.start_s)
@@ -94,6 +100,8 @@ def _run(start: MpiStart) -> None:
     value = resolve_name(start.entry)(comm, _payload(start, comm))
     if comm.rank == 0:
         start.address.send(done(comm.rank, value))
+    if connection is not None:
+        connection.leave(DONE)
     comm.close()
 
 
@@ -150,8 +158,15 @@ def _payload(start: MpiStart, comm: Communicator) -> bytes:
     return given
 
 
-def _fail(start: MpiStart, error: BaseException, frames: TracebackType | None) -> None:
+def _fail(
+    start: MpiStart,
+    connection: LivenessConnection | None,
+    error: BaseException,
+    frames: TracebackType | None,
+) -> None:
     """Report the exception to the process that ran mpirun, or else say it here; end the job."""
+    if connection is not None:
+        connection.leave(DONE if isinstance(error, PeerLost) else FAILED)
     report = failure(started_by().rank, error, frames)
     if start.address.send(report):
         say_last("")

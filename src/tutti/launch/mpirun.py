@@ -21,16 +21,17 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import OutputClosed, PeerLost, TuttiError, UserError
+from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, TuttiError, UserError
 from tutti.launch.allocation import find_allocation
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by, output_closed
 from tutti.launch.guard import JOB, guard
+from tutti.launch.liveness import PATIENT_S, QUICK_S, LivenessWatch, RankEnd, first_lost
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
@@ -50,6 +51,18 @@ GRACE_S: Final = 3.0
 START_S: Final = 300
 """Seconds that MPI may take to start in a rank. Where it tolerates dead ranks, it waits for them then."""
 
+LATE_S: Final = 120.0
+"""Time of all ranks to begin, where the run goes on without a host that does not."""
+
+SETTLE_S: Final = 3.0
+"""Time of ranks to end after mpirun has, where their host can be reached."""
+
+CAUSE_S: Final = 1.0
+"""Time of mpirun to say by what a rank ended."""
+
+PROBE_S: Final = 10.0
+"""Time of a host to start a program that does nothing, after which it counts as lost."""
+
 FINISH_S: Final = 10.0
 """Time of mpirun to exit once it says no more."""
 
@@ -59,7 +72,9 @@ RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
 _TAIL_BYTES = 64 << 10
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
 _HOST_LOST = re.compile(
-    r"lost communication with a remote daemon.*Remote daemon:.*? on node (\S+)", re.DOTALL
+    r"lost communication with a remote daemon.*Remote daemon:.*? on node (\S+)"
+    r"|A daemon failed to report back.*Remote host: +(\S+)",
+    re.DOTALL,
 )
 
 
@@ -149,13 +164,40 @@ def is_this_machine(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", own, own.split(".")[0])
 
 
-def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:
+def answering(hosts: Sequence[str]) -> list[str]:
+    """Return those of the hosts on which mpirun can start something; all are asked at the same time."""
+    mpirun, extra = find_mpirun(), shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
+    probes = {
+        host: subprocess.Popen(
+            command_line(mpirun, [Host(host, 1)], [], extra, ["true"]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for host in hosts
+    }
+    deadline = time.monotonic() + PROBE_S
+    for probe in probes.values():
+        with suppress(subprocess.TimeoutExpired):
+            probe.wait(max(0.0, deadline - time.monotonic()))
+    for probe in probes.values():
+        end_mpirun(probe, at_once=True)
+    return [host for host, probe in probes.items() if probe.returncode == 0]
+
+
+def run_on_hosts(
+    entry: str, payload: bytes, placement: Placement, *, prefix: bool = False, goes_on: bool = False
+) -> object:
     """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
 
-    Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
+    Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS. Where others take over from lost
+    ranks (`goes_on`), a host that is silent is soon taken for lost.
     """
-    mpirun = find_mpirun()
+    mpirun, hosts = find_mpirun(), placement.hosts_with_servers
     job = uuid.uuid4().hex
+    elsewhere = not all(is_this_machine(host.name) for host in hosts)
+    watch = LivenessWatch(placement.ranks, QUICK_S if goes_on else PATIENT_S, elsewhere=elsewhere)
     channel, stop = MpirunChannel(payload), StopPage.make_file()
     page = StopPage(stop)
     # Of a rank 0 on another host nothing is known: it is asked in any case.
@@ -174,11 +216,12 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
         sys.argv,
         START_S,
         FileAddress.of(stop),
+        watch.address,
         ranks,
     )
     environment = {
         **os.environ,
-        **settings(mpirun, placement.hosts_with_servers, os.environ),
+        **settings(mpirun, hosts, os.environ),
         START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
         JOB: job,
     }
@@ -186,11 +229,12 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
     extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
     try:
         with SignalWatch() as signals:
-            command = command_line(mpirun, placement.hosts_with_servers, exported, extra, prefix=prefix)
+            command = command_line(mpirun, hosts, exported, extra, prefix=prefix)
             stopping = Stopping(signals, page)
-            returncode, said = _run(command, environment, job, stopping)
+            returncode, said = _run(command, environment, job, stopping, watch, LATE_S if goes_on else None)
         messages = channel.messages()
     finally:
+        watch.close()
         channel.close()
         os.close(stop)
     # The shared memory of ranks of this machine that were killed before MPI could remove it.
@@ -198,14 +242,26 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
         Path(segment).unlink(missing_ok=True)
     stopping.act()
     reports = [one for one in messages if isinstance(one, Report)]
-    if returncode == 0 and not reports and is_this_machine(placement.hosts[0].name):
+    result = outcome(reports, returncode, said, watch, hosts)
+    if not reports and is_this_machine(placement.hosts[0].name):
         # A launcher that tolerates dead ranks says nothing of them.
         raise PeerLost([0], "it ended before it was done")
-    return outcome(reports, returncode, said)
+    return result
 
 
-def _run(command: list[str], environment: dict[str, str], job: str, stopping: Stopping) -> tuple[int, str]:
-    """Run mpirun to its end, or that by a signal; returns its exit code and the end of its stderr."""
+def _run(
+    command: list[str],
+    environment: dict[str, str],
+    job: str,
+    stopping: Stopping,
+    watch: LivenessWatch,
+    late_s: float | None = None,
+) -> tuple[int | None, str]:
+    """Run mpirun to its end, or that by a signal, or until a rank is lost.
+
+    Returns:
+        Its exit code, None if it was ended as a rank was lost, and the end of its stderr.
+    """
     # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
     with guard(job, GRACE_S):
         process = subprocess.Popen(
@@ -218,47 +274,102 @@ def _run(command: list[str], environment: dict[str, str], job: str, stopping: St
         try:
             # Ranks of other hosts do not see the page.
             stopping.forward = lambda: process.send_signal(signal.SIGUSR1)
-            said = _copy_stderr(process, stopping)
+            said, over = _copy_stderr(process, stopping, watch, late_s)
+            if not over and not stopping.ended_by:
+                watch.look()
+                watch.settle(SETTLE_S)
         finally:
             stopping.page.end()
-            end_mpirun(process, patience_s=0.0 if stopping.ended_by else FINISH_S)
-    return process.returncode, said
+            # Ranks of other hosts end at once, whatever holds mpirun up.
+            watch.close()
+            end_mpirun(process, 0.0 if stopping.ended_by else FINISH_S, at_once=over)
+    return None if over else process.returncode, said
 
 
-def _copy_stderr(process: subprocess.Popen[bytes], stopping: Stopping) -> str:
-    """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal; returns its last part."""
+def _copy_stderr(
+    process: subprocess.Popen[bytes], stopping: Stopping, watch: LivenessWatch, late_s: float | None
+) -> tuple[str, bool]:
+    """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal, or as a rank is lost.
+
+    Returns:
+        Its last part, and whether a rank is lost while mpirun runs.
+    """
     assert process.stderr is not None
-    said = bytearray()
+    said, loss = bytearray(), _Loss(watch, late_s)
     with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid)) as ended:
-        for one in (stopping, process.stderr, ended):
+        for one in (stopping, process.stderr, ended, watch):
             selector.register(one, selectors.EVENT_READ)
         while not stopping.over():
-            ready = [key.fileobj for key, _ in selector.select(stopping.patience_s())]
-            if process.stderr not in ready:
-                if ended in ready:  # Something that it has started may hold its stderr, and never end.
+            limits = [limit for limit in (stopping.patience_s(), loss.patience_s()) if limit is not None]
+            ready = [key.fileobj for key, _ in selector.select(min(limits, default=None))]
+            watch.look()
+            if process.stderr in ready:
+                data = os.read(process.stderr.fileno(), 1 << 16)
+                if not data:
                     break
-                continue
-            data = os.read(process.stderr.fileno(), 1 << 16)
-            if not data:
+                sys.stderr.write(data.decode(errors="replace"))
+                sys.stderr.flush()
+                said = (said + data)[-_TAIL_BYTES:]
+            elif ended in ready:  # Something that it has started may hold its stderr, and never end.
                 break
-            sys.stderr.write(data.decode(errors="replace"))
-            sys.stderr.flush()
-            said = (said + data)[-_TAIL_BYTES:]
-    return said.decode(errors="replace")
+            if loss.over(said):
+                return said.decode(errors="replace"), True
+    return said.decode(errors="replace"), False
 
 
-def end_mpirun(process: subprocess.Popen[bytes], patience_s: float = 0.0) -> None:
+class _Loss:
+    """The time from the loss of a rank to the end of all others.
+
+    Args:
+        watch: over the ranks.
+        late_s: the time in which all have to begin; None: any.
+    """
+
+    def __init__(self, watch: LivenessWatch, late_s: float | None) -> None:
+        self._watch = watch
+        self._late = None if late_s is None else time.monotonic() + late_s
+        self._deadline: float | None = None
+
+    def patience_s(self) -> float | None:
+        """Time after which `over` is to be asked again; None: any."""
+        if self._watch.complete:
+            self._late = None
+        times = [one for one in (self._late, self._deadline) if one is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def over(self, said: bytes | bytearray) -> bool:
+        """Tell whether all are to be ended now.
+
+        Args:
+            said: by mpirun.
+        """
+        now = time.monotonic()
+        # While they begin mpirun knows more: a rank may have ended before it had connected.
+        if self._deadline is None and self._watch.complete and first_lost(self._watch.ends):
+            self._deadline = now + CAUSE_S
+        if self._late is not None and not self._watch.complete and now >= self._late:
+            return True
+        if any(end.silent for end in self._watch.ends):
+            return True
+        if self._deadline is None:
+            return False
+        return now >= self._deadline or _KILLED.search(said.decode(errors="replace")) is not None
+
+
+def end_mpirun(process: subprocess.Popen[bytes], patience_s: float = 0.0, *, at_once: bool = False) -> None:
     """End mpirun, which ends its ranks, and close what it could be heard by.
 
     Args:
         process: that of mpirun, the leader of its own session.
         patience_s: how long it may take to end by itself.
+        at_once: its ranks are ended without it, so that it need not see to that.
     """
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(patience_s)
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
+    if not at_once:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -268,29 +379,61 @@ def end_mpirun(process: subprocess.Popen[bytes], patience_s: float = 0.0) -> Non
     remove_session(Path(tempfile.gettempdir(), f"ompi.{process.pid}"))
 
 
-def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
-    """The result of rank 0, or the error that the job ended with."""
+def outcome(
+    reports: Sequence[Report],
+    returncode: int | None,
+    said: str,
+    watch: LivenessWatch | None = None,
+    hosts: Sequence[Host] = (),
+) -> object:
+    """The result of rank 0, or the error that the job ended with.
+
+    Args:
+        reports: of ranks of this machine.
+        returncode: of mpirun; None: it was ended, as a rank was lost.
+        said: the end of what mpirun has said.
+        watch: over the ranks of all hosts.
+        hosts: theirs.
+    """
+    if returncode is not None and returncode < 0:
+        raise LauncherLost(f"mpirun, which had started the ranks, was {killed_by(-returncode)}")
+    ends = [] if watch is None else watch.ends
     killed = _KILLED.search(said)
     deaths = [Death(int(killed[1]), time.monotonic(), -int(killed[2]))] if killed else []
-    error, _ = cause(reports, deaths)
+    begun = watch is None or watch.complete
+    error, _ = cause(reports, _first_death(ends, deaths, hosts) if begun else deaths)
     if killed and int(killed[2]) == signal.SIGALRM:
         error = TuttiError(
             f"MPI did not start within {START_S} s: a rank has ended before, or cannot reach the others"
         )
+    # Open MPI's exit code is then 0.
+    if (host := lost_host(said)) and (error is None or isinstance(error, PeerLost)):
+        error = HostLost(
+            [host],
+            ranks_of(host, hosts),
+            "mpirun's daemon there has ended, or cannot be reached any more; start again without that host, "
+            "or when it is back",
+        )
+    # Where mpirun has ended, so have the ranks of all hosts that it reached.
+    left = [] if watch is None or returncode is None else watch.left
+    silent = [end.rank for end in ends if end.silent] or left
+    if silent and (error is None or isinstance(error, PeerLost)):
+        names = dict.fromkeys(host_of(rank, hosts) for rank in silent)
+        error = HostLost(names, silent, "it cannot be reached any more")
     if error is not None:
         raise error
-    # Open MPI's exit code is then 0.
-    if host := lost_host(said):
-        raise TuttiError(
-            f"lost host {host}: mpirun's daemon there has ended, or cannot be reached any more; start "
-            "again without that host, or when it is back"
+    if returncode is None and watch is not None:
+        missing = [rank for rank in range(sum(host.ranks for host in hosts)) if rank not in watch.seen]
+        raise HostLost(
+            dict.fromkeys(host_of(rank, hosts) for rank in missing),
+            missing,
+            f"no rank of it has begun within {LATE_S:g} s, or a firewall keeps it from port "
+            f"{watch.address.port} of this machine",
         )
     if returncode != 0 and output_closed():
         raise OutputClosed("nobody reads standard output any more")
     if returncode == UserError.exit_code:
         raise UserError("a rank on another host found that the input is wrong; its message stands above")
-    if returncode < 0:
-        raise TuttiError(f"mpirun, which had started the ranks, was {killed_by(-returncode)}")
     if returncode != 0:
         raise TuttiError(
             f"mpirun ended with exit code {returncode}; what it said stands above. "
@@ -300,7 +443,29 @@ def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
     return pickle.loads(values[0]) if values else None
 
 
+def _first_death(ends: Sequence[RankEnd], said: Sequence[Death], hosts: Sequence[Host]) -> list[Death]:
+    """The death that came first: by the ends of connections, else by what mpirun has said of one."""
+    first = first_lost(ends)
+    if not first:
+        return list(said)
+    at = next(end.at for end in ends if end.rank == first[0])
+    known = [replace(death, at=at) for death in said if death.rank == first[0]]
+    why = f"it ended on host {host_of(first[0], hosts)} before it was done, and nobody has seen by what"
+    return known or [Death(first[0], at, 0, hung=why)]
+
+
+def host_of(rank: int, hosts: Sequence[Host]) -> str:
+    """The name of a rank's host; ranks are numbered host after host."""
+    return [host.name for host in hosts for _ in range(host.ranks)][rank]
+
+
+def ranks_of(name: str, hosts: Sequence[Host]) -> list[int]:
+    """The ranks of a host."""
+    names = [host.name for host in hosts for _ in range(host.ranks)]
+    return [rank for rank, one in enumerate(names) if one == name]
+
+
 def lost_host(said: str) -> str | None:
     """Return the host that mpirun says it has lost, in what it has written to standard error."""
     found = _HOST_LOST.search(said)
-    return None if found is None else found[1]
+    return None if found is None else found[1] or found[2]

@@ -104,7 +104,7 @@ def follow_launcher() -> None:
     last = max((place for place, (_, name) in enumerate(ancestors) if name in LAUNCHERS), default=-1)
     if last < 0 and _nobody_listens(os.environ):
         # Not only out of sight, as behind the walls of a container: it was killed before this rank came here.
-        _end()
+        end_at_once()
     # A shell between the launcher and the rank counts too: without it the rank is no descendant any more.
     follow([process for process, _ in ancestors[: last + 1]])
 
@@ -139,10 +139,10 @@ def _end_after_one_of(processes: Sequence[int]) -> None:
         for process in processes:
             poll.register(os.pidfd_open(process), select.POLLIN)
         poll.poll()
-    _end()
+    end_at_once()
 
 
-def _end() -> None:
+def end_at_once() -> None:
     """Remove what this rank has made, and end what it has started and itself."""
     import psutil
 

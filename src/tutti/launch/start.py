@@ -74,7 +74,7 @@ def start(
     if placement.hosts:
         from tutti.launch.mpirun import run_on_hosts
 
-        return run_on_hosts(entry, payload, placement, prefix=prefix)
+        return run_on_hosts(entry, payload, placement, prefix=prefix, goes_on=apart)
     if placement.ranks == 1 and not apart:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise

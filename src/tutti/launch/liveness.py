@@ -1,0 +1,358 @@
+"""Connections by which the launching process sees that ranks of other hosts live, and they that it does.
+
+    launching process ──┬── rank 0      A rank that ends closes its connection, whatever it ends by. A host
+                        ├── rank 1      without power or network closes none: the
+                        └── rank 2      kernels ask each other every second.
+
+MPI's own launcher sees that after minutes, may call it a success, and may blame a rank that failed as a
+consequence. After the greeting nothing is sent but one letter at a rank's end.
+Both sides prove in the greeting that they know the secret of the run:
+
+    launching process ── nonce S ──► rank
+                      ◄── nonce R, number of the rank, HMAC(secret, "rank", S, R, number) ──
+                      ── HMAC(secret, "launcher", R, S) ──►
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import select
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+QUICK_S: Final = 3
+"""Seconds of silence after which a host is lost, where the run goes on without it."""
+
+PATIENT_S: Final = 30
+"""The same where the run ends with it: a switch that starts again is silent for so long."""
+
+DONE: Final = b"D"
+"""The letter of a rank that is done, or ends as it has lost another one."""
+
+FAILED: Final = b"F"
+"""The letter of a rank that has failed, and has reported it: others end in consequence."""
+
+_NONCE: Final = 32
+_NUMBER: Final = 4
+_ANSWER: Final = _NONCE + _NUMBER + 32
+_GREETING_S: Final = 10.0
+_MOST_STRANGERS: Final = 64
+_CONNECT_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class LivenessAddress:
+    """The address of the launching process.
+
+    Attributes:
+        hosts: its IPv4 addresses, to be tried in this order.
+        port: the port at each of them.
+        secret: of the run, in hexadecimal digits.
+        silence_s: the seconds of silence after which the other side is gone.
+    """
+
+    hosts: tuple[str, ...]
+    port: int
+    secret: str
+    silence_s: int
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """The end of a rank's connection.
+
+    Attributes:
+        rank: which one.
+        at: when it was noticed, by the monotonic clock.
+        silent: its host does not answer any more; else the rank has ended.
+        letter: what the rank has said of its end; nothing if it was cut short.
+    """
+
+    rank: int
+    at: float
+    silent: bool
+    letter: bytes
+
+
+@dataclass
+class _Connection:
+    """A connection that has come.
+
+    Attributes:
+        socket: its end here.
+        nonce: what was sent.
+        since: the time since when it is there.
+        received: what has come.
+        rank: the sender; None: it has not greeted yet.
+    """
+
+    socket: socket.socket
+    nonce: bytes
+    since: float
+    received: bytearray = field(default_factory=bytearray)
+    rank: int | None = None
+
+
+class LivenessWatch:
+    """The side of the launching process.
+
+    Args:
+        ranks: the number of ranks.
+        silence_s: the seconds of silence after which a host is lost.
+        elsewhere: some of them are on other machines.
+
+    Attributes:
+        address: for the ranks.
+        seen: the ranks that have connected.
+        ends: those whose connections have ended, in that order.
+    """
+
+    def __init__(self, ranks: int, silence_s: int, *, elsewhere: bool) -> None:
+        self._ranks, self._silence_s = ranks, silence_s
+        self._listener = socket.create_server(("" if elsewhere else "127.0.0.1", 0), backlog=max(128, ranks))
+        self._listener.setblocking(False)
+        self._secret = os.urandom(32)
+        self._selector = selectors.EpollSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        hosts = own_addresses() if elsewhere else ("127.0.0.1",)
+        port = int(self._listener.getsockname()[1])
+        self.address = LivenessAddress(hosts, port, self._secret.hex(), silence_s)
+        self.seen: set[int] = set()
+        self.ends: list[RankEnd] = []
+
+    @property
+    def complete(self) -> bool:
+        """True if all ranks have connected."""
+        return len(self.seen) == self._ranks
+
+    @property
+    def left(self) -> list[int]:
+        """The ranks whose connections have not ended."""
+        return sorted(self.seen - {end.rank for end in self.ends})
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when there is something to look at."""
+        return self._selector.fileno()
+
+    def look(self) -> None:
+        """Take what has come."""
+        for key, _ in self._selector.select(0):
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                self._read(key.data)
+
+    def settle(self, seconds: float) -> None:
+        """Wait, for a time, until the connections of all ranks have ended.
+
+        Args:
+            seconds: how long.
+        """
+        deadline = time.monotonic() + seconds
+        while self.left and (rest := deadline - time.monotonic()) > 0:
+            self._selector.select(rest)
+            self.look()
+
+    def close(self) -> None:
+        """Close all connections, which ends the ranks."""
+        if self._listener.fileno() < 0:
+            return
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Connection):
+                key.data.socket.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            connected, _ = self._listener.accept()
+        except OSError:  # It has gone again.
+            return
+        connected.setblocking(False)
+        one = _Connection(connected, os.urandom(_NONCE), time.monotonic())
+        self._selector.register(connected, selectors.EVENT_READ, one)
+        with suppress(OSError):
+            connected.send(one.nonce)
+        self._drop_strangers()
+
+    def _drop_strangers(self) -> None:
+        """Close the connections of those who do not greet."""
+        strangers = [
+            key.data
+            for key in self._selector.get_map().values()
+            if isinstance(key.data, _Connection) and key.data.rank is None
+        ]
+        late = [one for one in strangers if time.monotonic() - one.since > _GREETING_S]
+        for one in late or strangers[: -(_MOST_STRANGERS + self._ranks)]:
+            self._forget(one)
+
+    def _read(self, one: _Connection) -> None:
+        try:
+            data = one.socket.recv(_ANSWER)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(one, silent=not isinstance(error, ConnectionError))
+            return
+        one.received += data
+        if not data:
+            self._end(one, silent=False)
+        elif one.rank is None and len(one.received) >= _ANSWER:
+            self._greet(one)
+        elif len(one.received) > _ANSWER + 1:
+            self._forget(one)  # No rank says so much.
+
+    def _greet(self, one: _Connection) -> None:
+        theirs, number = bytes(one.received[:_NONCE]), bytes(one.received[_NONCE : _NONCE + _NUMBER])
+        proof = bytes(one.received[_NONCE + _NUMBER : _ANSWER])
+        rank = int.from_bytes(number, "little")
+        expected = _proof(self._secret, b"rank", one.nonce, theirs, number)
+        if not hmac.compare_digest(proof, expected) or rank >= self._ranks or rank in self.seen:
+            self._forget(one)
+            return
+        one.rank = rank
+        self.seen.add(rank)
+        ask_often(one.socket, self._silence_s)
+        with suppress(OSError):
+            one.socket.send(_proof(self._secret, b"launcher", theirs, one.nonce))
+
+    def _end(self, one: _Connection, silent: bool) -> None:
+        if one.rank is not None:
+            letter = bytes(one.received[_ANSWER:])
+            self.ends.append(RankEnd(one.rank, time.monotonic(), silent, letter))
+        self._forget(one)
+
+    def _forget(self, one: _Connection) -> None:
+        self._selector.unregister(one.socket)
+        one.socket.close()
+
+
+class LivenessConnection:
+    """The side of a rank.
+
+    Args:
+        connected: the socket, after the greeting.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket, self._leaves = connected, False
+
+    def leave(self, letter: bytes) -> None:
+        """Say that this rank ends, and how."""
+        self._leaves = True
+        with suppress(OSError):
+            self._socket.send(letter)
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
+
+    def end_when_lost(self, end: Callable[[], None]) -> None:
+        """Call a function, in a thread, when the launching process is gone or cannot be reached any more."""
+        threading.Thread(target=self._watch, args=(end,), name="tutti-liveness", daemon=True).start()
+
+    def _watch(self, end: Callable[[], None]) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
+        poll.poll()  # Nothing is ever sent to a rank: whatever happens is the end.
+        if not self._leaves:
+            end()
+
+
+def connect(address: LivenessAddress, rank: int) -> LivenessConnection | None:
+    """Connect a rank to the launching process; None: it cannot be reached."""
+    secret = bytes.fromhex(address.secret)
+    for connected in _connected([(host, address.port) for host in address.hosts]):
+        if _introduce(connected, secret, rank):
+            ask_often(connected, address.silence_s)
+            connected.settimeout(None)
+            return LivenessConnection(connected)
+        connected.close()
+    return None
+
+
+def _connected(places: Sequence[tuple[str, int]]) -> Iterator[socket.socket]:
+    """Yield connections to the places, in the order in which they answer: some may be dead ends."""
+    deadline = time.monotonic() + _CONNECT_S
+    with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        for place in places:
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            if one.connect_ex(place) in (0, errno.EINPROGRESS):
+                selector.register(one, selectors.EVENT_WRITE)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                one = cast("socket.socket", key.fileobj)
+                selector.unregister(one)
+                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    taken = one.dup()
+                    taken.settimeout(_CONNECT_S)
+                    yield taken
+
+
+def _introduce(connected: socket.socket, secret: bytes, rank: int) -> bool:
+    """Greet; tells whether it is the launching process that answers."""
+    own, number = os.urandom(_NONCE), rank.to_bytes(_NUMBER, "little")
+    try:
+        theirs = _receive(connected, _NONCE)
+        connected.sendall(own + number + _proof(secret, b"rank", theirs, own, number))
+        return hmac.compare_digest(_receive(connected, 32), _proof(secret, b"launcher", own, theirs))
+    except OSError:
+        return False
+
+
+def _receive(connected: socket.socket, count: int) -> bytes:
+    received = b""
+    while len(received) < count:
+        data = connected.recv(count - len(received))
+        if not data:
+            raise ConnectionResetError
+        received += data
+    return received
+
+
+def _proof(secret: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(secret, b"".join(parts), "sha256")
+
+
+def ask_often(connected: socket.socket, silence_s: int) -> None:
+    """Have the kernel ask the other side whether it is there, and end the connection after a silence."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, silence_s - 1))
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_s * 1000)
+
+
+def own_addresses() -> tuple[str, ...]:
+    """The IPv4 addresses of this machine; the last one is that for its own ranks."""
+    import psutil  # It would slow every start.
+
+    found = [
+        one.address
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    ]
+    return (*found, "127.0.0.1")
+
+
+def first_lost(ends: Sequence[RankEnd]) -> list[int]:
+    """The ranks that were lost first: all of silent hosts, else the one whose end nobody has reported.
+
+    Args:
+        ends: of connections, in their order. Ranks that end after the first one may do so as a consequence.
+    """
+    silent = [end.rank for end in ends if end.silent]
+    first = next((end for end in ends if end.letter != DONE), None)
+    return sorted(silent) or ([] if first is None or first.letter else [first.rank])
