@@ -108,9 +108,9 @@ def test_hosts_decide_the_number_of_ranks(tmp_path: Path) -> None:
     assert placement.describe() == "6 ranks on 2 hosts (a: 4, b: 2), started by mpirun"
 
 
-def test_workers_that_contradict_the_hosts_are_refused() -> None:
-    with pytest.raises(BadOption, match=r"--workers is 3.*6 ranks"):
-        place_ranks(3, hosts="a:4,b:2")
+def test_more_workers_than_the_hosts_have_places_for_are_refused() -> None:
+    with pytest.raises(BadOption, match=r"--workers is 7.*6 ranks"):
+        place_ranks(7, hosts="a:4,b:2")
 
 
 def test_under_a_launcher_its_ranks_are_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:

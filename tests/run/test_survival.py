@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 import tutti
-from tests.mpi.mpirun import needs_mpirun
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import BadOption, PeerLost
+from tutti.errors import PeerLost
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 
@@ -196,12 +195,6 @@ def test_an_exception_is_no_loss(tmp_path: Path) -> None:
 
     with pytest.raises(tutti.errors.RankFailed, match="broken"):
         tutti.train(model(), workers=2, callbacks=Failing(), on_failure="respawn", **OPTIONS)
-
-
-@needs_mpirun
-def test_ranks_that_others_start_are_refused() -> None:
-    with pytest.raises(BadOption, match="--resume auto"):
-        tutti.train(model(), workers=2, hosts="localhost:2", on_failure="respawn", **OPTIONS)
 
 
 def test_a_copy_counts_only_when_it_is_whole() -> None:

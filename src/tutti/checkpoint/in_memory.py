@@ -2,14 +2,18 @@
 
 rank 0    │ copy 1 │ train ... │ copy 2 │ train ...  ✝
 rank 1    │ copy 1 │ train ... │ copy 2 │ train ...     ──▶ new ranks go on from copy 2
+
+The memory is on the host of rank 0. Ranks of other hosts send their states there, and get them from there.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
+import torch
 from safetensors.torch import load
 from torch import Tensor
 from typing_extensions import override
@@ -19,25 +23,29 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.checkpoint.reading import Checkpoint, CheckpointFiles
 from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
 from tutti.comm.base import Communicator
+from tutti.comm.shm import memfd
+from tutti.comm.shm.memfd import FileAddress
 from tutti.records.checkpoints import RUN, Manifest, head_file, tensors_file
 from tutti.records.json_lines import Json, to_json
 from tutti.state import State
 
 
 class MemorySaver:
-    """The writer of checkpoints in memory. All ranks of a host make one, and call its methods together.
+    """The writer of checkpoints in memory. All ranks make one, and call its methods together.
 
     Args:
         comm: the ranks whose states belong together.
-        place: of the memory.
+        place: of the memory, on the host of rank 0.
     """
 
     def __init__(self, comm: Communicator, place: MemoryPlace) -> None:
         self._comm, self._place = comm, place
         ranks = range(comm.size)
-        self._copies = [MemorySnapshot(comm, comm.node, ranks, (), copy) for copy in place.copies]
-        # All have the same number: nobody changes it before all have come to `save`.
-        self._number = 2 if place.whole == 1 else 1
+        here = comm.all_gather_objects(place.is_here())
+        senders = [rank for rank in ranks if not here[rank]]
+        self._copies = [MemorySnapshot(comm, comm.node, ranks, senders, copy) for copy in place.copies]
+        whole = place.whole if comm.rank == 0 else 0
+        self._number = 2 if comm.broadcast_object(whole) == 1 else 1
 
     def save(self, step: int, state: State, facts: Json) -> None:
         """Copy the state of all ranks (collective).
@@ -78,13 +86,12 @@ class _MemoryFiles(CheckpointFiles):
     """The files of a copy.
 
     Args:
-        place: of the memory.
-        number: of the copy.
+        memory: that has them.
         files: where each begins, and its size, by name.
     """
 
-    def __init__(self, place: MemoryPlace, number: int, files: dict[str, list[int]]) -> None:
-        self._place, self._number, self._files = place, number, files
+    def __init__(self, memory: FileAddress, files: dict[str, list[int]]) -> None:
+        self._memory, self._files = memory, files
 
     @property
     @override
@@ -94,22 +101,73 @@ class _MemoryFiles(CheckpointFiles):
     @override
     def read(self, name: str) -> bytes:
         offset, size = self._files[name]
-        memory = self._place.copies[self._number - 1].open()
-        try:
-            return os.pread(memory, size, offset)
-        finally:
-            os.close(memory)
+        with os.fdopen(self._memory.open(), "rb") as memory:
+            memory.seek(offset)
+            return memory.read(size)
 
     @override
     def tensors(self, name: str) -> dict[str, Tensor]:
         return load(self.read(name))
 
 
-def kept_in(place: MemoryPlace) -> Checkpoint | None:
-    """Return the last checkpoint in memory; None: there is none yet."""
-    number = place.whole
-    if not number:
+def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
+    """Return the last checkpoint in memory (collective); None: there is none yet.
+
+    Args:
+        comm: all ranks.
+        place: of the memory, on the host of rank 0.
+    """
+    whole = place.whole if comm.rank == 0 else 0
+    described = (whole, place.files(whole)) if whole else None
+    told = cast("tuple[int, Json] | None", comm.broadcast_object(described))
+    if told is None:
         return None
-    found = place.files(number)
-    manifest = Manifest(found["step"], found["ranks"], {})
-    return Checkpoint(_MemoryFiles(place, number, found["files"]), manifest)
+    number, found = told
+    manifest, files, memory = (
+        Manifest(found["step"], found["ranks"], {}),
+        found["files"],
+        place.copies[number - 1],
+    )
+    if comm.hosts == 1:
+        return Checkpoint(_MemoryFiles(memory, files), manifest)
+    here = cast("list[tuple[bool, int]]", comm.all_gather_objects((place.is_here(), comm.node.rank)))
+    receivers = [rank for rank, one in enumerate(here) if one == (False, 0)]
+    size = max(offset + length for offset, length in files.values())
+    if here[comm.rank][0]:
+        if comm.rank == 0:
+            _send(comm, memory, size, receivers)
+        return Checkpoint(_MemoryFiles(memory, files), manifest)
+    received = memfd.make_for_all("received", comm.node)
+    try:
+        if comm.rank in receivers:
+            _receive(comm, received, size)
+        comm.node.barrier()
+        checkpoint = Checkpoint(_MemoryFiles(FileAddress.of(received), files), manifest)
+        checkpoint.map()
+        return checkpoint
+    finally:
+        os.close(received)
+
+
+def _send(comm: Communicator, memory: FileAddress, size: int, receivers: Sequence[int]) -> None:
+    """Send the first bytes of the memory to ranks of other hosts."""
+    with os.fdopen(memory.open(), "rb") as file:
+        for start in range(0, size, _CHUNK):
+            content = torch.frombuffer(bytearray(file.read(min(_CHUNK, size - start))), dtype=torch.uint8)
+            for receiver in receivers:
+                comm.send(content, receiver, _TAG)
+
+
+def _receive(comm: Communicator, memory: int, size: int) -> None:
+    """Write what rank 0 sends."""
+    with open(memory, "wb", closefd=False) as file:
+        for start in range(0, size, _CHUNK):
+            content = torch.empty(min(_CHUNK, size - start), dtype=torch.uint8, device="cpu")
+            comm.recv(content, 0, _TAG)
+            file.write(content.numpy().data)
+
+
+_TAG: Final = 0x7C4D
+"""The tag of the messages with a checkpoint."""
+
+_CHUNK: Final = 16 << 20

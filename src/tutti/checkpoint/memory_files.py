@@ -28,6 +28,8 @@ _SLOT: Final = 1 << 24
 """The room for a text on the page, in bytes, of which only what is written takes memory."""
 
 _LENGTH: Final = 8
+_TOKEN: Final = 64
+_TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
 _FILES: Final = 2
 
@@ -40,11 +42,24 @@ class MemoryPlace:
         page: that of the page.
         copies: those of the two copies.
         data: that of the arena.
+        token: what no other page has, in hexadecimal digits: on another host the address may be that of one.
     """
 
     page: FileAddress
     copies: tuple[FileAddress, FileAddress]
     data: FileAddress
+    token: str
+
+    def is_here(self) -> bool:
+        """Tell whether the memory is on this host."""
+        try:
+            page = self.page.open()
+        except (OSError, ValueError):
+            return False
+        try:
+            return os.pread(page, _TOKEN_BYTES, _TOKEN).hex() == self.token
+        finally:
+            os.close(page)
 
     @property
     def whole(self) -> int:
@@ -115,7 +130,9 @@ class StateMemory:
         page, *copies = map(FileAddress.of, self._made)
         self._data = Arena.create()
         self._data.allocate(TABLE_BYTES)
-        self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address)
+        token = os.urandom(_TOKEN_BYTES)
+        os.pwrite(self._made[0], token, _TOKEN)
+        self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
 
     def close(self) -> None:
         """Give it back."""

@@ -12,7 +12,6 @@ import selectors
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -31,11 +30,11 @@ from tutti.launch.allocation import find_allocation
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by, output_closed
 from tutti.launch.guard import JOB, guard
-from tutti.launch.liveness import PATIENT_S, QUICK_S, LivenessWatch, RankEnd, first_lost
+from tutti.launch.liveness import FAILED, PATIENT_S, QUICK_S, LivenessWatch, RankEnd, first_lost
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
-from tutti.launch.placement import Host, Placement
+from tutti.launch.placement import Host, Placement, is_this_machine
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
 
@@ -156,12 +155,6 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
     if sum(here) > len(allowed_cores().logical):
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return {name: value for name, value in wanted.items() if name not in environ}
-
-
-def is_this_machine(name: str) -> bool:
-    """Tell whether a host's name stands for this machine."""
-    own = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", own, own.split(".")[0])
 
 
 def answering(hosts: Sequence[str]) -> list[str]:
@@ -403,7 +396,7 @@ def outcome(
     begun = watch is None or watch.complete
     error, _ = cause(reports, _first_death(ends, deaths, hosts) if begun else deaths)
     if killed and int(killed[2]) == signal.SIGALRM:
-        error = TuttiError(
+        error = LauncherLost(
             f"MPI did not start within {START_S} s: a rank has ended before, or cannot reach the others"
         )
     # Open MPI's exit code is then 0.
@@ -435,10 +428,12 @@ def outcome(
     if returncode == UserError.exit_code:
         raise UserError("a rank on another host found that the input is wrong; its message stands above")
     if returncode != 0:
-        raise TuttiError(
+        text = (
             f"mpirun ended with exit code {returncode}; what it said stands above. "
-            f"Try the hosts with: mpirun --host HOST:1 hostname"
+            "Try the hosts with: mpirun --host HOST:1 hostname"
         )
+        # The exception of a rank on another host would come again.
+        raise TuttiError(text) if any(end.letter == FAILED for end in ends) else LauncherLost(text)
     values = [report.value for report in reports if report.value is not None]
     return pickle.loads(values[0]) if values else None
 

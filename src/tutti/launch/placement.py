@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tutti.errors import BadOption
 from tutti.launch.allocation import Allocation, find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, mpi_place, started_by
+from tutti.launch.liveness import own_addresses
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -57,6 +59,8 @@ class Placement:
         launcher: who starts the ranks.
         servers: the number of further ranks, which keep a parameter centre: each has one thread and no core
             of its own, as it sleeps most of the time. They are the last ranks of their hosts.
+        places: all hosts that were given, with all their places for workers; `hosts` are those of them that
+            have workers now. The others stand by.
     """
 
     workers: int
@@ -66,6 +70,13 @@ class Placement:
     hosts: tuple[Host, ...] = ()
     launcher: Launcher = Launcher.ALONE
     servers: int = 0
+    places: tuple[Host, ...] = ()
+
+    @property
+    def standing_by(self) -> tuple[Host, ...]:
+        """The hosts that have no rank."""
+        used = {host.name for host in self.hosts}
+        return tuple(host for host in self.places if host.name not in used)
 
     @property
     def ranks(self) -> int:
@@ -90,6 +101,8 @@ class Placement:
         if self.hosts:
             placed = ", ".join(f"{host.name}: {host.ranks}" for host in self.hosts)
             line += f" on {_count(len(self.hosts), 'host')} ({placed})"
+        if self.standing_by:
+            line += f", {', '.join(host.name for host in self.standing_by)} standing by"
         if self.launcher is not Launcher.ALONE:
             line += f", started by {self.launcher.value}"
         return line + _bound(self.cores)
@@ -108,8 +121,8 @@ def place_ranks(
 
     Args:
         workers: the number of ranks that train, or "auto": one for each core that this process may use (with
-            `hosts`, as many as they have places for; under an MPI launcher, all that it started but the
-            servers).
+            `hosts`, as many as they have places for, of which fewer are taken in their order; under an MPI
+            launcher, all that it started but the servers).
         threads: threads of each rank; by default the allowed cores of a host / its ranks, at least 1.
         cores: the cores that may be used; by default what the kernel allows this process.
         hosts: "a:4,b:4", the path of a host file, or "slurm" for the nodes of Slurm's allocation, to start
@@ -281,12 +294,33 @@ def _of_slurm(ranks: int, cores: Cores) -> Iterator[str]:
 
 def _on_hosts(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, servers: int) -> Placement:
     slots = sum(host.ranks for host in hosts)
-    if wanted is not None and wanted != slots:
+    if wanted is not None and wanted > slots:
         raise BadOption(
             f"--workers is {wanted}, but --hosts has places for {_count(slots, 'rank')}; "
-            "leave --workers out, or make the two agree"
+            "leave --workers out, or name more hosts"
         )
-    return Placement(slots, threads, hosts=hosts, launcher=Launcher.MPIRUN, servers=servers)
+    workers = wanted or slots
+    return Placement(
+        workers, threads, hosts=fill(hosts, workers), launcher=Launcher.MPIRUN, servers=servers, places=hosts
+    )
+
+
+def is_this_machine(name: str) -> bool:
+    """Tell whether a host's name, or its address, stands for this machine."""
+    own = socket.gethostname()
+    if name in ("localhost", "127.0.0.1", own, own.split(".")[0]):
+        return True
+    return name[0].isdecimal() and name in own_addresses()
+
+
+def fill(places: Sequence[Host], workers: int) -> tuple[Host, ...]:
+    """The hosts with so many workers; one gets some when those before it are full."""
+    filled: list[Host] = []
+    for host in places:
+        taken = min(host.ranks, workers - sum(one.ranks for one in filled))
+        if taken:
+            filled.append(Host(host.name, taken))
+    return tuple(filled)
 
 
 def _bound(cores: Sequence[tuple[int, ...]]) -> str:

@@ -196,7 +196,7 @@ class TrainConfig:
     hosts: str | None = option(
         None,
         "hosts and their ranks, 'a:4,b:4', the path of a host file, or slurm: the nodes of Slurm's "
-        "allocation; starts mpirun",
+        "allocation; starts mpirun. With a smaller -n the last ones stand by",
     )
     servers: int = option(
         0,

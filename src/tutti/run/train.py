@@ -152,7 +152,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """
     job = load_job(payload, TrainJob)
     around = Surroundings()
-    if job.memory is not None:
+    if job.memory is not None and isinstance(comm, HostCommunicator):
         around = replace(around, open_data=KeptData(job.memory.data).open)
     # Nobody watches a process that a supervisor has not started.
     if isinstance(comm, HostCommunicator) and started_by().launcher is Launcher.TUTTI:
@@ -176,7 +176,7 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
     config = job.config
     if job.write and job.resume is None and comm.rank == 0 and around.alone:
         check_writable(config.out)
-    checkpoint = None if job.memory is None else kept_in(job.memory)
+    checkpoint = None if job.memory is None else kept_in(comm, job.memory)
     if checkpoint is None and job.resume is not None:
         checkpoint = found_by(comm, job.resume)
     with seeded(config.seed), default_floats(job.floats):

@@ -15,7 +15,7 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
-from tutti.launch.placement import Placement
+from tutti.launch.placement import Placement, is_this_machine
 from tutti.records.files import unfinished_file
 from tutti.records.folder_lock import FolderLock, refuse_locked
 from tutti.records.run import EpochRecord, Summary
@@ -154,13 +154,18 @@ def _refuse_elsewhere(config: TrainConfig, placement: Placement) -> None:
     launcher, where = started_by().launcher, None
     if launcher is not Launcher.ALONE:
         where = f"ranks that {launcher.value} starts"
-    elif placement.hosts:
-        where = "ranks under mpirun, as --hosts starts them"
+    elif placement.hosts and not is_this_machine(placement.hosts[0].name):
+        raise BadOption(
+            f"with --on-failure {config.on_failure} the first of --hosts has to be this machine, where the "
+            f"state is kept, and it is {placement.hosts[0].name}; name this machine first, or leave "
+            "--on-failure out and start the run again with --resume auto, which goes on from its newest "
+            "checkpoint"
+        )
     elif config.device != "cpu":
         where = f"--device {config.device}"
     if where is not None:
         raise BadOption(
-            f"--on-failure {config.on_failure} is for ranks that tutti starts on this machine's CPU, not for "
+            f"--on-failure {config.on_failure} is for ranks that tutti starts itself, on CPUs, not for "
             f"{where}; leave it out, and start the run again with --resume auto, which goes on from its "
             "newest checkpoint"
         )

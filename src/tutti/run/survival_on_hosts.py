@@ -1,0 +1,123 @@
+"""Training on several hosts that goes on when a rank, a host or mpirun is lost.
+
+    host a    launching process, with the memory ─────────── lost: b ── asks c ── starts ranks ──────────
+              rank 0    train, copy, train, copy ✝                                load, train ...
+    host b    rank 1    train, copy, train, copy ✝ ✝ ✝
+    host c                                                                        load, train ...
+
+It is as on one host (`tutti.run.survival`), but that new processes are started, by a new mpirun, and that a
+host may be gone: one that stands by takes its place. The memory is that of the launching process, whose host
+has the first rank.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from tutti.checkpoint.memory_files import StateMemory
+from tutti.errors import HostLost, LauncherLost, PeerLost
+from tutti.launch.mpirun import answering
+from tutti.launch.placement import Host, Placement, fill
+from tutti.launch.start import start
+from tutti.run.config import TrainConfig
+from tutti.run.resume import Resume
+from tutti.run.survival import HOUR_S, SHRINK
+from tutti.run.train_job import TrainJob
+
+Answering = Callable[[Sequence[str]], Sequence[str]]
+"""Tells which of some hosts answer."""
+
+
+def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
+    """Run a training job, again and again if ranks are lost; returns what its entry returned on rank 0.
+
+    Args:
+        job: with `on_failure` other than "stop".
+        placement: its ranks, on hosts of which this machine is the first.
+        announce: as for `start`.
+
+    Raises:
+        PeerLost: more were lost than `max_failures` in an hour, or no host is left that could take over.
+        TuttiError: as of `start`.
+    """
+    times: deque[float] = deque()
+    with closing(StateMemory()) as memory:
+        while True:
+            sent = replace(job, memory=memory.place, losses=len(times))
+            try:
+                return start(job.entry, pickle.dumps(sent), placement, announce=announce, apart=True)
+            except PeerLost as lost:
+                if isinstance(lost, LauncherLost) and not memory.place.whole:
+                    raise  # It cannot start here, and would not the next time.
+                now = time.monotonic()
+                times.append(now)
+                recent = sum(now - one < HOUR_S for one in times)
+                if recent > job.config.max_failures:
+                    raise PeerLost(lost.ranks, f"{lost.why}; it was loss {recent} within an hour") from lost
+                placement = after_loss(placement, lost, answering, shrinks=job.config.on_failure == SHRINK)
+                job, announce = replace(job, config=_placed(job, placement)), None
+                print(f"tutti: {lost}; going on with {placement.describe()}", file=sys.stderr, flush=True)
+            if job.resume is None and (folder := memory.place.folder) is not None:
+                job = replace(job, resume=Resume(folder, auto=True, again=True))
+
+
+def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:
+    """Place the ranks that go on.
+
+    Args:
+        placement: of those before them.
+        lost: what was lost of these.
+        answers: asked for the hosts that are to have ranks, but for this machine, the first of them.
+        shrinks: lost workers are not replaced.
+
+    Raises:
+        PeerLost: no hosts are left that have places for them.
+    """
+    gone = set(lost.hosts) if isinstance(lost, HostLost) else set[str]()
+    while True:
+        workers = placement.workers - _lost_workers(placement, lost.ranks, gone) * shrinks
+        left = [host for host in placement.places if host.name not in gone]
+        if shrinks:
+            workers = min(workers, sum(host.ranks for host in left))
+        if workers < 1:
+            raise PeerLost(lost.ranks, f"{lost.why}; none is left to go on") from lost
+        if sum(host.ranks for host in left) < workers or left[0] != placement.places[0]:
+            raise PeerLost(
+                lost.ranks,
+                f"{lost.why}; {_names(left)} left, with too few places for {workers} workers: go on by "
+                "--resume and other --hosts; next time name more hosts than -n needs, so that some stand by, "
+                "or let fewer workers go on, by --on-failure shrink",
+            ) from lost
+        hosts = fill(left, workers)
+        asked = [host.name for host in hosts[1:]]
+        silent = set(asked) - set(answers(asked))
+        if not silent:
+            return replace(placement, workers=workers, hosts=hosts, places=tuple(left))
+        gone |= silent
+
+
+def _lost_workers(placement: Placement, ranks: Sequence[int], gone: set[str]) -> int:
+    """The number of workers that were lost: single ones, and all of the hosts that are gone."""
+    first, count = 0, 0
+    for host, with_servers in zip(placement.hosts, placement.hosts_with_servers, strict=True):
+        own = range(first, first + host.ranks)
+        count += host.ranks if host.name in gone else len(set(own) & set(ranks))
+        first += with_servers.ranks
+    return count
+
+
+def _placed(job: TrainJob, placement: Placement) -> TrainConfig:
+    """The configuration of a job with the hosts that are left, for those who resume it later."""
+    hosts = ",".join(f"{host.name}:{host.ranks}" for host in placement.places)
+    return replace(job.config, workers=str(placement.workers), hosts=hosts)
+
+
+def _names(hosts: Sequence[Host]) -> str:
+    names = ", ".join(host.name for host in hosts)
+    return f"only {names} is" if len(hosts) == 1 else f"only {names} are"

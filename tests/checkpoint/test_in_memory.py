@@ -1,0 +1,69 @@
+"""Checkpoints in memory on the host of rank 0, of ranks of which some are on another one."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, cast
+
+from tests.checkpoint.states import check, state_of
+from tests.comm.ranks import World
+from tutti.checkpoint.in_memory import MemorySaver, kept_in
+from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
+from tutti.comm.base import Communicator
+
+
+class TwoHosts:
+    """The ranks of a host as if they were on two of them."""
+
+    hosts = 2
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.node = comm.split(comm.rank // 2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+
+def on_two_hosts(comm: Communicator, place: MemoryPlace) -> tuple[Communicator, MemoryPlace]:
+    """The communicator, and the memory, which the last two ranks do not see."""
+    return cast("Communicator", TwoHosts(comm)), place if comm.rank < 2 else replace(place, token="00" * 16)
+
+
+def save_often(comm: Communicator, memory: MemoryPlace, steps: list[int]) -> None:
+    comm, place = on_two_hosts(comm, memory)
+    with closing(MemorySaver(comm, place)) as saver:
+        for step in steps:
+            saver.save(step, state_of(comm.rank, 4, step), {"epoch": step})
+
+
+def go_on(comm: Communicator, memory: MemoryPlace, step: int) -> bool:
+    comm, place = on_two_hosts(comm, memory)
+    found = kept_in(comm, place)
+    if found is None:
+        return False
+    assert (found.step, found.facts) == (step, {"epoch": step})
+    check(found.saved(comm.rank, comm.size), comm.rank, comm.size, step, 4)
+    return True
+
+
+def test_ranks_of_both_hosts_go_on_from_the_last_copy() -> None:
+    with closing(StateMemory()) as memory:
+        with World(4) as world:
+            assert world.run(go_on, memory.place, 0) == [False] * 4
+            world.run(save_often, memory.place, [1, 2, 3])
+            assert world.run(go_on, memory.place, 3) == [True] * 4
+        with World(3) as world:
+            # Others come after them, and the copies go on in turn.
+            assert world.run(go_on, memory.place, 3) == [True] * 3
+        with World(4) as world:
+            world.run(save_often, memory.place, [4])
+            assert memory.place.whole == 2
+            assert world.run(go_on, memory.place, 4) == [True] * 4
+
+
+def test_memory_at_the_same_address_on_another_host_is_not_taken_for_it() -> None:
+    with closing(StateMemory()) as one, closing(StateMemory()) as other:
+        assert one.place.is_here()
+        assert not replace(one.place, page=other.place.page).is_here()
