@@ -51,6 +51,16 @@ def test_the_lines_of_the_help_fit_a_terminal(capsys: pytest.CaptureFixture[str]
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("words", [[name] for name in COMMANDS] + [["train", "--strategy", "easgd"]])
+def test_the_help_of_a_command_fits_a_terminal_but_for_commands_to_paste(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main([*words, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("  tutti ")] == []
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_explains_every_option(
     command: str, capsys: pytest.CaptureFixture[str]

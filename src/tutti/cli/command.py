@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields
@@ -14,7 +15,6 @@ from tutti.cli.options import Parser, split_dotted
 from tutti.errors import UnknownName
 from tutti.run.config import Options
 
-WIDTH = 100
 COLUMN = 30
 
 
@@ -116,11 +116,14 @@ def strategy_help(words: Sequence[str]) -> str:
 
     kind = named(name)
     lines = [f"options of strategy {kind.name}:"]
+    width = shutil.get_terminal_size().columns - 2  # as argparse has it
     for field in fields(kind):
         text = f"{field.metadata.get('help', 'no description')} (default: {field.default})"
         flag = f"  --strategy.{field.name.replace('_', '-')} VALUE"
         lead = f"{flag:{COLUMN - 2}}  " if len(flag) <= COLUMN - 2 else f"{flag}\n{'':{COLUMN}}"
-        lines.append(lead + fill(text, WIDTH - COLUMN, subsequent_indent=" " * COLUMN))
+        indent = " " * COLUMN
+        text = fill(text, max(COLUMN + 20, width), initial_indent=indent, subsequent_indent=indent)
+        lines.append(lead + text.lstrip())
     if len(lines) == 1:
         lines.append("  it has none")
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ from argparse import BooleanOptionalAction
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import partial
+from textwrap import fill
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -39,6 +40,15 @@ _POINTED = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
 """Numbers with a point that JSON does not know, such as .9"""
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Fits paragraphs to the terminal. Those with indented lines, which hold commands, stay as they are."""
+
+    @override
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(one if "\n " in one else fill(one, width) for one in paragraphs)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ours: one message, no usage, the nearest name.
 
@@ -48,7 +58,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **settings: Any) -> None:
-        wide = partial(argparse.RawDescriptionHelpFormatter, max_help_position=30)
+        wide = partial(HelpFormatter, max_help_position=30)
         super().__init__(allow_abbrev=False, formatter_class=wide, **settings)
         self._negative_number_matcher = _NEGATIVE
         self.register("type", int, partial(_parsed, int, "a whole number"))
