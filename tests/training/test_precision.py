@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
@@ -97,6 +98,26 @@ def test_batch_last_computes_by_the_kernels_and_leaves_what_is_outside_alone() -
     assert type(found.grad_fn).__name__ == "ConvolutionBackward"
     assert type(module(images).grad_fn).__name__ == "ConvolutionBackward0"
     assert_close(found, Arithmetic("fp64").forward(module, images), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "samples", "channels"),
+    [("channels_last", 1, 4), pytest.param("batch_last", 16, 1, marks=needs_compiler)],
+)
+def test_the_gradients_of_an_instance_norm_do_not_depend_on_the_layout(
+    layout: str, samples: int, channels: int
+) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(samples, channels, 8, 8)
+    module = nn.Sequential(nn.InstanceNorm2d(channels, affine=True), nn.Conv2d(channels, 4, 3))
+    found = []
+    for one in ("contiguous", layout):
+        here = Arithmetic("fp32", one)
+        model = here.prepare(copy.deepcopy(module))
+        here.forward(model, here.inputs(images)).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    # Sums of some thousand products: rounding is far below a thousandth of them, a wrong gradient far above.
+    assert_close(found[1], found[0], rtol=1e-3, atol=1e-2)
 
 
 def test_batch_last_is_refused_in_a_precision_without_kernels() -> None:

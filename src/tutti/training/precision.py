@@ -79,6 +79,10 @@ class Arithmetic:
             of_keras.prepare(module, double=self.precision == "fp64")
         if self.layout == "channels_last":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.layout != CONTIGUOUS and self.device == "cpu":
+            for one in module.modules():
+                if isinstance(one, nn.modules.instancenorm._InstanceNorm):
+                    one.register_forward_hook(_with_contiguous_gradient)
         return module
 
     def has_room_for(self, nbytes: int) -> bool:
@@ -164,6 +168,16 @@ def _called(module: Callable[..., object], inputs: Inputs, told: Mapping[str, bo
     if isinstance(inputs, dict):
         return module(**inputs, **told)
     return module(*inputs, **told)
+
+
+def _with_contiguous_gradient(_module: nn.Module, _inputs: object, outputs: Tensor) -> None:
+    """Have the gradient of an instance norm's outputs come as the norm's inputs lie in memory.
+
+    torch 2.13 takes one for the other on a CPU where one sample, or one channel, makes strides ambiguous:
+    the gradients that it computes are wrong then.
+    """
+    if outputs.requires_grad:
+        outputs.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
 
 
 def _doubled(tensor: Tensor) -> Tensor:
