@@ -1,162 +1,172 @@
 """The cost of a lost rank: trainings with `--on-failure respawn` and `shrink` whose ranks are killed.
 
-    python benchmarks/chaos.py [--kills 20] [--ranks 2 4] [--strategies sync hogwild] [--rounds 3]
+    python benchmarks/chaos.py                  kills, by strategy, number of ranks and policy: the table
+    python benchmarks/chaos.py --quick          the same for sync alone, within 4 minutes
+    python benchmarks/chaos.py --cost           the training with and without --on-failure, in turn
+    python benchmarks/chaos.py --soak 2         two hours of every fault, as `make soak HOURS=2` has them
 
-After each kill the time is taken until a rank finishes the next step, and until the run is as far as it was;
-ranks and moments are drawn at random. The final weights are compared with those of a run that was left alone,
-in fp64. Then the cost when nothing fails: the same run with and without `--on-failure respawn`, in turn.
+The trainings are disturbed as by `tutti chaos`: after each kill the time is taken until all ranks have
+finished the next step, and until the training is as far as it was. The final weights are compared with those
+of a training that was left alone, in fp64.
 
-Wanted: all kills survived, the next step within 0.1 s (shrink) or 0.15 s (respawn), at most 1 % otherwise.
+Wanted: all kills survived, the next step within 0.1 s (shrink) or 0.15 s (respawn with a spare, 4 s without),
+at most 1 % when nothing fails. Of a soak: no recovery above 10 s, ranks and causes named, nothing left.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import mmap
-import os
-import random
-import signal
-import struct
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from safetensors.torch import load_file
-
 from measure import describe_machine, interleave, medians, table
+from tutti.studies.chaos.disturbance import Event, Promise
+from tutti.studies.chaos.script import KILL, STOP, USUAL
+from tutti.studies.chaos.study import Outcome, Question, disturb, p95
 
-CALLBACK = """
-import mmap, os, struct, time
-import tutti
+MANY = 100_000
+"""More losses than there will be."""
 
-class Progress(tutti.Callback):
-    def begin(self, course):
-        file = os.open(os.environ["CHAOS_PROGRESS"], os.O_RDWR)
-        self._page, self._at = mmap.mmap(file, 4096), 24 * course.rank
-        os.close(file)
-    def step(self, course):
-        self._page[self._at : self._at + 24] = struct.pack("qqd", os.getpid(), course.step, time.time())
-"""
+HANG_S = 3.0
+"""The time-out of hangs in a soak: a rank that was stopped is found within it and a second."""
 
-RANKS_ON_PAGE = 64
+HUNG_S = 10.0
+"""The longest recovery of a soak, besides the time in which a rank that was stopped is found."""
 
-
-@dataclass
-class Losses:
-    """What the kills of one run have cost.
-
-    Attributes:
-        next_s: seconds from each kill to the next step that a rank finished.
-        back_s: seconds from each kill until the run was as far as it was before.
-        code: the exit code of the run.
-    """
-
-    next_s: list[float] = field(default_factory=list)
-    back_s: list[float] = field(default_factory=list)
-    code: int = 0
+DETERMINISTIC = ("sync", "local", "gossip")
 
 
-def steps(page: mmap.mmap) -> dict[int, tuple[int, float]]:
-    """The last step of each process, and when it was finished."""
-    found = (struct.unpack_from("qqd", page, 24 * rank) for rank in range(RANKS_ON_PAGE))
-    return {pid: (step, at) for pid, step, at in found if pid}
+def question(
+    options: argparse.Namespace,
+    ranks: int,
+    strategy: str,
+    policy: str,
+    kinds: Sequence[str],
+    kills: int,
+    out: Path | None = None,
+) -> Question:
+    """A training that is disturbed."""
+    words = ["train", options.model, "--data", options.data, "-n", str(ranks), "--threads", "1"]
+    words += ["--epochs", str(options.epochs), "--strategy", strategy, "--precision", "fp64"]
+    words += ["--checkpoint", "off", "--seed", str(options.seed)]
+    if policy != "stop":
+        words += ["--on-failure", policy, "--max-failures", str(MANY)]
+    if STOP in kinds:
+        words += ["--hang-timeout", f"{HANG_S:g}s"]
+    return Question(
+        words=words,
+        promise=Promise(policy != "shrink", MANY, HANG_S if STOP in kinds else None),
+        kinds=kinds,
+        out=out,
+        every_s=options.pause,
+        most=kills,
+        seed=options.seed,
+        compare=policy == "respawn" and strategy in DETERMINISTIC,
+        repeats=strategy in DETERMINISTIC,
+        quiet=True,
+    )
 
 
-def command(options: argparse.Namespace, ranks: int, strategy: str, policy: str, out: Path) -> list[str]:
-    words = [sys.executable, "-m", "tutti", "train", options.model, "--data", options.data, "-n", str(ranks)]
-    words += [
-        "--epochs",
-        str(options.epochs),
-        "--strategy",
-        strategy,
-        "--out",
-        str(out),
-        "--precision",
-        "fp64",
+def ms(values: Sequence[float]) -> list[str]:
+    """The median and the p95 in milliseconds."""
+    return [f"{1000 * median(values):.0f}", f"{1000 * p95(values):.0f}"] if values else ["", ""]
+
+
+def row(strategy: str, ranks: int, policy: str, found: Outcome) -> list[str]:
+    """The row of a training in the table."""
+    back = [event.back_s for event in found.events if event.back_s is not None]
+    named = sum(event.named for event in found.events)
+    redone = [event.redone for event in found.events]
+    same, speed = "", ""
+    if found.twin is not None:
+        same = "yes" if found.twin.apart == 0 else "NO"
+        speed = f"{found.twin.seconds / found.seconds:.0%}"
+    return [
+        *(
+            strategy,
+            f"{ranks}",
+            policy,
+            f"{found.survived} of {len(found.events)}",
+            f"{named}",
+            f"{found.code}",
+        ),
+        *(*ms(found.recoveries_s), *ms(back), f"{median(redone):.0f}" if redone else "", same, speed),
     ]
-    words += ["--threads", "1", "--callbacks", f"{out.parent}/progress_of.py:Progress"]
-    return words if policy == "stop" else [*words, "--on-failure", policy, "--max-failures", "10000"]
 
 
-def wait_for(page: mmap.mmap, run: subprocess.Popen[bytes], old: set[int], beyond: int) -> Iterator[float]:
-    """Yield when a new process has finished a step, and when one has finished the step `beyond`."""
-    told = False
-    while run.poll() is None:
-        new = {pid: found for pid, found in steps(page).items() if pid not in old}
-        if new and not told:
-            told = True
-            yield min(at for _, at in new.values())
-        if any(step >= beyond for step, _ in new.values()):
-            yield time.time()
-            return
-        time.sleep(0.0005)
+def losses(options: argparse.Namespace) -> None:
+    """Kill ranks of every strategy, and print the table."""
+    rows = []
+    for strategy in options.strategies:
+        for ranks in options.ranks:
+            for policy in ("respawn", "shrink"):
+                kills = options.kills if policy == "respawn" else ranks - 1
+                found = disturb(question(options, ranks, strategy, policy, [KILL], kills), lambda event: None)
+                rows.append(row(strategy, ranks, policy, found))
+                print(*rows[-1], *found.broken, flush=True)
+    heads = ["strategy", "ranks", "policy", "survived", "named", "exit code", "next step, ms", "p95"]
+    heads += ["as far as before, ms", "p95", "steps again", "same weights", "speed of undisturbed"]
+    print(table(heads, rows))
 
 
-def disturbed(
-    options: argparse.Namespace, ranks: int, strategy: str, policy: str, folder: Path, kills: int
-) -> Losses:
-    """Train, and kill ranks meanwhile."""
-    progress = folder / "progress"
-    progress.write_bytes(bytes(4096))
-    (folder / "progress_of.py").write_text(CALLBACK)
-    with open(progress, "r+b") as file:
-        page = mmap.mmap(file.fileno(), 4096)
-    environment = {**os.environ, "CHAOS_PROGRESS": str(progress)}
-    words = command(options, ranks, strategy, policy, folder / policy)
-    run = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    losses, chance = Losses(), random.Random(options.seed)
-    while not steps(page) and run.poll() is None:
-        time.sleep(0.01)
-    for _ in range(kills):
-        time.sleep(chance.uniform(0.3, options.pause))
-        known = steps(page)
-        living = [pid for pid in known if Path(f"/proc/{pid}").exists()]
-        if run.poll() is not None or not living:
-            break
-        victim, furthest = chance.choice(living), max(step for step, _ in known.values())
-        began = time.time()
-        with suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
-        for at, into in zip(
-            wait_for(page, run, set(known), furthest), (losses.next_s, losses.back_s), strict=False
-        ):
-            into.append(at - began)
-    losses.code = run.wait()
-    assert run.stderr is not None
-    text = run.stderr.read().decode()
-    if losses.code:
-        print(text, file=sys.stderr)
-    return losses
-
-
-def weights_equal(one: Path, other: Path) -> bool:
-    first, second = load_file(one / "weights.safetensors"), load_file(other / "weights.safetensors")
-    return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
-
-
-def rate(folder: Path) -> float:
-    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    return median(line["samples_per_s"] for line in lines)
-
-
-def undisturbed_rate(options: argparse.Namespace, ranks: int, policy: str) -> float:
+def rate(options: argparse.Namespace, policy: str) -> float:
+    """The samples per second of a training that nothing disturbs."""
     with tempfile.TemporaryDirectory() as name:
-        disturbed(options, ranks, "sync", policy, Path(name), 0)
-        return rate(Path(name, policy))
+        out = Path(name, "run")
+        disturb(question(options, 2, "sync", policy, [], 0, out), lambda event: None)
+        lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+        return median(line["samples_per_s"] for line in lines)
 
 
-def p95(values: list[float]) -> float:
-    return sorted(values)[int(0.95 * (len(values) - 1) + 0.5)] if values else float("nan")
+def cost(options: argparse.Namespace) -> None:
+    """Print what `--on-failure` costs when nothing fails."""
+    ways = {policy: lambda policy=policy: rate(options, policy) for policy in ("stop", "respawn")}
+    found = medians(interleave(ways, options.rounds))
+    print(f"nothing fails: {found['respawn'] / found['stop']:.4f} of the samples/s without copies")
 
 
-def main() -> None:
+def soak(options: argparse.Namespace) -> int:
+    """Disturb trainings for hours; returns the exit code."""
+    deadline, number, faults = time.monotonic() + 3600 * options.soak, 0, 0
+    wrong: list[str] = []
+    recoveries: list[float] = []
+    while number == 0 or time.monotonic() < deadline:
+        ranks = options.ranks[number % len(options.ranks)]
+        options.seed = number
+        late: list[Event] = []
+
+        def look(event: Event, late: list[Event] = late) -> None:
+            limit_s = HUNG_S + (10 * HANG_S if event.kind == STOP else 0.0)
+            if event.next_s is not None and event.next_s > limit_s:
+                late.append(event)
+
+        found = disturb(question(options, ranks, "sync", "respawn", USUAL, options.kills), look)
+        number, faults = number + 1, faults + len(found.events)
+        recoveries += found.recoveries_s
+        unnamed = [
+            f"{event.kind} of {event.ranks} was not named" for event in found.events if not event.named
+        ]
+        problems = [*found.broken, *unnamed, *(f"{one.kind} cost {one.next_s:.1f} s" for one in late)]
+        problems += [f"lost without a fault: {alarm.why}" for alarm in found.alarms]
+        wrong += problems
+        print(
+            f"training {number}: {ranks} ranks, {len(found.events)} faults; {problems or 'all well'}",
+            flush=True,
+        )
+        if found.code:
+            print(*found.said, sep="", file=sys.stderr)
+    middle, high = ms(recoveries)
+    said = f"{faults} faults in {number} trainings; next step after {middle} ms, p95 {high} ms"
+    print(f"{said}; {len(wrong)} wrong")
+    return int(bool(wrong))
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -166,46 +176,24 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", default=["sync", "hogwild", "easgd", "gossip", "local"])
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--pause", type=float, default=2.0, help="the longest time between two kills, in s")
+    parser.add_argument("--pause", type=float, default=1.2, help="the mean time between two faults, in s")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--soak", type=float, metavar="HOURS")
     options = parser.parse_args()
     print(describe_machine())
-    rows = []
-    for strategy in options.strategies:
-        for ranks in options.ranks:
-            with tempfile.TemporaryDirectory() as name:
-                folder = Path(name)
-                same = ""
-                for policy in ("respawn", "shrink"):
-                    kills = options.kills if policy == "respawn" else ranks - 1
-                    found = disturbed(options, ranks, strategy, policy, folder, kills)
-                    if policy == "respawn" and strategy == "sync":
-                        disturbed(options, ranks, strategy, "stop", folder, 0)
-                        same = "yes" if weights_equal(folder / "respawn", folder / "stop") else "NO"
-                    rows.append(
-                        [
-                            strategy,
-                            f"{ranks}",
-                            policy,
-                            f"{len(found.back_s)} of {len(found.next_s)}",
-                            f"{found.code}",
-                            f"{1000 * median(found.next_s):.0f}" if found.next_s else "",
-                            f"{1000 * p95(found.next_s):.0f}" if found.next_s else "",
-                            f"{1000 * median(found.back_s):.0f}" if found.back_s else "",
-                            f"{1000 * p95(found.back_s):.0f}" if found.back_s else "",
-                            same if policy == "respawn" else "",
-                        ]
-                    )
-                    print(*rows[-1], flush=True)
-    heads = ["strategy", "ranks", "policy", "survived", "exit code", "next step, ms", "p95"]
-    print(table([*heads, "as far as before, ms", "p95", "same weights"], rows))
-    ways = {
-        policy: lambda policy=policy: undisturbed_rate(options, 2, policy) for policy in ("stop", "respawn")
-    }
-    found = medians(interleave(ways, options.rounds))
-    print(f"nothing fails: {found['respawn'] / found['stop']:.4f} of the samples/s without copies")
+    if options.soak is not None:
+        return soak(options)
+    if options.cost:
+        cost(options)
+        return 0
+    if options.quick:
+        options.strategies, options.kills, options.epochs = ["sync"], 10, 1
+    losses(options)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

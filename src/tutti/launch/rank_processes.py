@@ -159,12 +159,14 @@ def out_of_memory_kills() -> int:
 
 
 def is_being_killed(process: int) -> bool:
-    """Tell whether a process has got a signal that ends it, and its parent does not know yet."""
+    """Tell whether a process has got a signal that ends it, or is gone; 0: nobody knows its number yet."""
+    if process == 0:
+        return False
     try:
         flags = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[6])
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return True
     # Any signal that ends a process becomes this one in all of its threads.
     kill = 1 << (signal.SIGKILL - 1)
     pending = any(line.startswith(_PENDING) and int(line.split()[1], 16) & kill for line in lines)

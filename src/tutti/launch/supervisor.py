@@ -145,7 +145,7 @@ def _watch(
 
 
 def _are_dying(ranks: Sequence[RankProcess], arena: Arena) -> bool:
-    """Tell whether a signal is killing ranks that have not ended yet: that takes milliseconds."""
+    """Tell whether ranks are about to be known as ended: to die of a signal takes milliseconds."""
     layout = ControlLayout(len(ranks))
     words = arena.words(FIRST, layout.words)
     return any(is_being_killed(words[layout.line(one.rank) + PID]) for one in ranks if not one.ended)

@@ -17,7 +17,7 @@ from typing import Final
 
 import psutil
 
-from tutti.studies.chaos.running_ranks import RankSeen, RunningRanks, Victim
+from tutti.studies.chaos.running_ranks import RankSeen, RunningRanks, Victim, unseen
 from tutti.studies.chaos.script import (
     FULL_DISK,
     KILL_AGAIN,
@@ -221,8 +221,9 @@ class Disturbance:
     def _lose(self, moment: Moment, event: Event, ranks: Ranks, said: list[LossSaid]) -> bool:
         """Have ranks lost, and wait until the training says so; returns whether it is over."""
         with _victims(ranks, event.ranks) as victims:
-            for victim in victims:
-                victim.send(signal.SIGSTOP if event.kind == STOP else signal.SIGKILL)
+            with unseen([ranks[rank].process for rank in event.ranks] if event.kind == KILL_TWO else []):
+                for victim in victims:
+                    victim.send(signal.SIGSTOP if event.kind == STOP else signal.SIGKILL)
             over = self._wait_for_loss(event.kind, said)
         if event.kind == KILL_AGAIN and not over:
             known = {one.process for one in ranks.values()}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -119,6 +120,17 @@ class Victim:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+@contextmanager
+def unseen(processes: Collection[int]) -> Iterator[None]:
+    """Keep the parents of processes from seeing any of them end, until all that is done here is done."""
+    with ExitStack() as stack:
+        for parent in {_state_and_parent(process)[1] for process in processes} - {0, 1}:
+            server = Victim(parent)
+            stack.callback(server.close)
+            server.send(signal.SIGSTOP)
+        yield
 
 
 def _state_and_parent(process: int) -> tuple[str, int]:
