@@ -17,7 +17,7 @@ from tutti.studies import doctor
 def test_every_part_of_the_machine_is_reported() -> None:
     found = dict(doctor.examine())
     expected = {"machine", "cores", "affinity", "quota", "threads", "memory", "matrix units", "python", "MPI"}
-    assert expected | {"torch", "GPU", "all-reduce", "recommended"} == found.keys()
+    assert expected | {"torch", "GPU", "all-reduce", "recommended"} == found.keys() - {"mpirun"}
     assert "GiB available" in found["memory"]
     assert "4 KB in " in found["all-reduce"]
     assert "16 MB in " in found["all-reduce"]
@@ -39,6 +39,18 @@ def test_a_machine_without_mpi4py_is_told_how_to_get_it(monkeypatch: pytest.Monk
 @needs_mpirun
 def test_an_mpi_that_works_is_named() -> None:
     assert re.fullmatch(r".+, mpi4py \d\S+, with(out)? ULFM \(fault tolerance\)", doctor.mpi_library())
+
+
+def test_roots_mpirun_is_shown_with_what_open_mpi_refuses_to_start_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
+    cores = Cores(((0,), (1,), (2,)))
+    (line,) = doctor.mpirun_options("Open MPI v5.0.11, mpi4py 4.1.2", cores)
+    assert line.startswith("mpirun --allow-run-as-root --bind-to none -n 3 tutti train")
+    assert "more ranks than 3: --oversubscribe" in line
+    assert doctor.mpirun_options("MPICH Version: 4.0.2", cores) == []
 
 
 def test_an_mpi_that_does_not_work_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

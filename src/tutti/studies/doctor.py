@@ -70,7 +70,8 @@ def examine() -> list[Finding]:
         ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
         ("matrix units", ", ".join(unit for unit in UNITS if unit in _flags()) or "none that matter"),
         ("python", f"{platform.python_version()} ({sys.executable})"),
-        ("MPI", mpi_library()),
+        ("MPI", library := mpi_library()),
+        *(("mpirun", line) for line in mpirun_options(library, cores)),
     ]
     measured = measure_ranks(place_ranks(2))
     if isinstance(measured, str):
@@ -129,6 +130,22 @@ def recommend(cores: Cores, gpu: str) -> list[str]:
         bf16 = f"tutti train cnn --data mnist -n {count} --precision bf16 --layout channels_last"
         lines.append(f"{bf16}    (this processor multiplies bf16 faster; check the accuracy)")
     return lines
+
+
+def mpirun_options(library: str, cores: Cores) -> list[str]:
+    """Return the options that Open MPI's own mpirun refuses to start without, in a command to change.
+
+    Args:
+        library: as `mpi_library` names it.
+        cores: of this machine.
+    """
+    if not library.startswith("Open MPI") or shutil.which("mpirun") is None:
+        return []
+    root = "--allow-run-as-root " if os.geteuid() == 0 else ""
+    return [
+        f"mpirun {root}--bind-to none -n {cores.usable} tutti train ...    (more ranks than {cores.usable}: "
+        "--oversubscribe, too; 'tutti train' starts its ranks without it)"
+    ]
 
 
 def mpi_library() -> str:
