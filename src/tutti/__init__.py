@@ -30,7 +30,6 @@ if sys.platform != "linux":
 
 try:
     from tutti.launch.orphans import follow_launcher
-    from tutti.launch.rendezvous import rendezvous_file
     from tutti.torch_backend.registration import register_with_torch
 except KeyboardInterrupt:
     if not _is_command():
@@ -145,8 +144,15 @@ __all__ = [
     "tune",
 ]
 
+
+def _rendezvous_file(timeout_s: float) -> int | None:
+    from tutti.launch.rendezvous import rendezvous_file  # A quarter of the time that `import tutti` takes.
+
+    return rendezvous_file(timeout_s)
+
+
 # What `torch.distributed.init_process_group("tutti")` needs.
-register_with_torch(rendezvous_file)
+register_with_torch(_rendezvous_file)
 
 follow_launcher()
 

@@ -43,11 +43,13 @@ def curves(history: Sequence[EpochRecord]) -> Any:
         for name, value in {"loss": found.loss, **found.metrics}.items()
         if math.isfinite(value)
     ]
+    # More ticks than epochs would stand between them, where labels are rounded.
+    ticks = max(1, min(WIDTH // 40, len(history) - 1))
     panels = [
         alt.Chart(alt.Data(values=[row for row in data if row["figure"] == name]))
         .mark_line(point=True)
         .encode(
-            x=alt.X("epoch:Q", axis=alt.Axis(format="d", tickMinStep=1)),
+            x=alt.X("epoch:Q", axis=alt.Axis(format="d", tickCount=ticks)),
             y=alt.Y("value:Q", title=name, scale=alt.Scale(zero=False)),
             color=alt.Color("part:N", title=None),
             tooltip=["part:N", "epoch:Q", alt.Tooltip("value:Q", title=name, format=".4~g")],
