@@ -87,7 +87,7 @@ if __name__ == "__main__":
         folder = Path(name)
         shape, prepared = prepare(args.data, folder)
         torch.manual_seed(0)
-        first = nn.Sequential(nn.Linear(shape, 100), nn.Sigmoid(), nn.Linear(100, 10))
+        first = nn.Sequential(nn.Linear(shape, 100), nn.Sigmoid(), nn.Linear(100, 10)).double()
         # From here on the ranks of this program have torch imported; those of mpirun import it each time.
         tutti.train(copy.deepcopy(first), str(folder), workers=2, threads=1, steps=1, quiet=True)
         for way, options in WAYS.items():
