@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -45,12 +46,13 @@ def test_a_host_that_stands_by_takes_the_place_of_one_without_power(tmp_path: Pa
         said = []
         for line in program.stdout:
             said.append(line)
-            if line.lstrip().startswith("epoch  2/6"):
+            if re.match(r"\s*epoch +2/6", line):
                 hosts.kill("b")
         assert program.wait(timeout=60) == 0, "".join(said)
         assert [host for host in hosts.names if hosts.processes(host)] == []
     text = "".join(said)
     assert "lost host b: it cannot be reached any more; going on with 2 ranks on 2 hosts (a: 1, c: 1)" in text
     assert "resumed after step" in text
+    # On one host the same sums are made in another order.
     before, after = (read_from(folder).weights for folder in (alone, survived))
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
