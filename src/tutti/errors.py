@@ -33,6 +33,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Final
 
+from typing_extensions import override
+
 _MOST_LISTED: Final = 24
 """Limit on the known names that an `UnknownName` lists; of more, the nearest ones."""
 
@@ -142,6 +144,10 @@ class PeerLost(TuttiError):
     def __reduce__(self) -> tuple[type, tuple[list[int], str]]:
         return type(self), (self.ranks, self.why)
 
+    def adding(self, more: str) -> PeerLost:
+        """The same loss, of which more is to be said."""
+        return PeerLost(self.ranks, f"{self.why}; {more}")
+
 
 class HostLost(PeerLost):
     """A host is gone, or cannot be reached any more.
@@ -160,6 +166,10 @@ class HostLost(PeerLost):
     def __reduce__(self) -> tuple[type, tuple[list[str], list[int], str]]:  # type: ignore[override]
         return type(self), (self.hosts, self.ranks, self.why)
 
+    @override
+    def adding(self, more: str) -> HostLost:
+        return HostLost(self.hosts, self.ranks, f"{self.why}; {more}")
+
 
 class LauncherLost(PeerLost):
     """The mpirun that had started the ranks is gone, and they with it.
@@ -174,6 +184,10 @@ class LauncherLost(PeerLost):
 
     def __reduce__(self) -> tuple[type, tuple[str]]:  # type: ignore[override]
         return type(self), (self.why,)
+
+    @override
+    def adding(self, more: str) -> LauncherLost:
+        return LauncherLost(f"{self.why}; {more}")
 
 
 class CallsDiffer(TuttiError, ValueError):

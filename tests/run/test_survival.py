@@ -17,6 +17,8 @@ from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import PeerLost
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
+from tutti.run.config import TrainConfig
+from tutti.run.train_job import TrainJob
 
 INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
 TARGETS = (INPUTS[:, 0] > 0).long()
@@ -181,6 +183,26 @@ def test_a_run_that_loses_too_many_ends_and_says_so(tmp_path: Path) -> None:
         )
     # It failed in its first epoch.
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_ends_with_a_lost_rank_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    (folder / FOLDER / "step-00000008").mkdir(parents=True)
+    job = TrainJob(TrainConfig(model="mlp", data="digits"))
+
+    def lose_a_rank() -> None:
+        with job.started() as sent:
+            assert isinstance(sent, TrainJob)
+            assert sent.starter is not None
+            sent.starter.send(folder)
+            raise PeerLost([1], "killed")
+
+    with pytest.raises(PeerLost):
+        lose_a_rank()
+    said = capsys.readouterr().err
+    assert f"newest checkpoint is step-00000008; go on from there by: tutti train --resume {folder}" in said
 
 
 def test_a_run_of_which_no_rank_is_left_ends(tmp_path: Path) -> None:

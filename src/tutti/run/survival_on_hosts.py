@@ -59,7 +59,7 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
                 times.append(now)
                 recent = sum(now - one < HOUR_S for one in times)
                 if recent > job.config.max_failures:
-                    raise PeerLost(lost.ranks, f"{lost.why}; it was loss {recent} within an hour") from lost
+                    raise lost.adding(f"it was loss {recent} within an hour") from lost
                 placement = after_loss(placement, lost, answering, shrinks=job.config.on_failure == SHRINK)
                 job, announce = replace(job, config=_placed(job, placement)), None
                 print(f"tutti: {lost}; going on with {placement.describe()}", file=sys.stderr, flush=True)
@@ -86,11 +86,10 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         if shrinks:
             workers = min(workers, sum(host.ranks for host in left))
         if workers < 1:
-            raise PeerLost(lost.ranks, f"{lost.why}; none is left to go on") from lost
+            raise lost.adding("none is left to go on") from lost
         if sum(host.ranks for host in left) < workers or left[0] != placement.places[0]:
-            raise PeerLost(
-                lost.ranks,
-                f"{lost.why}; {_names(left)} left, with too few places for {workers} workers: go on by "
+            raise lost.adding(
+                f"{_names(left)} left, with too few places for {workers} workers: go on by "
                 "--resume and other --hosts; next time name more hosts than -n needs, so that some stand by, "
                 "or let fewer workers go on, by --on-failure shrink",
             ) from lost

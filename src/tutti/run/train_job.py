@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,10 +13,11 @@ from typing import Any, ClassVar, Final, cast
 from typing_extensions import override
 
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.errors import BadOption, BadRunFolder
+from tutti.errors import BadOption, BadRunFolder, PeerLost
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement, is_this_machine
+from tutti.records import checkpoints
 from tutti.records.files import unfinished_file
 from tutti.records.folder_lock import FolderLock, refuse_locked
 from tutti.records.run import EpochRecord, Summary
@@ -131,18 +133,33 @@ class TrainJob(Job):
         channel = MpirunChannel(b"")
         try:
             yield replace(self, starter=channel.address)
-        except BaseException:
+        except BaseException as error:
             for path in channel.messages():
                 folder = RunFolder(cast("Path", path))
                 # Gone, or another job has it by now.
                 with suppress(BadRunFolder), FolderLock(folder.path):
                     if folder.begun:
                         folder.release_weights()
+                        if isinstance(error, PeerLost):
+                            _say_how_to_go_on(folder.path, self.config.hosts is not None)
                     else:
                         folder.remove()
             raise
         finally:
             channel.close()
+
+
+def _say_how_to_go_on(folder: Path, on_hosts: bool) -> None:
+    """Name the checkpoint that a run has left which lost its ranks, and the command that goes on from it."""
+    present = checkpoints.present(folder / checkpoints.FOLDER)
+    if present:
+        hosts = " --hosts ... with those that are left" * on_hosts
+        print(
+            f"tutti: its newest checkpoint is {present[-1].name}; go on from there by: "
+            f"tutti train --resume {folder}{hosts}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _refuse_elsewhere(config: TrainConfig, placement: Placement) -> None:
