@@ -141,6 +141,20 @@ def test_a_long_step_is_ten_times_as_long_as_the_longest(two: Ranks) -> None:
     assert two.hung == []
 
 
+def test_the_time_between_two_looks_is_no_long_step(two: Ranks) -> None:
+    watch = HangWatch(two.arena, two.ranks, timeout_s=5)
+    for line in two.lines:
+        # There are no such processes: none is sent a signal.
+        two.words[line + PID] = 1 << 30
+    for look in range(5):
+        two.train(50 * look, 50 * look)
+        watch.look(look)
+    watch.look(8)
+    assert two.hung == []
+    watch.look(10)
+    assert two.hung == [0, 1]
+
+
 def test_of_two_that_make_no_step_the_one_that_does_not_wait_hangs(two: Ranks) -> None:
     two.train(0, 0)
     two.watch.look(0)

@@ -141,6 +141,7 @@ def test_a_training_is_disturbed_and_ends_with_the_weights_of_one_that_was_not(
     [
         (["lenet", "--on-failure", "respawn"], "tutti chaos train lenet"),
         (["train", "lenet"], "add --on-failure respawn or shrink"),
+        (["train", "--hosts", "a,b", "--on-failure", "respawn"], "leave --hosts out"),
         (["train", "--resume", "runs/a", "--on-failure", "respawn"], "leave --resume out"),
         (["--most", "0", "train", "--on-failure", "respawn"], "--most at least 1"),
     ],

@@ -103,6 +103,8 @@ def _refuse(training: argparse.Namespace, config: TrainConfig) -> None:
     """
     if started_by().launcher is not Launcher.ALONE:
         raise BadOption("chaos starts a training itself; run it without a launcher of ranks")
+    if config.hosts is not None:
+        raise BadOption("chaos reaches the ranks of this machine alone; leave --hosts out")
     if training.resume is not None:
         raise BadOption("chaos disturbs a training from its beginning on; leave --resume out")
     if config.on_failure == STOP:

@@ -57,11 +57,13 @@ class _Course:
     Attributes:
         beat: its last sign.
         since: the time since when it is that.
+        seen: the time of the last look, at which it was that.
         longest_s: the longest time of a step so far; None: it has finished none.
     """
 
     beat: int
     since: float
+    seen: float = 0.0
     longest_s: float | None = None
 
 
@@ -117,8 +119,11 @@ class HangWatch:
         beat = self._word(rank, BEAT)
         if beat != course.beat:
             if course.beat and beat > course.beat:
-                course.longest_s = max(course.longest_s or 0.0, now - course.since)
+                # Steps that are shorter than the time between two looks have no length that is known.
+                length_s = now - course.since if course.seen > course.since else 0.0
+                course.longest_s = max(course.longest_s or 0.0, length_s)
             course.beat, course.since = beat, now
+        course.seen = now
         if not beat or self._ranks[rank].ended:
             return False
         if course.longest_s is None:

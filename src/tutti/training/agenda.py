@@ -14,6 +14,7 @@ the meeting when it sees that:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ LOOK_STEPS: Final = 4
 
 COPY_SHARE: Final = 0.01
 """The share of the time that copies in memory may take."""
+
+SECOND_COPY_S: Final = 0.5
+"""The longest time to the second copy: the first one takes longer than all others, as it maps the memory."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Agenda:
         self._seen, self._asked = 0, False
         self._has_saved = False
         self._reason: str | None = None
-        self._copy_after_s = 0.0
+        self._copy_after_s: float | None = None
         self.start(0, 0)
 
     def start(self, step: int, epoch: int) -> None:
@@ -144,7 +148,8 @@ class Agenda:
 
     def note_copy(self, seconds: float) -> None:
         """Note how long a meeting with a copy in memory took: the next one is the later, the longer."""
-        self._copied_at, self._copy_after_s = self._wishes.now(), seconds / COPY_SHARE
+        most = SECOND_COPY_S if self._copy_after_s is None else math.inf
+        self._copied_at, self._copy_after_s = self._wishes.now(), min(most, seconds / COPY_SHARE)
 
     def asked(self) -> bool:
         """Tell whether this rank was asked to stop; the others need not know of it yet."""
@@ -172,7 +177,7 @@ class Agenda:
     def _wants_copy(self) -> bool:
         if not self._wishes.copies or self._comm.rank:
             return False
-        return self._wishes.now() - self._copied_at >= self._copy_after_s
+        return self._wishes.now() - self._copied_at >= (self._copy_after_s or 0.0)
 
     def _look_after(self, step: int, steps: int) -> None:
         """Look again after so many steps, or when a checkpoint is due by the number of steps."""

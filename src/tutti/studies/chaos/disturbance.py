@@ -115,7 +115,7 @@ class Disturbance:
         self._ranks = RunningRanks(training.process.pid)
         self._workers: set[int] = set()
         self._losses_left = promise.losses
-        self._heard = 0
+        self._heard = self._furthest = 0
         self._behind: tuple[Event, float, int] | None = None
 
     def follow(self, script: Iterator[Moment], kinds: Collection[str], most: int | None) -> None:
@@ -175,7 +175,10 @@ class Disturbance:
         return not self._training.over
 
     def _note_workers(self, ranks: Ranks) -> None:
-        self._workers |= {rank for rank, one in ranks.items() if one.steps is not None}
+        steps = {rank: one.steps for rank, one in ranks.items() if one.steps is not None}
+        self._workers |= steps.keys()
+        # Between two epochs nobody tells of steps.
+        self._furthest = max(self._furthest, *steps.values(), 0)
 
     def _note_progress(self, ranks: Ranks) -> None:
         """Note when the training is as far as before the last fault."""
@@ -196,8 +199,8 @@ class Disturbance:
         hit = _chosen(moment, ranks)
         if not hit or self.began is None:
             return
-        furthest = max((one.steps for one in ranks.values() if one.steps is not None), default=0)
-        self._behind = None
+        self._note_workers(ranks)
+        furthest, self._furthest, self._behind = self._furthest, 0, None
         now = time.monotonic()
         event = Event(now - self.began, moment.kind, hit)
         self.events.append(event)

@@ -91,7 +91,7 @@ class RunningRanks:
         state, parent = _state_and_parent(process)
         if state in "ZX":
             return False
-        if parent not in self._servers and _state_and_parent(parent)[1] == self._starter:
+        if parent not in self._servers and self._starter in _ancestors(parent):
             self._servers.add(parent)
         return parent in self._servers
 
@@ -131,6 +131,12 @@ def unseen(processes: Collection[int]) -> Iterator[None]:
             stack.callback(server.close)
             server.send(signal.SIGSTOP)
         yield
+
+
+def _ancestors(process: int) -> Iterator[int]:
+    while process > 1:
+        _, process = _state_and_parent(process)
+        yield process
 
 
 def _state_and_parent(process: int) -> tuple[str, int]:
