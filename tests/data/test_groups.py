@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import h5py
@@ -9,12 +10,17 @@ import numpy as np
 import pytest
 from pyarrow import feather, parquet, table
 
+from tutti.data.columns import Columns
 from tutti.data.formats import read_column
 from tutti.data.sources import read_source
 from tutti.errors import BadData, BadOption, UserError
 
 PERSONS = ["ann", "bob", "ann", "cy"]
 NUMBERS = [7, 8, 7, 9]
+
+
+def _line(a: float, person: str, number: int, label: int) -> str:
+    return json.dumps({"a": a, "person": person, "number": number, "label": label}) + "\n"
 
 
 @pytest.fixture
@@ -25,6 +31,7 @@ def tables(tmp_path: Path) -> Path:
     rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
     for name, some in (("t.csv", rows), ("u.csv", rows[::-1])):
         (tmp_path / name).write_text("\n".join([",".join(columns), *some]) + "\n")
+    (tmp_path / "t.jsonl").write_text("".join(map(_line, *columns.values())))
     (tmp_path / "all.txt").write_text("t.csv\nu.csv\n")
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "train.csv").write_bytes((tmp_path / "t.csv").read_bytes())
@@ -35,7 +42,7 @@ def tables(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.h5", "parts"])
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.jsonl", "t.h5", "parts"])
 def test_groups_are_texts_or_numbers(tables: Path, name: str) -> None:
     assert read_column(tables / name, "person").tolist() == PERSONS
     assert read_column(tables / name, "number").tolist() == NUMBERS
@@ -46,7 +53,9 @@ def test_groups_of_several_files_come_in_their_order(tables: Path, name: str) ->
     assert read_column(tables / name, "person").tolist() == PERSONS + PERSONS[::-1]
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "all.txt", "{t,u}.csv", "parts"])
+@pytest.mark.parametrize(
+    "name", ["t.csv", "t.parquet", "t.arrow", "t.jsonl", "all.txt", "{t,u}.csv", "parts"]
+)
 def test_the_column_is_no_input(tables: Path, name: str) -> None:
     data, options = str(tables / name), {"target": "label", "group": "number"}
     with pytest.raises(BadData, match="person"):
@@ -65,6 +74,9 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
     [
         ("t.csv", "persons", r"no column 'persons' \(--group-by\); did you mean 'person'"),
         ("t.parquet", "persons", "did you mean 'person'"),
+        ("t.jsonl", "persons", "did you mean 'person'"),
+        ("gaps.jsonl", "person", "no value in row 2 of the column 'person'"),
+        ("lists.jsonl", "person", "has lists in 'person'"),
         ("t.h5", "persons", "no data set 'persons'"),
         ("gaps.csv", "person", "no value in row 2 of the column 'person', by which samples are grouped"),
         ("t.npz", "person", "no columns by name, such as 'person'; give FILE.npy"),
@@ -72,6 +84,16 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
 )
 def test_a_column_that_is_not_there_is_refused(tables: Path, name: str, column: str, message: str) -> None:
     (tables / "gaps.csv").write_text("a,person,label\n1,ann,0\n2,,1\n")
+    (tables / "gaps.jsonl").write_text('{"person": "ann", "y": 0}\n{"y": 1}\n')
+    (tables / "lists.jsonl").write_text('{"person": [1], "y": 0}\n' * 2)
     np.savez(tables / "t.npz", x=np.eye(2), y=[0, 1])
     with pytest.raises(UserError, match=message):
         read_column(tables / name, column)
+
+
+def test_the_column_is_no_input_by_name_either(tmp_path: Path) -> None:
+    lines = [{"image": [[0.0, 1.0]], "age": 36.0, "person": "ann", "label": at} for at in (0, 1)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    inputs, _ = read_source(str(tmp_path / "t.jsonl"), {"group": "person"}).parts["train"]
+    assert isinstance(inputs, Columns)
+    assert inputs.names == ("image", "age")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,16 @@ from tutti.data.arrays import as_floats
 from tutti.data.contents import Contents
 from tutti.data.pile import Pile
 from tutti.data.rows import Array, Indices, Rows, chosen
-from tutti.data.tables import Choice, Column, choose, one_column, refuse_long_texts, targets_of
+from tutti.data.tables import (
+    Choice,
+    Column,
+    choose,
+    groups_of,
+    one_column,
+    position_of,
+    refuse_long_texts,
+    targets_of,
+)
 from tutti.errors import BadData
 from tutti.records.npz import refuse_larger_than_memory
 from tutti.records.untrusted import printable
@@ -41,10 +51,14 @@ class NamedSamples:
         target: the name of the target, or several; None: it tells itself by its name.
         columns: those of the inputs; None: all others.
         labelled: whether there must be targets.
+        group: the name by which samples are grouped, which is no input.
     """
 
-    def __init__(self, path: Path, target: object, columns: object, labelled: bool = True) -> None:
+    def __init__(
+        self, path: Path, target: object, columns: object, labelled: bool = True, group: object = None
+    ) -> None:
         self._path, self._target, self._columns, self._labelled = path, target, columns, labelled
+        self._group = group
         self._names: tuple[str, ...] = ()
         self._choice = Choice((), ())
         self._named: dict[str, _NamedInput] = {}
@@ -65,7 +79,9 @@ class NamedSamples:
         """
         if not self._names:
             self._names = tuple(sample)
-            self._choice = choose(self._names, self._target, self._columns, str(self._path), self._labelled)
+            self._choice = choose(
+                self._names, self._target, self._columns, str(self._path), self._labelled, self._group
+            )
         if self._columns is None and (strange := sample.keys() - set(self._names)):
             raise BadData(
                 f"{self._path} has a value '{printable(min(strange)[:80])}' in {where}, which the first "
@@ -122,7 +138,9 @@ class NamedSamples:
             numbers = as_floats(_numbers(self._path, places, inputs, values))
             self._table.add(numbers.reshape(len(samples), -1))
         goals = [self._names[at] for at in self._choice.targets]
-        self._goals.append([self._goal(places, name, [one.get(name) for one in samples]) for name in goals])
+        self._goals.append(
+            [_goal(self._path, places, name, [one.get(name) for one in samples]) for name in goals]
+        )
         self._waiting, self._values = [], 0
 
     def _inputs_by_name(
@@ -134,36 +152,6 @@ class NamedSamples:
             return {}
         kinds = [_ListInput if one else _NumberInput for one in lists]
         return {name: kind(self._path, name) for name, kind in zip(names, kinds, strict=True)}
-
-    def _goal(self, places: Sequence[str], name: str, values: list[object]) -> Column:
-        absent = np.array([value is None for value in values], dtype=bool)
-        there = [value for value in values if value is not None]
-        kinds = {*map(type, there)}
-        if kinds <= _NUMBERS:
-            try:
-                whole = np.int64 if kinds <= {int, bool} else np.float64
-                return Column(name, np.array([value or 0 for value in values], whole), absent)
-            except OverflowError as error:
-                raise BadData(
-                    f"{self._path} has a number that is too large in the target '{name}' near {places[0]}"
-                ) from error
-        if kinds == {str}:
-            refuse_long_texts(map(str, there), name, str(self._path))
-            texts = ["" if value is None else printable(str(value)) for value in values]
-            return Column(name, np.array(texts, dtype=str), absent)
-        if all(map(_is_list, there)):
-            first = there[0]
-            return Column(
-                name,
-                _stacked(self._path, places, name, [first if one is None else one for one in values]),
-                absent,
-            )
-        kind = type(there[0])
-        at = next(at for at, value in enumerate(values) if value is not None and type(value) is not kind)
-        raise BadData(
-            f"{self._path} has {_short(values[at])} in {places[at]}, target '{name}', and "
-            f"{_short(there[0])} before; give numbers, or texts, or lists of numbers in all samples"
-        )
 
 
 class _NamedInput(ABC):
@@ -236,6 +224,64 @@ class _ListInput(_NamedInput):
         for at, array in enumerate(self._sequences):
             found[at] = array.astype(np.int64) if whole else as_floats(array)
         return found if wanted is None else found[wanted]
+
+
+def named_groups(path: Path, name: str, samples: Iterable[tuple[str, Mapping[str, object]]]) -> Array:
+    """Return the values of one name, by which samples are grouped.
+
+    Args:
+        path: the file that has them.
+        name: or the position among the names of the first sample.
+        samples: with their places in the file.
+
+    Raises:
+        BadData: the first sample has no such name, or a value is missing, or no number and no text.
+    """
+    left = iter(samples)
+    blocks: list[Column] = []
+    while some := list(islice(left, _BLOCK)):
+        if not blocks:
+            names = list(some[0][1])
+            name = names[position_of(names, name, str(path))]
+        blocks.append(_goal(path, [place for place, _ in some], name, [one.get(name) for _, one in some]))
+    if not blocks:
+        raise BadData(f"{path} has no samples; give at least two")
+    found = groups_of(one_column(blocks, str(path)), str(path))
+    if found.ndim > 1:
+        raise BadData(f"{path} has lists in '{name}'; give each sample a number or a text as its group")
+    return found
+
+
+def _goal(path: Path, places: Sequence[str], name: str, values: list[object]) -> Column:
+    """Return the values of some samples that are no inputs: numbers, texts or lists of numbers."""
+    absent = np.array([value is None for value in values], dtype=bool)
+    there = [value for value in values if value is not None]
+    kinds = {*map(type, there)}
+    if kinds <= _NUMBERS:
+        try:
+            whole = np.int64 if kinds <= {int, bool} else np.float64
+            return Column(name, np.array([value or 0 for value in values], whole), absent)
+        except OverflowError as error:
+            raise BadData(
+                f"{path} has a number that is too large in the target '{name}' near {places[0]}"
+            ) from error
+    if kinds == {str}:
+        refuse_long_texts(map(str, there), name, str(path))
+        texts = ["" if value is None else printable(str(value)) for value in values]
+        return Column(name, np.array(texts, dtype=str), absent)
+    if all(map(_is_list, there)):
+        first = there[0]
+        return Column(
+            name,
+            _stacked(path, places, name, [first if one is None else one for one in values]),
+            absent,
+        )
+    kind = type(there[0])
+    at = next(at for at, value in enumerate(values) if value is not None and type(value) is not kind)
+    raise BadData(
+        f"{path} has {_short(values[at])} in {places[at]}, target '{name}', and "
+        f"{_short(there[0])} before; give numbers, or texts, or lists of numbers in all samples"
+    )
 
 
 def _common(pile: Pile) -> np.dtype[Any]:

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TextIO
 
+from typing_extensions import override
+
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
-from tutti.data.named_samples import NamedSamples
+from tutti.data.named_samples import NamedSamples, named_groups
+from tutti.data.rows import Array
 from tutti.errors import BadData
 from tutti.records.untrusted import printable
 from tutti.registry import part
@@ -40,6 +43,7 @@ class JsonLines(Format):
         columns: object = None,
         missing: str = "error",
         labelled: bool = True,
+        group: object = None,
     ) -> Contents[object]:
         """Read a table.
 
@@ -49,28 +53,42 @@ class JsonLines(Format):
             columns: those to predict it from: several of numbers, or one of lists of them; None: all others.
             missing: "drop" leaves out samples without a target.
             labelled: whether there must be a target.
+            group: the key by which samples are grouped, which is no input.
 
         Raises:
             BadData: the file is broken, or there is a text where a number is due.
         """
-        samples, width = NamedSamples(path, target, columns, labelled), 0
+        samples = NamedSamples(path, target, columns, labelled, group)
         with open_text(path) as file:
-            for where, value in _values(file, path):
-                if isinstance(value, list):
-                    width = width or len(value)
-                    if len(value) != width:
-                        raise BadData(
-                            f"{path} has {len(value):,} values in {where}, where its first list has "
-                            f"{width:,}; mend it"
-                        )
-                    value = {str(at): one for at, one in enumerate(value)}
-                if not isinstance(value, dict) or not value:
-                    raise BadData(
-                        f"{path} has no object in {where}, but {printable(str(value)[:60])}; give one for "
-                        'each sample, such as {"x": [0.5, 2], "y": 1}'
-                    )
-                samples.add(where, value)
+            for where, sample in _samples(file, path):
+                samples.add(where, sample)
         return samples.contents(stem_of(path), missing)
+
+    @staticmethod
+    @override
+    def column(path: Path, name: str) -> Array:
+        with open_text(path) as file:
+            return named_groups(path, name, _samples(file, path))
+
+
+def _samples(file: TextIO, path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """The samples in a file with their places; the values of a list are named by their positions."""
+    width = 0
+    for where, value in _values(file, path):
+        if isinstance(value, list):
+            width = width or len(value)
+            if len(value) != width:
+                raise BadData(
+                    f"{path} has {len(value):,} values in {where}, where its first list has "
+                    f"{width:,}; mend it"
+                )
+            value = {str(at): one for at, one in enumerate(value)}
+        if not isinstance(value, dict) or not value:
+            raise BadData(
+                f"{path} has no object in {where}, but {printable(str(value)[:60])}; give one for "
+                'each sample, such as {"x": [0.5, 2], "y": 1}'
+            )
+        yield where, value
 
 
 def _values(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:

@@ -50,6 +50,7 @@ class WebDataset(Format):
         size: object = None,
         skip_bad: bool = False,
         labelled: bool = True,
+        group: object = None,
     ) -> Contents[object]:
         """Read an archive. Its columns are the endings of its files, and the keys in those that end in .json.
 
@@ -61,6 +62,7 @@ class WebDataset(Format):
             size: height and width that pictures are brought to; None: they have one size.
             skip_bad: leave out pictures that cannot be decoded.
             labelled: whether there must be a target.
+            group: the column by which samples are grouped, which is no input.
 
         Raises:
             BadData: it is packed or damaged, has links or paths that leave it, or samples that differ.
@@ -78,7 +80,7 @@ class WebDataset(Format):
             if first is None:
                 raise BadData(f"{path} has no files; give some such as 1.png and 1.cls")
             picture = _picture(path, list(first[1]), columns)
-            samples = NamedSamples(path, target, picture or columns, labelled)
+            samples = NamedSamples(path, target, picture or columns, labelled, group)
             for key, members in chain([first], both):
                 values = {}
                 if picture in members:
