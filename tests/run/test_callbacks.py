@@ -177,9 +177,16 @@ def test_what_cannot_be_pickled_stays_where_it_is(capfd: pytest.CaptureFixture[s
             self.lock = threading.Lock()
 
     callback = Locked()
-    tutti.train(workers=1, callbacks=callback, **{**OPTIONS, "epochs": 1})
+    tutti.train(workers=2, callbacks=callback, **{**OPTIONS, "epochs": 1})
     assert callback.lock is None
-    assert "what the callback Locked has noted stays on rank 0" in capfd.readouterr().err
+    assert capfd.readouterr().err.count("what the callback Locked has noted stays on rank 0") == 1
+
+
+def test_a_moment_may_be_a_function_that_the_object_was_given() -> None:
+    given = tutti.Callback()
+    given.step = lambda course: setattr(given, "last", course.step)  # type: ignore[method-assign]
+    tutti.train(workers=1, callbacks=given, **{**OPTIONS, "epochs": 1})
+    assert vars(given)["last"] == 3
 
 
 @pytest.mark.parametrize("given", [Diary, print, 3, [Diary(), None]])

@@ -88,7 +88,10 @@ class Callbacks:
             several = [name.strip() for name in several.split(",") if name.strip()]
         self._given = [one for one in several if not isinstance(one, str)]
         self._all = [_found(one) for one in several]
-        self._of_steps = [one for one in self._all if type(one).step is not Callback.step]
+        # An object may have been given a function of its own.
+        self._of_steps = [
+            one for one in self._all if getattr(one.step, "__func__", None) is not Callback.step
+        ]
         self._comm, self._course = comm, Course(comm.rank, comm.size, model)
 
     def begin(self, step: int, history: Sequence[EpochRecord]) -> None:
@@ -139,7 +142,7 @@ class Callbacks:
 
     def attributes(self) -> list[bytes | None]:
         """Return what each of the caller's objects has become, pickled; None if it cannot be."""
-        return [_pickled(one) for one in self._given]
+        return [_pickled(one, warns=self._comm.rank == 0) for one in self._given]
 
 
 def _found(one: object) -> Callback:
@@ -152,14 +155,15 @@ def _found(one: object) -> Callback:
     return found
 
 
-def _pickled(one: Callback) -> bytes | None:
+def _pickled(one: Callback, warns: bool) -> bytes | None:
     try:
         return bytes(cloudpickle.dumps(vars(one)))
     except Exception as error:
-        print(
-            f"tutti: warning: what the callback {type(one).__name__} has noted stays on rank 0 and is lost, "
-            f"as it cannot be pickled: {error}",
-            file=sys.stderr,
-            flush=True,
-        )
+        if warns:
+            print(
+                f"tutti: warning: what the callback {type(one).__name__} has noted stays on rank 0 and is "
+                f"lost, as it cannot be pickled: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
         return None
