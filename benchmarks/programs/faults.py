@@ -157,7 +157,7 @@ class Faulty(tutti.Callback):
                 wait_for_a_file_system()
             case "hang in an endless loop":
                 compute_for_ever()
-            case "hang in a collective":
+            case "another collective":
                 from tutti.launch.world import join
 
                 join().barrier()
