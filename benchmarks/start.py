@@ -1,8 +1,9 @@
 """How soon training begins: from the command to the first step at 2 ranks, beside `python -c "import torch"`.
 
     python benchmarks/start.py [--rounds 5]
+    python benchmarks/start.py --imports        of tutti, which every program waits for, beside what Python has
 
-Wanted: at most the import of torch plus 2 s.
+Wanted: at most the import of torch plus 2 s, and 0.1 s for `import tutti`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from measure import describe_machine, interleave, medians, table
@@ -58,12 +60,33 @@ def first_step(ranks: int) -> float:
         return float(stamp.read_text()) - began
 
 
+def importing(name: str) -> float:
+    """CPU seconds of an import in a fresh Python: other programs delay it, and this counts less of that."""
+    code = f"import time; begin = time.process_time(); import {name}; print(time.process_time() - begin)"
+    return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+
+
+def print_imports(rounds: int) -> None:
+    """Print what it takes to import tutti, and well-known parts of Python's library."""
+    names = ("tutti", "asyncio", "http.client")
+    taken = medians(interleave({name: partial(importing, name) for name in names}, rounds=rounds))
+    print(describe_machine())
+    print(f"median of {rounds}\n")
+    print(
+        table(["import", "ms of a core"], [[name, f"{1e3 * seconds:.0f}"] for name, seconds in taken.items()])
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
+    parser.add_argument("--imports", action="store_true", help="measure 'import tutti' alone")
     args = parser.parse_args()
+    if args.imports:
+        print_imports(args.rounds)
+        return
     sides = {
         "python -c 'import torch'": importing_torch,
         "first step, 1 rank": lambda: first_step(1),
