@@ -1,7 +1,7 @@
 """How soon training begins: from the command to the first step at 2 ranks, beside `python -c "import torch"`.
 
     python benchmarks/start.py [--rounds 5]
-    python benchmarks/start.py --imports        of tutti, which every program waits for, beside what Python has
+    python benchmarks/start.py --imports        of tutti, beside what Python has
 
 Wanted: at most the import of torch plus 2 s, and 0.1 s for `import tutti`.
 """

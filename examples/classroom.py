@@ -89,7 +89,8 @@ if __name__ == "__main__":
         torch.manual_seed(0)
         first = nn.Sequential(nn.Linear(shape, 100), nn.Sigmoid(), nn.Linear(100, 10)).double()
         # From here on the ranks of this program have torch imported; those of mpirun import it each time.
-        tutti.train(copy.deepcopy(first), str(folder), workers=2, threads=1, steps=1, quiet=True)
+        warm_up = {"workers": 2, "threads": 1, "steps": 1, "precision": "fp64", "quiet": True}
+        tutti.train(copy.deepcopy(first), str(folder), **warm_up)
         for way, options in WAYS.items():
             if why := missing(options):
                 print(f"{way:>13}: left out, as {why}")
