@@ -85,6 +85,15 @@ def test_what_computes_something_else_is_refused_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["onnx", "torch-export"])
+def test_a_model_that_looks_at_its_inputs_is_refused_in_a_sentence(
+    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BadModel, match=r"\(it chooses what to compute by the values of its inputs"):
+        write_program(tmp_path / "a", PROGRAMS[kind], Own(random=False).eval(), {})
+    assert capfd.readouterr() == ("", "")
+
+
 def test_unknown_forms_are_named_with_all_there_are(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run), "--to", "onx"]) == 2
     assert "did you mean 'onnx'" in capsys.readouterr().err

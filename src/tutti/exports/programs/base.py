@@ -7,7 +7,8 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.errors import BadModel, TuttiError
+from tutti.records.untrusted import printable
 
 CLOSE: Final = 1e-5
 """The most by which a program may differ from its model, in units of its largest output or of 1."""
@@ -96,10 +98,9 @@ def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Map
         except (TuttiError, OSError):
             raise
         except Exception as error:  # Of a tracer, whatever there is.
-            said = str(error).strip().partition("\n")[0][:300]
             raise BadModel(
-                f"the model cannot be written as '{kind.name}' ({type(error).__name__}: {said}); write its "
-                "weights instead, by --to safetensors or --to torch"
+                f"the model cannot be written as '{kind.name}' ({_reason(error)}); write its weights "
+                "instead, by --to safetensors or --to torch"
             ) from error
         for one, other in zip(found, wanted, strict=True):
             if one.shape != other.shape:
@@ -117,15 +118,26 @@ def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Map
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep to themselves what tracers say about parts that are not there, or that are not used."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(level)
+
+
+def _reason(error: BaseException) -> str:
+    """Return in a line why a tracer has failed: those of torch hide the first error behind advice."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # Imports sympy.
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "it chooses what to compute by the values of its inputs, and a program has one way"
+    said = printable(str(error).strip().partition("\n")[0][:300])
+    return f"{type(error).__name__}: {said}"
 
 
 def _other(kind: type[Program], what: str) -> BadModel:
