@@ -35,20 +35,20 @@ def test_a_host_that_stands_by_takes_the_place_of_one_without_power(tmp_path: Pa
         arguments = shlex.join(word for word in hosts.mpirun_arguments if word != "--allow-run-as-root")
         placed = ["--hosts", "a:1,b:1,c:1", "-n", "2", "--on-failure", "respawn", "--out", str(survived)]
         environment = {**os.environ, **hosts.settings, "TUTTI_MPIRUN_ARGS": arguments}
-        program = subprocess.Popen(
+        said = []
+        with subprocess.Popen(
             hosts.on("a", [*tutti, *placed]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
-        )
-        assert program.stdout is not None
-        said = []
-        for line in program.stdout:
-            said.append(line)
-            if re.match(r"\s*epoch +2/6", line):
-                hosts.kill("b")
-        assert program.wait(timeout=60) == 0, "".join(said)
+        ) as program:
+            assert program.stdout is not None
+            for line in program.stdout:
+                said.append(line)
+                if re.match(r"\s*epoch +2/6", line):
+                    hosts.kill("b")
+        assert program.returncode == 0, "".join(said)
         assert [host for host in hosts.names if hosts.processes(host)] == []
     text = "".join(said)
     assert "lost host b: it cannot be reached any more; going on with 2 ranks on 2 hosts (a: 1, c: 1)" in text

@@ -217,6 +217,20 @@ def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open()
         assert ended == (7, "last words\n")
 
 
+@needs_mpirun
+@pytest.mark.mpi
+def test_hosts_are_asked_whether_anything_can_be_started_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent, asked = tmp_path / "agent", tmp_path / "asked"
+    agent.write_text(f"#!/bin/sh\necho $1 >> {asked}\nexit 3\n")
+    agent.chmod(0o755)
+    monkeypatch.setenv("TUTTI_MPIRUN_ARGS", f"--prtemca plm_ssh_agent {agent}")
+    assert mpirun.answering(["localhost", "node7.invalid"]) == ["localhost"]
+    assert asked.read_text().split() == ["node7.invalid"] * 2
+    assert "host node7.invalid does not answer: mpirun ended with" in capsys.readouterr().err
+
+
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
     with pytest.raises(TuttiError, match="mpirun ended with exit code"):

@@ -19,7 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -158,25 +158,45 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
 
 
 def answering(hosts: Sequence[str]) -> list[str]:
-    """Return those of the hosts on which mpirun can start something; all are asked at the same time."""
+    """Return those of the hosts on which mpirun can start something; all are asked at the same time.
+
+    One that refuses is asked twice. What mpirun says of those that are left out is printed.
+    """
+    refused = {host: said for host, said in _ask(hosts).items() if said is not None}
+    again = _ask([host for host, said in refused.items() if said])
+    lost = {host: again.get(host, said) for host, said in refused.items()}
+    for host, said in lost.items():
+        if said is not None:
+            print(f"tutti: host {host} does not answer: {said}".rstrip(), file=sys.stderr, flush=True)
+    return [host for host in hosts if lost.get(host) is None]
+
+
+def _ask(hosts: Sequence[str]) -> dict[str, str | None]:
+    """For each host None if mpirun can start something there, else what it says, which may be nothing."""
     mpirun, extra = find_mpirun(), shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
-    probes = {
-        host: subprocess.Popen(
-            command_line(mpirun, [Host(host, 1)], [], extra, ["true"]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for host in hosts
-    }
-    deadline = time.monotonic() + PROBE_S
-    for probe in probes.values():
-        with suppress(subprocess.TimeoutExpired):
-            probe.wait(max(0.0, deadline - time.monotonic()))
-    for probe in probes.values():
-        end_mpirun(probe, at_once=True)
-    return [host for host, probe in probes.items() if probe.returncode == 0]
+    answers: dict[str, str | None] = {}
+    with ExitStack() as stack:
+        outputs = {host: stack.enter_context(tempfile.TemporaryFile()) for host in hosts}
+        probes = {
+            host: subprocess.Popen(
+                command_line(mpirun, [Host(host, 1)], [], extra, ["true"]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            for host, output in outputs.items()
+        }
+        deadline = time.monotonic() + PROBE_S
+        for host, probe in probes.items():
+            with suppress(subprocess.TimeoutExpired):
+                probe.wait(max(0.0, deadline - time.monotonic()))
+            silent = probe.poll() is None
+            end_mpirun(probe, at_once=True)
+            outputs[host].seek(0)
+            said = f"mpirun ended with {probe.returncode}\n" + outputs[host].read().decode(errors="replace")
+            answers[host] = None if probe.returncode == 0 else "" if silent else said
+    return answers
 
 
 def run_on_hosts(
