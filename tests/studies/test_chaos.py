@@ -20,9 +20,12 @@ from safetensors.torch import save_file
 import tutti
 from tests.run.test_survival import OPTIONS, model, weights_of
 from tutti.cli.commands import COMMANDS
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.layout import BEAT, PID, ControlLayout, control_bytes
 from tutti.errors import BadOption, UnknownName
 from tutti.studies.chaos import disturbance
 from tutti.studies.chaos.disturbance import Disturbance, Event, Promise, is_named
+from tutti.studies.chaos.running_ranks import RankSeen, RunningRanks
 from tutti.studies.chaos.script import USUAL, Moment, moments
 from tutti.studies.chaos.study import Outcome, Twin, p95, summary, weights_apart
 from tutti.studies.chaos.training import LossSaid, Training
@@ -134,6 +137,24 @@ def test_a_training_is_disturbed_and_ends_with_the_weights_of_one_that_was_not(
     assert not faults.hung
     assert training.result is not None
     assert torch.equal(weights_of(training.result), weights_of(alone))
+
+
+def test_of_two_groups_of_ranks_the_one_that_trains_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunningRanks, "_is_rank", lambda self, process: True)
+    arenas = [Arena.create() for _ in range(2)]
+    line = ControlLayout(1).line(0)
+    words = [arena.words(arena.allocate(control_bytes(1)), line + 8) for arena in arenas]
+    for group, process in zip(words, (1001, 1002), strict=True):
+        group[line + PID] = process
+    ranks = RunningRanks(os.getpid())
+    for trains in (0, 1, 0):
+        words[trains][line + BEAT], words[1 - trains][line + BEAT] = 8, 0
+        assert ranks.look() == {0: RankSeen(1001 + trains, 7)}
+        # Between two epochs nobody does.
+        words[trains][line + BEAT] = 0
+        assert ranks.look() == {0: RankSeen(1001 + trains, None)}
+    for arena in arenas:
+        arena.close()
 
 
 @pytest.mark.parametrize(

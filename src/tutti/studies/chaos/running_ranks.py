@@ -47,34 +47,43 @@ class RunningRanks:
 
     def __init__(self, starter: int) -> None:
         self._starter = starter
-        self._words: list[memoryview] = []
+        self._arenas: dict[int, memoryview] = {}
+        self._trained = 0
         self._servers: set[int] = set()
 
     def look(self) -> dict[int, RankSeen]:
-        """The ranks that live and have found each other, by their numbers."""
-        found, whole = self._look()
-        if not (found and whole):
-            self._words = self._arenas()
-            found, _ = self._look()
-        return found
+        """The ranks that live and have found each other, by their numbers.
 
-    def _look(self) -> tuple[dict[int, RankSeen], bool]:
-        """The ranks of the arenas that are known, and whether all that were there are."""
-        found, whole = {}, True
-        for words in self._words:
+        Where several groups of ranks live, as one waits to take over, they are those of the group that
+        trains, or has trained last.
+        """
+        groups, whole = self._look()
+        if not (groups and whole):
+            self._arenas = dict(self._found())
+            groups, _ = self._look()
+        for file, ranks in groups.items():
+            if any(one.steps is not None for one in ranks.values()):
+                self._trained = file
+        return groups.get(self._trained) or next(iter(groups.values()), {})
+
+    def _look(self) -> tuple[dict[int, dict[int, RankSeen]], bool]:
+        """The ranks of each arena that is known and has any, and whether all that were there are."""
+        groups: dict[int, dict[int, RankSeen]] = {}
+        whole = True
+        for file, words in self._arenas.items():
             for rank in range(MOST_RANKS):
                 line = LINE * (1 + rank)
                 process, beat = words[line + PID], words[line + BEAT]
                 if process == 0:
                     break
                 if self._is_rank(process):
-                    found[rank] = RankSeen(process, beat - 1 if beat else None)
+                    groups.setdefault(file, {})[rank] = RankSeen(process, beat - 1 if beat else None)
                 else:
                     whole = False
-        return found, whole
+        return groups, whole
 
-    def _arenas(self) -> list[memoryview]:
-        found = []
+    def _found(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield the arenas of the starter, each with the number of its file."""
         folder = f"/proc/{self._starter}/fd"
         with suppress(OSError):
             for name in os.listdir(folder):
@@ -82,9 +91,10 @@ class RunningRanks:
                     if os.readlink(f"{folder}/{name}") == _ARENA:
                         arena = Arena.open(FileAddress(self._starter, int(name)))
                         # A mapping that is not used any more is given back, and with it the memory.
-                        found.append(arena.words(FIRST, ControlLayout(MOST_RANKS).line(MOST_RANKS)))
+                        words = arena.words(FIRST, ControlLayout(MOST_RANKS).line(MOST_RANKS))
+                        file = os.fstat(arena.fd).st_ino
                         arena.close()
-        return found
+                        yield file, words
 
     def _is_rank(self, process: int) -> bool:
         """Tell whether a process lives and was forked by a server of the starter's."""
