@@ -110,6 +110,9 @@ class RankRecord(Record):
         age_s_mean: seconds that what a gradient was computed from was old when it was applied, on average.
         age_s_p99: their 99th percentile.
         age_s_max: their maximum.
+        compared: steps of which it is known who came last to the exchange.
+        last: those in which it was this rank.
+        own_s: the median of its seconds from one exchange to the next, the exchanges aside.
     """
 
     updates: int = 0
@@ -125,6 +128,9 @@ class RankRecord(Record):
     age_s_mean: float | None = None
     age_s_p99: float | None = None
     age_s_max: float | None = None
+    compared: int = 0
+    last: int = 0
+    own_s: float = 0.0
 
     @property
     def compute_s(self) -> float:

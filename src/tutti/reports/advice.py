@@ -7,12 +7,10 @@ from typing import Any, Final
 
 from tutti.records.run import STAGES, EpochRecord, by_rank
 from tutti.records.run_folder import StrategyFacts
+from tutti.records.stragglers import UNEVEN, Straggler
 
 STANDS_OUT: Final = 0.1
 """The share of the time below which a stage is not worth a change."""
-
-UNEVEN: Final = 1.25
-"""The ratio of the ranks' times of a sample from which on they differ in speed."""
 
 _SAYS: Final = {
     "extract": "waiting for the files of the data takes",
@@ -31,7 +29,10 @@ _UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer
 
 
 def advice(
-    ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any], facts: StrategyFacts | None
+    ranks: Sequence[Mapping[str, float]],
+    config: Mapping[str, Any],
+    facts: StrategyFacts | None,
+    late: Straggler | None = None,
 ) -> str:
     """Name the largest part of the time that something can be done about, what to try, and a slow rank.
 
@@ -39,20 +40,23 @@ def advice(
         ranks: each rank's seconds by stage, as `stages_by_rank` gives them; "samples" among them.
         config: of the run, as JSON values: its batch_size, validate, validation, balance and parallel.
         facts: of its strategy; None: not known.
+        late: the rank that all others wait for, if there is one.
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
     whole = sum(totals.values())
     if not whole:
         return "no time was recorded"
-    slowest = _slowest(ranks, config)
+    slowest = _slowest(ranks, config) if late is None else f"{late}: what else runs there?"
     named = f"; {slowest}" if slowest else ""
     worst = max(_SAYS, key=lambda stage: totals[stage])
     share = totals[worst] / whole
+    facts = facts or _UNKNOWN
+    way = {"together": "speed", "free": "queue"}.get(facts.pace)
+    if late is not None and worst != "wait" and way and config.get("balance", "none") == "none":
+        named += f" --balance {way} gives it a smaller share"
     if share < STANDS_OUT:
         computing = (totals["forward"] + totals["backward"]) / whole
         return f"nothing stands out: forward and backward take {computing:.0%} of the time{named}"
-    facts = facts or _UNKNOWN
-    way = {"together": "speed", "free": "queue"}.get(facts.pace)
     if worst == "wait" and slowest and way and config.get("balance", "none") == "none":
         remedy = f"--balance {way}"
     else:

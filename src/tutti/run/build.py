@@ -564,7 +564,10 @@ def assemble(
         updates = replace(updates, stepped=stepped)
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     compute = portion.compute
-    workers = Workers(portion.peers, replica, worker, optimizer, compute, compute is not None, comm)
+    meets = strategy.pace is not Pace.FREE and compute is None
+    workers = Workers(
+        portion.peers, replica, worker, optimizer, compute, compute is not None, comm, meets=meets
+    )
     return Assembly(config, task, portion, workers, updates, ending)
 
 

@@ -59,6 +59,7 @@ class Workers:
             loss.
         collective: several ranks compute together, so also a batch without samples.
         everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
+        meets: each whole model's workers come to the exchange of a step together, so that one may be late.
         seconds_per_sample: what forward and backward of a sample cost on the virtual clock; with it, that
             clock measures all times. None: time is real.
     """
@@ -71,6 +72,7 @@ class Workers:
     collective: bool = False
     everyone: Communicator | None = None
     seconds_per_sample: float | None = None
+    meets: bool = True
 
 
 @dataclass(frozen=True)

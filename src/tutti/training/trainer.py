@@ -23,6 +23,7 @@ from tutti.records.texts import RunLength
 from tutti.replica import Replica
 from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda, Decision
+from tutti.training.arrivals import Arrivals, compared
 from tutti.training.best_weights import BestWeights
 from tutti.training.contributions import Contributions
 from tutti.training.dropout import SampleMasks, drawn_by_sample
@@ -133,6 +134,7 @@ class Trainer:
         self._stages, self._look_s = StageTimer(self._now), look_s(self._now)
         self.worker.updating.clock = self._now
         self._step, self._steps, self._lr = 0, 0, math.nan
+        self._meets, self._arrivals = workers.meets, Arrivals()
         self._shares: dict[float, Tensor] = {}
         self._finite_check = FiniteCheck()
         self._scale = self._loss_scale()
@@ -351,7 +353,7 @@ class Trainer:
         first, agenda = self._step, self._agenda
         epoch, tally = open_epoch.number, open_epoch.tally
         start = epoch * self._batches.updates
-        began = stages.start()
+        began = left = stages.start()
         report = began + self._progress.every_s
         self._waited()  # for what was looked at before
         for made, passes in self._batches.epoch(epoch, first - start, last - start):
@@ -364,6 +366,8 @@ class Trainer:
             late = self.worker.is_late()
             samples, weight = (0, 0.0) if late else self._compute(passes, epoch, tally)
             computed = stages.last
+            if self._meets:
+                self._arrivals.note(computed - left)
             self._lr = self._learning_rate.value
             if late or not (samples or not self._batches.own):
                 self.worker.skip()
@@ -375,7 +379,7 @@ class Trainer:
             if self._balance is not None:
                 self._balance.note(samples, computed - loaded)
             self._step = made + 1
-            now = stages.lap(EXCHANGE)
+            left = now = stages.lap(EXCHANGE)
             if callbacks is not None:
                 callbacks.step(self._step)
                 now = stages.start()
@@ -388,6 +392,7 @@ class Trainer:
                 self._pause(agenda, open_epoch)
                 if self.stopped is not None:
                     return
+                left = stages.last
         self._step = last
         self._learning_rate.step_until(last)
         stages.lap("update")
@@ -729,7 +734,8 @@ class Trainer:
         left_out = 0 if self._contributions is None else self._contributions.take()
         mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged, left_out=left_out)
         self._steps = 0
-        return cast("list[RankRecord]", self._everyone.all_gather_objects(mine))
+        found = self._everyone.all_gather_objects((mine, self._arrivals.take()))
+        return compared(cast("list[tuple[RankRecord, bytes]]", found))
 
 
 def _rate(samples: int, seconds: float) -> float:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
+from tutti.records.stragglers import straggler
 from tutti.records.usage import GONE, STOPPED
 from tutti.watching.snapshot import Snapshot
 
@@ -216,6 +217,14 @@ def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Lim
 def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[RankTrouble]:
     """Find the rank that all others have waited for in the last epoch: in lock-step, steps tell nothing."""
     ranks = run.history[-1].ranks if run.history else []
+    late = straggler([[rank] for rank in ranks])
+    if late is not None:
+        what = str(late).removeprefix(f"rank {late.rank} ")
+        return [
+            RankTrouble(late.rank, False, f"{what}, in epoch {run.history[-1].epoch}", _ask_about(beat))
+            for beat in well
+            if beat.rank == late.rank
+        ]
     shares = [rank.wait_s / (sum(rank.stages.values()) or math.inf) for rank in ranks]
     found = []
     for beat in well:

@@ -7,7 +7,8 @@ from statistics import median
 
 import altair as alt
 
-from tutti.records.run import STAGES
+from tutti.records.run import STAGES, by_rank
+from tutti.records.stragglers import straggler
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.reports.figures.base import Data, Picture, amount, figure, in_rows, number, side_by_side, stacked
@@ -19,9 +20,10 @@ def advised(results: Results) -> list[str]:
     found = []
     for row in results.rows:
         runs = results.runs[row.combination.folder]
-        ranks = stages_by_rank([record for run in runs for record in run.history])
+        history = [record for run in runs for record in run.history]
+        ranks = stages_by_rank(history)
         if ranks:
-            said = advice(ranks, runs[0].config, runs[0].strategy)
+            said = advice(ranks, runs[0].config, runs[0].strategy, straggler(by_rank(history)))
             found.append(f"{row.combination.name}: {said}; measuring took {measuring_share(ranks):.2%}")
     return found
 
