@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,16 @@ def test_a_reader_of_the_tutorial_gets_what_it_shows(
     blocks = blocks_of("tutorial.md")
     assert sum(block.language == "bash" for block in blocks) >= 6
     follow(blocks, {})
-    said = {" ".join(without_numbers(line).split()) for line in capfd.readouterr().out.splitlines()}
+    printed = capfd.readouterr().out
+    said = {" ".join(without_numbers(line).split()) for line in printed.splitlines()}
     shown = [line for block in blocks if block.language == "text" for line in block.code.splitlines()]
     wanted = {" ".join(without_numbers(line).split()) for line in shown if line not in ("", "...")}
     assert wanted - said == set()
     assert (tmp_path / "predictions.csv").read_text().startswith("row,class,p(class_0)")
     assert any(re.match(r"#% of # samples are right", line) for line in said)
-    assert sum("epoch #: loss #" in line for line in said) >= 1
+    losses = r"epoch \d: loss ([\d.]+)"
+    on_two_ranks = [float(loss) for loss in re.findall(rf"^\[rank 0\] {losses}$", printed, re.MULTILINE)]
+    runpy.run_path("loop.py")
+    on_one = [float(loss) for loss in re.findall(losses, capfd.readouterr().out)]
+    assert len(on_one) == 3
+    assert on_one == pytest.approx(on_two_ranks, abs=0.0011), "which are rounded to three digits"

@@ -173,7 +173,8 @@ def wrongs(seen: Sequence[Seen]) -> list[str]:
             told = ", ".join(f"{host}: {version}" for host, version in versions.items())
             found.append(f"{name} differs ({told}): use one environment on all hosts")
     for host, ranks in by_host(seen).items():
-        found += _wrong_cores(host, ranks)
+        # A rank that sees no other knows nothing of the cores that others use.
+        found += _wrong_cores(host, ranks) if first.mpi_size == first.size else []
     return found + _wrong_networks(seen)
 
 
@@ -281,7 +282,8 @@ def _without_launcher() -> list[Finding]:
         placed = ", ".join(
             f"{node}: {count}" for node, count in zip(allocation.nodes, allocation.tasks, strict=True)
         )
-        findings.append(("Slurm", f"{len(allocation.nodes)} nodes with tasks ({placed})"))
+        nodes = "1 node" if len(allocation.nodes) == 1 else f"{len(allocation.nodes)} nodes"
+        findings.append(("Slurm", f"{nodes} with tasks ({placed})"))
         return [*findings, ("ranks", "none; see them with: srun --mpi=pmix tutti doctor --mpi")]
     return [*findings, ("ranks", "none; see them with: mpirun -n 2 tutti doctor --mpi")]
 
