@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 
 import tutti
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import PeerLost
+from tutti.errors import BadOption, PeerLost
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
@@ -161,6 +162,68 @@ def test_data_that_ranks_have_read_are_there_for_those_that_come_after_them(
     assert readings == [1, 2]
 
 
+class Relieved(tutti.Callback):
+    """Kills rank 1 once the reserve has built its models; the ranks that end the run note themselves.
+
+    Args:
+        folder: has a note of each process that has built a model.
+        built: how many there are then.
+    """
+
+    def __init__(self, folder: Path, built: int) -> None:
+        self._folder, self._built = folder, built
+
+    def step(self, course: tutti.Course) -> None:
+        note = self._folder / "killed"
+        if course.rank == 1 and course.step == 9 and not note.exists():
+            while len(built := pids(self._folder, "built")) < self._built:
+                time.sleep(0.01)
+            note.write_text(" ".join(built))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def end(self, course: tutti.Course) -> None:
+        (self._folder / f"ended-{os.getpid()}").touch()
+
+
+def pids(folder: Path, what: str) -> set[str]:
+    """The processes that have noted this."""
+    return {note.name.split("-")[1] for note in folder.glob(f"{what}-*")}
+
+
+BUILT = """
+import os
+from pathlib import Path
+import torch
+
+def net(folder):
+    (Path(folder) / f"built-{os.getpid()}").touch()
+    return torch.nn.Linear(4, 2)
+"""
+
+
+@pytest.mark.parametrize(("policy", "left"), [("respawn", 2), ("shrink", 1)])
+def test_ranks_in_reserve_go_on_with_the_state(tmp_path: Path, policy: str, left: int) -> None:
+    (tmp_path / "made.py").write_text(BUILT)
+    named = {"model": f"{tmp_path / 'made.py'}:net", "model_options": {"folder": str(tmp_path)}}
+    alone = tutti.train(workers=left, **named, **OPTIONS)
+    for note in tmp_path.glob("built-*"):
+        note.unlink()
+    survived = tutti.train(
+        workers=2,
+        callbacks=Relieved(tmp_path, 2 + left),
+        on_failure=policy,
+        standby=True,
+        out=str(tmp_path / "run"),
+        **named,
+        **OPTIONS,
+    )
+    torch.testing.assert_close(weights_of(survived), weights_of(alone), rtol=0, atol=1e-12)
+    ended = pids(tmp_path, "ended")
+    assert len(ended) == left
+    assert ended < {*(tmp_path / "killed").read_text().split()}
+    assert [one.epoch for one in RunFolder(tmp_path / "run").history().records] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_single_rank_is_replaced_too(tmp_path: Path) -> None:
     alone = tutti.train(model(), workers=1, **OPTIONS)
     survived = tutti.train(
@@ -217,6 +280,14 @@ def test_an_exception_is_no_loss(tmp_path: Path) -> None:
 
     with pytest.raises(tutti.errors.RankFailed, match="broken"):
         tutti.train(model(), workers=2, callbacks=Failing(), on_failure="respawn", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"on_failure": "respawn", "hosts": "localhost:2"}], ids=["stop", "hosts"]
+)
+def test_ranks_in_reserve_are_refused_where_they_could_not_take_over(options: dict[str, str]) -> None:
+    with pytest.raises(BadOption, match="standby keeps ranks ready on this machine"):
+        tutti.train(model(), workers=2, standby=True, **OPTIONS, **options)
 
 
 def test_a_copy_counts_only_when_it_is_whole() -> None:

@@ -1,9 +1,9 @@
 """Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
 
-    page      number of the whole copy (0: none) │ folder of the run │ files of copy 1 │ files of copy 2
+    page      number of the whole copy (0: none), losses │ folder of the run │ files of 1 │ files of 2
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
-    data      an arena with the data set, which need not be read again
+    data      an arena with the data set, which need not be read again, and gates
 
 The copies take turns, and the number changes last: a rank that dies while it copies leaves the other one.
 """
@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tutti.comm.shm import memfd
-from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.arena import FIRST, PAGE, Arena
 from tutti.comm.shm.memfd import FileAddress
 from tutti.records.json_lines import Json
 
 TABLE_BYTES: Final = 16
-"""The first allocation of the arena of the data."""
+"""The beginning of the first allocation of the arena of the data; the bytes behind are gates."""
+
+GATES: Final = PAGE - TABLE_BYTES
 
 _SLOT: Final = 1 << 24
 """The room for a text on the page, in bytes, of which only what is written takes memory."""
@@ -67,6 +70,15 @@ class MemoryPlace:
         page = self.page.open()
         try:
             return (os.pread(page, 1, 0) or b"\0")[0]
+        finally:
+            os.close(page)
+
+    @property
+    def losses(self) -> int:
+        """How often ranks were lost."""
+        page = self.page.open()
+        try:
+            return int.from_bytes(os.pread(page, _LENGTH, _LENGTH), "little")
         finally:
             os.close(page)
 
@@ -129,10 +141,31 @@ class StateMemory:
         self._made = [memfd.make(what) for what in ("state-page", "state-1", "state-2")]
         page, *copies = map(FileAddress.of, self._made)
         self._data = Arena.create()
-        self._data.allocate(TABLE_BYTES)
+        self._data.allocate(PAGE)
+        self._gates = 0
+        self._shut: AbstractContextManager[None] | None = None
         token = os.urandom(_TOKEN_BYTES)
         os.pwrite(self._made[0], token, _TOKEN)
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
+
+    def note_loss(self) -> None:
+        """Count that ranks were lost."""
+        count = self.place.losses + 1
+        os.pwrite(self._made[0], count.to_bytes(_LENGTH, "little"), _LENGTH)
+
+    def shut_gate(self) -> int:
+        """Return a gate that is shut, one at a time: ranks that pass it wait asleep."""
+        self._gates += 1
+        gate = FIRST + TABLE_BYTES + self._gates % GATES
+        self._shut = self._data.lock(gate)
+        self._shut.__enter__()
+        return gate
+
+    def open_gate(self) -> None:
+        """Open the gate that is shut, if there is one."""
+        if self._shut is not None:
+            self._shut.__exit__(None, None, None)
+            self._shut = None
 
     def close(self) -> None:
         """Give it back."""

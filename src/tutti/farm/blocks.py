@@ -54,6 +54,7 @@ from tutti.farm.messages import (
 )
 from tutti.launch.control_channel import Channel
 from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.crew import CAUSE_S
 from tutti.launch.exit_reports import cause
 from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.launcher import Launcher, started_by
@@ -67,7 +68,6 @@ from tutti.launch.rank_processes import (
 )
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
-from tutti.launch.supervisor import CAUSE_S
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
 from tutti.records.launches import Launch

@@ -93,6 +93,25 @@ class RankForker:
                 # So many descriptors may be under way at a time; the server is about to take them.
                 time.sleep(_POLL_S)
 
+    def clear(self, grace_s: float) -> bool:
+        """End all ranks and what they have started; returns whether the server can take others.
+
+        Args:
+            grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
+        """
+        if not self.ready:
+            # No rank is there yet.
+            return False
+        try:
+            send(self.control, EndRanks(grace_s))
+        except OSError:
+            return False
+        while select.select([self.control], [], [], grace_s + PATIENCE_S)[0]:
+            message = self.next_message()
+            if message is None or isinstance(message, Ready):
+                return message is not None
+        return False
+
     def close(self) -> None:
         """End the server, the ranks, and what they have started; they may do so a little later."""
         self.control.close()
@@ -127,9 +146,14 @@ class ForkServer(RankForker):
             )
             unless_started.pop_all()
 
+    @property
+    def runs(self) -> bool:
+        """Whether the process is there."""
+        return self._process.poll() is None
+
     def suits(self, threads: int, crowded: bool) -> bool:
         """Tell whether a server made now for such ranks would be the same, and this one still runs."""
-        runs = self.clear(0.0) if self.ready else self._process.poll() is None
+        runs = self.clear(0.0) if self.ready else self.runs
         return runs and self._made_for == _circumstances(threads, crowded)
 
     def branch(self, entry: str) -> RankForker:
@@ -143,25 +167,6 @@ class ForkServer(RankForker):
     def returncode(self) -> int:
         """Return the exit code of the server, which is gone."""
         return self._process.wait()
-
-    def clear(self, grace_s: float) -> bool:
-        """End all ranks and what they have started; returns whether the server can take others.
-
-        Args:
-            grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
-        """
-        if not self.ready:
-            # No rank is there yet.
-            return False
-        try:
-            send(self.control, EndRanks(grace_s))
-        except OSError:
-            return False
-        while select.select([self.control], [], [], grace_s + PATIENCE_S)[0]:
-            message = self.next_message()
-            if message is None or isinstance(message, Ready):
-                return message is not None
-        return False
 
     @override
     def close(self) -> None:

@@ -15,6 +15,7 @@ from tutti.launch.cores import allowed_cores, crowding
 from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
+from tutti.launch.succession import Succession
 from tutti.launch.world import end_mpi_job, join, refuse_stranger
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def start(
     *,
     announce: Callable[[str], None] | None = None,
     prefix: bool = False,
-    apart: bool = False,
     hang_timeout_s: float | None = None,
+    succession: Succession | None = None,
+    goes_on: bool = False,
 ) -> object:
     """Run `entry` on every rank of the placement, and wait for it.
 
@@ -47,9 +49,11 @@ def start(
         placement: what `place_ranks` gave.
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
         prefix: print whole lines of the ranks, each with its rank before it, where several are started.
-        apart: a single rank is a process of its own, too.
         hang_timeout_s: a rank of this machine that makes no step for so long, and waits for no other, is
             killed; None: none is.
+        succession: the plan for ranks of this machine that are lost; a single one is a process of its own,
+            then. None: the loss ends the job.
+        goes_on: over hosts: the caller goes on when a rank or a host is lost.
 
     Returns:
         What the function returned on rank 0; when this process is a rank already, what it returned here; None
@@ -74,12 +78,14 @@ def start(
     if placement.hosts:
         from tutti.launch.mpirun import run_on_hosts
 
-        return run_on_hosts(entry, payload, placement, prefix=prefix, goes_on=apart)
-    if placement.ranks == 1 and not apart:
+        return run_on_hosts(entry, payload, placement, prefix=prefix, goes_on=goes_on)
+    if placement.ranks == 1 and succession is None:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise
 
-    return supervise(entry, payload, placement, prefix=prefix, hang_timeout_s=hang_timeout_s)
+    return supervise(
+        entry, payload, placement, prefix=prefix, hang_timeout_s=hang_timeout_s, succession=succession
+    )
 
 
 def _alone(entry: str, payload: bytes, placement: Placement) -> object:

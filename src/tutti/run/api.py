@@ -120,6 +120,7 @@ class TrainOptions(TypedDict, total=False):
     keep: int
     on_failure: str
     max_failures: int
+    standby: bool
     hang_timeout: str
     skip_nonfinite: int
     log: str

@@ -336,6 +336,11 @@ class TrainConfig:
     max_failures: int = option(
         10, "with --on-failure respawn or shrink: so many losses within an hour are survived", least=1
     )
+    standby: bool = option(
+        False,
+        "with --on-failure respawn or shrink: ranks that have all prepared but the state wait until one is "
+        "lost; the run then goes on at once, and takes the memory of twice as many",
+    )
     hang_timeout: str = option(
         "60s",
         "a rank that makes no step for so long and waits for no other is lost: its stacks are printed, and "
@@ -445,7 +450,7 @@ class TrainConfig:
 
 OF_LONG_RUNS: Final = (
     *("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep", "predictions"),
-    *("on_failure", "max_failures", "hang_timeout", "skip_nonfinite"),
+    *("on_failure", "max_failures", "standby", "hang_timeout", "skip_nonfinite"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 

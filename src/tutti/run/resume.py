@@ -25,7 +25,7 @@ MAY_DIFFER: Final = frozenset(
         *("strategy", "strategy_options", "parallel", "parallel_options", "balance"),
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
-        *("predictions", "callbacks", "on_failure", "max_failures", "hang_timeout"),
+        *("predictions", "callbacks", "on_failure", "max_failures", "standby", "hang_timeout"),
         "skip_nonfinite",
     }
 )

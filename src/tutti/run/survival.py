@@ -21,10 +21,10 @@ from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import PeerLost
+from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
-from tutti.run.resume import Resume
-from tutti.run.train_job import TrainJob
+from tutti.run.train_job import TrainJob, again
 
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
@@ -33,7 +33,7 @@ HOUR_S: Final = 3600.0
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, again and again if ranks are lost; returns what its entry returned on rank 0.
+    """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0.
 
     Args:
         job: with `on_failure` other than "stop".
@@ -44,31 +44,62 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
         PeerLost: more ranks were lost than `max_failures` in an hour, or the last one.
         TuttiError: as of `start`.
     """
-    times: deque[float] = deque()
     with closing(StateMemory()) as memory:
-        while True:
-            sent = replace(job, memory=memory.place, losses=len(times))
-            try:
-                return start(
-                    job.entry,
-                    pickle.dumps(sent),
-                    placement,
-                    announce=announce,
-                    apart=True,
-                    hang_timeout_s=job.hang_timeout_s,
-                )
-            except PeerLost as lost:
-                now = time.monotonic()
-                times.append(now)
-                recent = sum(now - one < HOUR_S for one in times)
-                if recent > job.config.max_failures:
-                    raise PeerLost(lost.ranks, f"{lost.why}; it was loss {recent} within an hour") from lost
-                job, placement = _changed(job, placement, lost)
-                announce = None
-                ranks = f"{placement.ranks} new rank{'' if placement.ranks == 1 else 's'}"
-                print(f"tutti: {lost}; going on with {ranks}", file=sys.stderr, flush=True)
-            if job.resume is None and (folder := memory.place.folder) is not None:
-                job = replace(job, resume=Resume(folder, auto=True, again=True))
+        job = replace(job, memory=memory.place)
+        return start(
+            job.entry,
+            pickle.dumps(job),
+            placement,
+            announce=announce,
+            hang_timeout_s=job.hang_timeout_s,
+            succession=_Plan(job, placement, memory),
+        )
+
+
+class _Plan:
+    """The succession of a training job.
+
+    Args:
+        job: has the memory's place.
+        placement: of its first ranks.
+        memory: that of the state.
+    """
+
+    def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory) -> None:
+        self._job, self._placement, self._memory = job, placement, memory
+        self._times: deque[float] = deque()
+
+    def reserve(self) -> Orders | None:
+        """The work of ranks that are ready when one is lost; None: the run has not begun, or wants none."""
+        if not self._job.config.standby or not self._memory.place.whole:
+            return None
+        try:
+            job, placement = _changed(self._job, self._placement, PeerLost([0], ""))
+        except PeerLost:
+            return None  # The last one has none to go on with.
+        return Orders(pickle.dumps(replace(job, gate=self._memory.shut_gate())), placement)
+
+    def after(self, lost: PeerLost) -> Orders:
+        """The work of those that go on.
+
+        Raises:
+            PeerLost: too many were lost, or all.
+        """
+        now = time.monotonic()
+        self._times.append(now)
+        recent = sum(now - one < HOUR_S for one in self._times)
+        if recent > self._job.config.max_failures:
+            raise PeerLost(lost.ranks, f"{lost.why}; it was loss {recent} within an hour") from lost
+        job, self._placement = _changed(self._job, self._placement, lost)
+        self._memory.note_loss()
+        self._job = again(replace(job, losses=len(self._times)))
+        ranks = f"{self._placement.ranks} new rank{'' if self._placement.ranks == 1 else 's'}"
+        print(f"tutti: {lost}; going on with {ranks}", file=sys.stderr, flush=True)
+        return Orders(pickle.dumps(self._job), self._placement)
+
+    def release(self) -> None:
+        """Let the reserve go on."""
+        self._memory.open_gate()
 
 
 def _changed(job: TrainJob, placement: Placement, lost: PeerLost) -> tuple[TrainJob, Placement]:

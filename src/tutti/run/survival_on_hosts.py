@@ -51,7 +51,7 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
         while True:
             sent = replace(job, memory=memory.place, losses=len(times))
             try:
-                return start(job.entry, pickle.dumps(sent), placement, announce=announce, apart=True)
+                return start(job.entry, pickle.dumps(sent), placement, announce=announce, goes_on=True)
             except PeerLost as lost:
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ from tutti.run.restore import anew, found_by, history_of, load_model, refuse_sho
 from tutti.run.rollback import take_back_after_me
 from tutti.run.saving import refuse_over, saving
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
-from tutti.run.train_job import RunOutcome, TrainJob
+from tutti.run.train_job import RunOutcome, TrainJob, again
 from tutti.run.trust import seal
 from tutti.state import Saved
 from tutti.strategies import Strategy
@@ -130,6 +130,8 @@ class Surroundings:
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
         on_step: called before each step of this rank, with the number of updates made before.
+        waits: for ranks in reserve: called when all that needs no state is prepared, returns when they are
+            needed, with the job as it is by then.
     """
 
     follower: Progress = field(default_factory=Progress)
@@ -138,6 +140,7 @@ class Surroundings:
     successor: Path | None = None
     alone: bool = True
     on_step: Callable[[int], None] | None = None
+    waits: Callable[[TrainJob], TrainJob] | None = None
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -153,7 +156,9 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     job = load_job(payload, TrainJob)
     around = Surroundings()
     if job.memory is not None and isinstance(comm, HostCommunicator):
-        around = replace(around, open_data=KeptData(job.memory.data).open)
+        kept = KeptData(job.memory.data)
+        waits = None if job.gate is None else partial(_until_needed, kept)
+        around = replace(around, open_data=kept.open, waits=waits)
     # Nobody watches a process that a supervisor has not started.
     if isinstance(comm, HostCommunicator) and started_by().launcher is Launcher.TUTTI:
         if job.hang_timeout_s is not None:
@@ -173,20 +178,26 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
     Raises:
         UserError: the input is wrong.
     """
-    config = job.config
-    if job.write and job.resume is None and comm.rank == 0 and around.alone:
-        check_writable(config.out)
-    checkpoint = None if job.memory is None else kept_in(comm, job.memory)
-    if checkpoint is None and job.resume is not None:
-        checkpoint = found_by(comm, job.resume)
+    config, checkpoint = job.config, None
+    if around.waits is None:
+        if job.write and job.resume is None and comm.rank == 0 and around.alone:
+            check_writable(config.out)
+        checkpoint = _checkpoint(comm, job)
     with seeded(config.seed), default_floats(job.floats):
         strategy = check_strategy(job, comm.size, comm.hosts)
         recording = Recording(comm, job)
         team = take_sides(recording.comm, config)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
-        with sampling(crew, job.write and around.alone) as sampler:
-            task = prepare_task(job, around.open_data(job, comm))
+        with ExitStack() as stack:
+            if around.waits is None:
+                sampler = stack.enter_context(sampling(crew, job.write and around.alone))
+                task = prepare_task(job, around.open_data(job, comm))
+            else:
+                task = prepare_task(job, around.open_data(job, comm))
+                job = around.waits(job)
+                checkpoint = _checkpoint(comm, job)
+                sampler = stack.enter_context(sampling(crew, job.write and around.alone))
             check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)
@@ -201,6 +212,20 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         if said and not job.quiet:
             print(*said, sep="\n", flush=True)
         return result_for_all(recording.comm, team, outcome)
+
+
+def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
+    """Return the state to go on from: of the memory, else of a folder; None: the run begins."""
+    found = None if job.memory is None else kept_in(comm, job.memory)
+    return found_by(comm, job.resume) if found is None and job.resume is not None else found
+
+
+def _until_needed(kept: KeptData, job: TrainJob) -> TrainJob:
+    """Wait until ranks in reserve are needed; returns their job as it is by then."""
+    assert job.gate is not None
+    assert job.memory is not None
+    kept.pass_gate(job.gate)
+    return again(replace(job, losses=job.memory.losses))
 
 
 def _train(

@@ -63,6 +63,7 @@ class TrainJob(Job):
             run comes to nothing; None: a launcher that knows nothing of run folders.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
         losses: how often ranks were lost before.
+        gate: of the memory; ranks in reserve wait at it once they are prepared. None: they are no reserve.
     """
 
     entry: ClassVar[str] = "tutti.run.train:work"
@@ -79,6 +80,7 @@ class TrainJob(Job):
     starter: Address | None = None
     memory: MemoryPlace | None = None
     losses: int = 0
+    gate: int | None = None
 
     @property
     def hang_timeout_s(self) -> float | None:
@@ -107,6 +109,11 @@ class TrainJob(Job):
                 )
         if self.config.on_failure != "stop":
             _refuse_elsewhere(self.config, placement)
+        if self.config.standby and (self.config.on_failure == "stop" or placement.hosts):
+            raise BadOption(
+                "--standby keeps ranks ready on this machine, for --on-failure respawn or shrink; give one "
+                "of these, or leave --standby out (of --hosts the last ones stand by if -n leaves them over)"
+            )
         ranks = placement.ranks
         missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []
         if missing:
@@ -276,3 +283,11 @@ class PredictJob(Job):
 
 PARTS: Final = ("train", "validation", "test")
 """The parts of a data set."""
+
+
+def again(job: TrainJob) -> TrainJob:
+    """Return the job of ranks that come after others of the same run: they go on in its folder."""
+    folder = None if job.memory is None else job.memory.folder
+    if job.resume is not None or folder is None:
+        return job
+    return replace(job, resume=Resume(folder, auto=True, again=True))

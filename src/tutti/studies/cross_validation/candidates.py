@@ -34,6 +34,7 @@ NOT_SWEPT: Final = {
     "time_limit": "give --time-limit once, for all, or --job-timeout",
     "on_failure": "a job whose rank is lost is trained again by itself",
     "hang_timeout": "give --job-timeout",
+    "standby": "a job whose rank is lost is trained again by itself",
     "max_failures": "a job whose rank is lost is trained again by itself",
 }
 """Options that are the same for all candidates, and what to do instead."""

@@ -1,0 +1,143 @@
+"""Crews of one job, one after the other: the next takes over when one has lost a rank. No torch.
+
+    fork server ─┬─ branch ── crew       works ──────── ✝ ended
+                 ├─ branch ── reserve         prepares, waits ── is the crew: works ──────
+                 └─ branch ── reserve                                   prepares, waits ──
+
+Each crew comes from a fork server of its own, so that the ends of one do not touch the other. What the ranks
+of the reserve prepare, and what they wait for, is theirs to know.
+"""
+
+from __future__ import annotations
+
+import selectors
+import sys
+import time
+from contextlib import ExitStack
+from typing import Final, Protocol
+
+from tutti.errors import PeerLost, TuttiError
+from tutti.launch.crew import Crew, Orders
+from tutti.launch.fork_server import GRACE_S
+from tutti.launch.fork_server_client import ForkServer, fork_server
+from tutti.launch.stop_request import Stopping
+
+RESERVE_S: Final = 1.0
+"""The time that a crew works before its reserve is prepared, which takes its cores meanwhile."""
+
+
+class Succession(Protocol):
+    """The plan for the case that ranks are lost."""
+
+    def reserve(self) -> Orders | None:
+        """Return the work of ranks that prepare themselves and wait; None: nobody is to, or not yet."""
+
+    def after(self, lost: PeerLost) -> Orders:
+        """Return the work of those that go on.
+
+        Raises:
+            PeerLost: nobody does.
+        """
+
+    def release(self) -> None:
+        """Let those go on that have prepared themselves."""
+
+
+class Line:
+    """The crews of a job.
+
+    Args:
+        entry: the function of the ranks.
+        stop: the file of their `StopPage`.
+        succession: the plan.
+        hang_timeout_s: the time in which each rank that trains has to make a step; None: any.
+    """
+
+    def __init__(self, entry: str, stop: int, succession: Succession, hang_timeout_s: float | None) -> None:
+        self._entry, self._stop, self._hang_timeout_s = entry, stop, hang_timeout_s
+        self._succession = succession
+        self._servers = ExitStack()
+        self._server: ForkServer | None = None
+        self._selector = selectors.DefaultSelector()
+        self._crew: Crew | None = None
+        self._reserve: Crew | None = None
+        self._without_reserve = False
+
+    def follow(self, orders: Orders, stopping: Stopping) -> tuple[Crew, TuttiError | None]:
+        """Have the crews work until one is done, none goes on, or a signal ends all.
+
+        Args:
+            orders: of the first.
+            stopping: tells of signals.
+
+        Returns:
+            The last crew, and what has ended it.
+        """
+        self._selector.register(stopping, selectors.EVENT_READ, lambda: None)
+        crew, since = self._begin(orders), time.monotonic()
+        self._crew = crew
+        while not stopping.over():
+            limits = [RESERVE_S, stopping.patience_s(), crew.patience_s()]
+            for key, _ in self._selector.select(min(limit for limit in limits if limit is not None)):
+                key.data()
+            outcome = crew.outcome()
+            if outcome is None:
+                if time.monotonic() - since > RESERVE_S:
+                    self._look_after_reserve()
+                continue
+            if not isinstance(outcome.error, PeerLost):
+                return crew, outcome.error
+            try:
+                orders = self._succession.after(outcome.error)
+            except PeerLost as last:
+                return crew, last
+            self._end(crew)
+            crew, since = self._next(orders), time.monotonic()
+            self._crew = crew
+        return crew, None
+
+    def close(self) -> None:
+        """End all ranks."""
+        for crew, grace_s in ((self._reserve, 0.0), (self._crew, GRACE_S)):
+            if crew is not None:
+                self._end(crew, grace_s)
+        self._servers.close()
+        self._selector.close()
+
+    def _begin(self, orders: Orders) -> Crew:
+        if self._server is None or not self._server.runs:
+            placement = orders.placement
+            server = fork_server(placement.threads or 1, crowded=bool(placement.warnings))
+            self._server = self._servers.enter_context(server)
+        crew = Crew(
+            self._server.branch(self._entry), self._entry, orders, self._stop, None, self._hang_timeout_s
+        )
+        crew.register(self._selector)
+        return crew
+
+    def _next(self, orders: Orders) -> Crew:
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None and reserve.orders.placement == orders.placement:
+            self._succession.release()
+            return reserve
+        if reserve is not None:
+            self._end(reserve)
+        return self._begin(orders)
+
+    def _look_after_reserve(self) -> None:
+        if self._reserve is None:
+            orders = None if self._without_reserve else self._succession.reserve()
+            self._reserve = None if orders is None else self._begin(orders)
+        elif (outcome := self._reserve.outcome(watched=False)) is not None:
+            self._end(self._reserve)
+            self._reserve, self._without_reserve = None, True
+            print(
+                f"tutti: warning: the ranks in reserve have ended ({outcome.error}); from here on new "
+                "ones are started when one is lost",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _end(self, crew: Crew, grace_s: float = 0.0) -> None:
+        crew.unregister(self._selector)
+        crew.end(grace_s)
