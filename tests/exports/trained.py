@@ -18,7 +18,7 @@ from tutti.state import State
 from tutti.strategies import Clip, Strategy, Sync
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
-from tutti.training.agenda import Agenda, Wishes
+from tutti.training.agenda import Agenda, Decision, Wishes
 from tutti.training.evaluation import Objective
 from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES
@@ -70,8 +70,8 @@ def _train(comm: Communicator, folder: Path, strategy: Callable[[], Strategy]) -
     replica = place(module, comm, chosen.home)
     with Saver(comm, folder / "checkpoints", 3) as saver:
 
-        def save(step: int, state: State, final: bool) -> None:
-            if not final:
+        def save(step: int, state: State, decision: Decision) -> None:
+            if not decision.final:
                 saver.save(step, state, wait=True)
 
         worker = chosen.worker(replica, comm, optimizer, Clip())
