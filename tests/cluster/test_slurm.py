@@ -128,8 +128,10 @@ def test_an_allocation_without_mpirun_is_told_of_srun(slurm: Slurm, tmp_path: Pa
     python.parent.mkdir()
     python.symlink_to(Path(sys.executable).resolve())
     packages = next(path for path in sys.path if path.endswith("site-packages"))
+    # What is installed for development is not among them.
+    sources = Path(tutti.__file__).parents[1]
     settings = {
-        "PYTHONPATH": f"{slurm.environment.get('PYTHONPATH', '')}:{packages}",
+        "PYTHONPATH": f"{slurm.environment.get('PYTHONPATH', '')}:{sources}:{packages}",
         "PATH": "/usr/sbin:/usr/bin:/bin",
     }
     words = ["salloc", "--nodes=2", str(python), "-P", "-m", "tutti", "train", "--hosts", "slurm"]
