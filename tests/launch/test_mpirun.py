@@ -231,6 +231,21 @@ def test_hosts_are_asked_whether_anything_can_be_started_there(
     assert "host node7.invalid does not answer: mpirun ended with" in capsys.readouterr().err
 
 
+def test_a_host_is_given_as_long_to_answer_as_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy, launcher = tmp_path / "busy", tmp_path / "mpirun"
+    launcher.write_text(f"#!/bin/sh\n[ ! -e {busy} ] || exec sleep 600\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: Mpirun(str(launcher), own=False, open_mpi=True))
+    busy.touch()
+    assert mpirun.answering(["node7"], 0.1) == []
+    said = "tutti: host node7 does not answer: mpirun has started nothing there within 0.1 s\n"
+    assert capsys.readouterr().err == said
+    busy.unlink()
+    assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
+
+
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
     with pytest.raises(TuttiError, match="mpirun ended with exit code"):

@@ -10,7 +10,7 @@ from tutti.errors import BadOption, HostLost, LauncherLost, PeerLost
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Host, Placement, place_ranks
 from tutti.run.config import TrainConfig
-from tutti.run.survival_on_hosts import after_loss
+from tutti.run.survival_on_hosts import SLOW_S, after_loss
 from tutti.run.train_job import TrainJob
 
 
@@ -18,8 +18,29 @@ def placed(hosts: str, workers: int | None = None, servers: int = 0) -> Placemen
     return place_ranks("auto" if workers is None else workers, hosts=hosts, servers=servers)
 
 
-def all_but(*dead: str) -> Callable[[Sequence[str]], list[str]]:
-    return lambda hosts: [host for host in hosts if host not in dead]
+def all_but(*dead: str) -> Callable[[Sequence[str], float], list[str]]:
+    return lambda hosts, patience_s: [host for host in hosts if host not in dead]
+
+
+class Busy:
+    """Hosts of which some take longer to answer than one waits at first.
+
+    Args:
+        slow: those.
+        dead: that never answer.
+
+    Attributes:
+        asked: the hosts, each time.
+    """
+
+    def __init__(self, slow: Sequence[str], dead: Sequence[str] = ()) -> None:
+        self._slow, self._dead = slow, dead
+        self.asked: list[list[str]] = []
+
+    def answers(self, hosts: Sequence[str], patience_s: float) -> list[str]:
+        self.asked.append(list(hosts))
+        silent = {*self._dead, *(self._slow if patience_s < SLOW_S else ())}
+        return [host for host in hosts if host not in silent]
 
 
 def on(placement: Placement) -> dict[str, int]:
@@ -64,6 +85,27 @@ def test_ranks_go_on_where_there_are_places(
     else:
         assert on(after_loss(placement, lost, all_but(*dead), shrinks=False)) == respawned
     assert on(after_loss(placement, lost, all_but(*dead), shrinks=True)) == shrunk
+
+
+def test_a_slow_host_is_waited_for_where_no_other_can_take_its_place() -> None:
+    busy = Busy(slow=["c"])
+    placement = after_loss(placed("a:2,b:2,c:2", 4), B_LOST, busy.answers, shrinks=False)
+    assert (on(placement), busy.asked) == ({"a": 2, "c": 2}, [["c"], ["c"]])
+
+
+def test_a_slow_host_is_not_waited_for_where_another_stands_by_and_is_asked_again_at_the_next_loss() -> None:
+    busy = Busy(slow=["c"])
+    once = after_loss(placed("a:2,b:2,c:2,d:2", 4), B_LOST, busy.answers, shrinks=False)
+    assert (on(once), busy.asked) == ({"a": 2, "d": 2}, [["c"], ["d"]])
+    lost = HostLost(["d"], [2, 3], "it cannot be reached any more")
+    assert on(after_loss(once, lost, busy.answers, shrinks=False)) == {"a": 2, "c": 2}
+
+
+def test_a_slow_host_does_not_lose_its_workers_as_the_run_may_shrink() -> None:
+    placement, killed = placed("a:2,b:2,c:2"), PeerLost([1], "killed")
+    slow = Busy(slow=["b", "c"], dead=["c"])
+    assert on(after_loss(placement, killed, slow.answers, shrinks=True)) == {"a": 2, "b": 1}
+    assert slow.asked == [["b", "c"], ["b", "c"]]
 
 
 def test_hosts_that_were_lost_do_not_come_back() -> None:

@@ -60,7 +60,7 @@ CAUSE_S: Final = 1.0
 """Time of mpirun to say by what a rank ended."""
 
 PROBE_S: Final = 10.0
-"""Time of a host to start a program that does nothing, after which it counts as lost."""
+"""Time of a host to start a program that does nothing, after which others are preferred to it."""
 
 FINISH_S: Final = 10.0
 """Time of mpirun to exit once it says no more."""
@@ -157,21 +157,26 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-def answering(hosts: Sequence[str]) -> list[str]:
+def answering(hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
     """Return those of the hosts on which mpirun can start something; all are asked at the same time.
 
     One that refuses is asked twice. What mpirun says of those that are left out is printed.
+
+    Args:
+        hosts: their names.
+        patience_s: the time of all of them to answer.
     """
-    refused = {host: said for host, said in _ask(hosts).items() if said is not None}
-    again = _ask([host for host, said in refused.items() if said])
+    refused = {host: said for host, said in _ask(hosts, patience_s).items() if said is not None}
+    again = _ask([host for host, said in refused.items() if said], patience_s)
     lost = {host: again.get(host, said) for host, said in refused.items()}
     for host, said in lost.items():
         if said is not None:
-            print(f"tutti: host {host} does not answer: {said}".rstrip(), file=sys.stderr, flush=True)
+            why = said.rstrip() or f"mpirun has started nothing there within {patience_s:g} s"
+            print(f"tutti: host {host} does not answer: {why}", file=sys.stderr, flush=True)
     return [host for host in hosts if lost.get(host) is None]
 
 
-def _ask(hosts: Sequence[str]) -> dict[str, str | None]:
+def _ask(hosts: Sequence[str], patience_s: float) -> dict[str, str | None]:
     """For each host None if mpirun can start something there, else what it says, which may be nothing."""
     mpirun, extra = find_mpirun(), shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
     answers: dict[str, str | None] = {}
@@ -187,7 +192,7 @@ def _ask(hosts: Sequence[str]) -> dict[str, str | None]:
             )
             for host, output in outputs.items()
         }
-        deadline = time.monotonic() + PROBE_S
+        deadline = time.monotonic() + patience_s
         for host, probe in probes.items():
             with suppress(subprocess.TimeoutExpired):
                 probe.wait(max(0.0, deadline - time.monotonic()))

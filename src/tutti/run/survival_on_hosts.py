@@ -19,10 +19,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import HostLost, LauncherLost, PeerLost
-from tutti.launch.mpirun import answering
+from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Host, Placement, fill
 from tutti.launch.start import start
 from tutti.run.config import TrainConfig
@@ -30,8 +31,11 @@ from tutti.run.resume import Resume
 from tutti.run.survival import HOUR_S, SHRINK
 from tutti.run.train_job import TrainJob
 
-Answering = Callable[[Sequence[str]], Sequence[str]]
-"""Tells which of some hosts answer."""
+SLOW_S: Final = 60.0
+"""Time of hosts to answer that no other can take the place of: they may be no more than busy."""
+
+Answering = Callable[[Sequence[str], float], Sequence[str]]
+"""Tells which of some hosts answer within some seconds."""
 
 
 def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
@@ -70,6 +74,8 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
 def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:
     """Place the ranks that go on.
 
+    A host that does not answer at once is given up, unless the run had to end or to shrink for it.
+
     Args:
         placement: of those before them.
         lost: what was lost of these.
@@ -80,25 +86,34 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         PeerLost: no hosts are left that have places for them.
     """
     gone = set(lost.hosts) if isinstance(lost, HostLost) else set[str]()
+    silent, there = set[str](), set[str]()
     while True:
-        workers = placement.workers - _lost_workers(placement, lost.ranks, gone) * shrinks
-        left = [host for host in placement.places if host.name not in gone]
+        left = [host for host in placement.places if host.name not in gone | silent]
+        room = sum(host.ranks for host in left)
+        wanted = placement.workers - _lost_workers(placement, lost.ranks, gone) * shrinks
+        workers = placement.workers - _lost_workers(placement, lost.ranks, gone | silent) * shrinks
+        if silent and min(workers, room) < wanted:
+            there |= set(answers(sorted(silent), SLOW_S))
+            gone, silent = gone | (silent - there), set()
+            continue
         if shrinks:
-            workers = min(workers, sum(host.ranks for host in left))
+            workers = min(workers, room)
         if workers < 1:
             raise lost.adding("none is left to go on") from lost
-        if sum(host.ranks for host in left) < workers or left[0] != placement.places[0]:
+        if room < workers or left[0] != placement.places[0]:
             raise lost.adding(
                 f"{_names(left)} left, with too few places for {workers} workers: go on by "
                 "--resume and other --hosts; next time name more hosts than -n needs, so that some stand by, "
                 "or let fewer workers go on, by --on-failure shrink",
             ) from lost
         hosts = fill(left, workers)
-        asked = [host.name for host in hosts[1:]]
-        silent = set(asked) - set(answers(asked))
-        if not silent:
-            return replace(placement, workers=workers, hosts=hosts, places=tuple(left))
-        gone |= silent
+        asked = [host.name for host in hosts[1:] if host.name not in there]
+        if not asked:
+            # The silent ones come last: they may answer by the next loss.
+            later = [host for host in placement.places if host.name in silent]
+            return replace(placement, workers=workers, hosts=hosts, places=(*left, *later))
+        there |= set(answers(asked, PROBE_S))
+        silent |= set(asked) - there
 
 
 def _lost_workers(placement: Placement, ranks: Sequence[int], gone: set[str]) -> int:
