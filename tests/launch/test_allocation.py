@@ -39,10 +39,7 @@ def test_a_list_of_counts_is_spelled_out(listed: str, counts: tuple[int, ...]) -
 
 
 def test_an_allocation_has_nodes_and_places() -> None:
-    assert find_allocation(JOB) == Allocation(("gpu03", "gpu04", "cpu1"), (4, 4, 2), in_step=False)
-    assert find_allocation({**JOB, "SLURM_STEP_NUM_NODES": "1"}) == Allocation(
-        ("gpu03", "gpu04", "cpu1"), (4, 4, 2), in_step=True
-    )
+    assert find_allocation(JOB) == Allocation(("gpu03", "gpu04", "cpu1"), (4, 4, 2))
 
 
 def test_outside_of_slurm_there_is_no_allocation() -> None:
@@ -85,6 +82,18 @@ def test_the_hosts_of_an_allocation_need_one() -> None:
 
 
 @pytest.mark.usefixtures("in_job")
-def test_ranks_of_one_node_of_several_are_warned_about() -> None:
+@pytest.mark.parametrize("inherited", [{}, {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_ID": "4294967290"}])
+def test_ranks_of_one_node_of_several_are_warned_about(
+    inherited: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
     (warning,) = place_ranks(1, cores=Cores(((0,),))).warnings
     assert warning.startswith("Slurm has allocated 3 nodes (gpu03, gpu04, cpu1), and this uses one of them")
+
+
+@pytest.mark.usefixtures("in_job")
+def test_a_task_of_srun_has_the_nodes_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert place_ranks(1, cores=Cores(((0,),))).warnings == ()

@@ -7,9 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-BATCH_STEP = "SLURM_STEP_NUM_NODES"
-"""The variable that tasks of srun have, and a batch script or a shell in an allocation has not."""
-
 
 @dataclass(frozen=True)
 class Allocation:
@@ -18,12 +15,10 @@ class Allocation:
     Attributes:
         nodes: their names, in Slurm's order.
         tasks: for each node how many tasks it has places for.
-        in_step: whether this process is a task of srun; else it is the batch script's, or a shell's.
     """
 
     nodes: tuple[str, ...]
     tasks: tuple[int, ...]
-    in_step: bool
 
     def has(self, host: str) -> bool:
         """Tell whether a host's name stands for one of the nodes, as far as the names show it."""
@@ -39,7 +34,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
     tasks = expand_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
     if len(tasks) != len(nodes):
         tasks = (1,) * len(nodes)
-    return Allocation(nodes, tasks, BATCH_STEP in environ)
+    return Allocation(nodes, tasks)
 
 
 def expand_nodes(listed: str) -> tuple[str, ...]:

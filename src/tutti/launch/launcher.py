@@ -146,12 +146,9 @@ def _open_mpi(environ: Mapping[str, str]) -> LaunchContext | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
-    """A task of an `srun` of several tasks; shells in an allocation and batch scripts are none."""
-    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
-        return None
+    """A task of an `srun` of several tasks."""
     size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
-    step = _number(environ, "SLURM_STEP_ID", _SPECIAL_STEPS)
-    if size <= 1 or step >= _SPECIAL_STEPS or _runs_in_a_shell(environ):
+    if size <= 1 or not is_task(environ):
         return None
     return LaunchContext(
         Launcher.SRUN,
@@ -160,6 +157,12 @@ def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
         local_rank=_known(environ, "SLURM_LOCALID"),
         local_size=_slurm_tasks_here(environ),
     )
+
+
+def is_task(environ: Mapping[str, str]) -> bool:
+    """Tell whether this process is a task of `srun`; shells in an allocation and batch scripts are none."""
+    step = _number(environ, "SLURM_STEP_ID", _SPECIAL_STEPS)
+    return "SLURM_PROCID" in environ and step < _SPECIAL_STEPS and not _runs_in_a_shell(environ)
 
 
 def _runs_in_a_shell(environ: Mapping[str, str]) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tutti.errors import BadOption
 from tutti.launch.allocation import Allocation, find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
-from tutti.launch.launcher import Launcher, mpi_place, started_by
+from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
 from tutti.launch.liveness import own_addresses
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _of_slurm(ranks: int, cores: Cores) -> Iterator[str]:
     if ranks > cores.usable:
         given = _count(cores.usable, "core")
         yield f"Slurm has given this task {given}; ask for more by --cpus-per-task={ranks}"
-    if allocation.in_step or len(allocation.nodes) == 1:
+    if is_task(os.environ) or len(allocation.nodes) == 1:
         return
     yield (
         f"Slurm has allocated {len(allocation.nodes)} nodes ({in_words(allocation.nodes)}), and this uses "
