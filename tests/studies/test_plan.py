@@ -125,6 +125,11 @@ def test_other_precisions_are_measured_beside_the_pick() -> None:
     assert all(way.rate for way in found.others)
 
 
+def test_a_precision_that_no_time_is_left_for_is_named() -> None:
+    found = rehearsed(MLP, dared=("bf16",), deadline=0.0)
+    assert found.why()[-1] == "bf16 is not chosen: not measured: no time left"
+
+
 def test_several_precisions_may_compete() -> None:
     found = rehearsed(MLP, precisions=("fp32", "fp64"))
     assert {way.candidate.precision for way in found.ways} == {"fp32", "fp64"}

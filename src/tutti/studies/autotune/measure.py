@@ -282,11 +282,13 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
     else:
         ways = [Contender(candidates[0], Fate.RACING, rehearsal.measure(candidates[0], 1))]
     found = Recommendation(ways, ladder=ladder, slow=slow)
-    if not job.dared or clock() >= deadline:
+    if not job.dared:
         return found
     best = found.pick.candidate
     # Which shape is fastest hardly depends on the precision, while the layout does matter to some kernels.
     further = replace(choices, precisions=job.dared, shapes=((best.ranks, best.threads),)).candidates()
+    if clock() >= deadline:
+        return replace(found, others=[Contender(one) for one in further])
     found = replace(found, others=raced([best, *further], share(FOR_SPEED)))
     faster = found.faster
     if faster is None:
