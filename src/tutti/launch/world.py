@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -15,6 +16,7 @@ from tutti.errors import PeerLost, TuttiError, UserError, says_all
 from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, started_by
 from tutti.launch.malloc import keep_memory
 from tutti.launch.mpi_library import refuse_unloadable
+from tutti.launch.orphans import mpi_segments
 from tutti.terminal import say_last
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ _CAUSE_S = 1.0
 """The longest wait of a rank before it prints what others may have printed."""
 
 _world: Communicator | None = None
+
+
+class Stranger(UserError):
+    """The launcher does not belong to the MPI library: each rank takes itself for the first one."""
 
 
 def adopt(comm: Communicator) -> None:
@@ -69,10 +75,11 @@ def _join_given(threads: int | None) -> Communicator:
 
     from tutti.launch.cores import allowed_cores, share_of
 
+    _end_job_on_exceptions()
     refuse_stranger()
     keep_memory()
     comm = _all_of_torchrun() if started_by().launcher is Launcher.TORCHRUN else _all_of_mpi()
-    _install_exit_hooks(comm)
+    _leave_at_exit(comm)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     torch.set_num_threads(threads or share_of(comm.node.rank, here))
     return comm
@@ -104,8 +111,22 @@ def refuse_stranger() -> None:
         return
     refuse_unloadable(os.environ)
     _, seen, _ = world_place()
-    if seen != context.size:
-        raise UserError(_stranger(context, seen))
+    if seen == context.size:
+        return
+    error = Stranger(_stranger(context, seen))
+    if seen == 1:
+        leave_world_of_one()
+    raise error
+
+
+def leave_world_of_one() -> None:
+    """Leave MPI, as the only rank that it sees, and remove its shared memory: Open MPI forgets that there."""
+    from tutti.comm.mpi.library import finalize
+
+    segments = mpi_segments()
+    finalize()
+    for segment in segments:
+        Path(segment).unlink(missing_ok=True)
 
 
 def _stranger(context: LaunchContext, seen: int) -> str:
@@ -124,12 +145,8 @@ def _stranger(context: LaunchContext, seen: int) -> str:
     )
 
 
-def _install_exit_hooks(comm: Communicator) -> None:
-    """Let no rank of the MPI job wait for this one, however the program ends.
-
-    Args:
-        comm: the ranks; they are told that this one has left. MPI ends together with all ranks.
-    """
+def _end_job_on_exceptions() -> None:
+    """Have an exception that nobody catches end all ranks of the job, so that none waits for this one."""
     own, usual = os.getpid(), sys.excepthook
 
     def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -138,11 +155,17 @@ def _install_exit_hooks(comm: Communicator) -> None:
         else:
             usual(kind, error, trace)
 
+    sys.excepthook = end_job
+
+
+def _leave_at_exit(comm: Communicator) -> None:
+    """Have the other ranks told, when the program ends, that this one has left. MPI ends with all ranks."""
+    own = os.getpid()
+
     def leave() -> None:
         if os.getpid() == own:
             comm.close()
 
-    sys.excepthook = end_job
     atexit.register(leave)
 
 
@@ -152,10 +175,14 @@ def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
     try:
         if says_all(error):
             # As a rule all ranks find the same mistake at the same time: the first to speak ends the others.
-            # And a lost peer is a consequence: its own last words come first.
+            # And a lost peer is a consequence: its own last words come first. Ranks that do not see each
+            # other cannot end each other, and leave it to the first one.
             code = cast("TuttiError", error).exit_code
-            time.sleep(_CAUSE_S if isinstance(error, PeerLost) else min(_CAUSE_S, _STAGGER_S * rank))
-            say_last(f"tutti: error: {error}\n")
+            silent = rank > 0 and isinstance(error, Stranger) and not ends_with_a_rank(os.environ)
+            late = silent or isinstance(error, PeerLost)
+            time.sleep(_CAUSE_S if late else min(_CAUSE_S, _STAGGER_S * rank))
+            if not silent:
+                say_last(f"tutti: error: {error}\n")
         else:
             text = "".join(traceback.format_exception(type(error), error, trace))
             say_last(f"rank {rank} failed:\n{text}\n")

@@ -31,7 +31,13 @@ UNITS = ("amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx2", "
 PATIENCE_S = 60
 """Patience with another program's answer (MPI's, the GPU driver's)."""
 
-MPI_QUESTION = "from tutti.comm.mpi.library import has_ulfm, library; print(library()); print(has_ulfm())"
+MPI_QUESTION = """\
+from tutti.comm.mpi.library import has_ulfm, library
+from tutti.launch.world import leave_world_of_one
+print(library())
+print(has_ulfm())
+leave_world_of_one()
+"""
 
 
 Finding = tuple[str, str]

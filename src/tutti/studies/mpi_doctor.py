@@ -23,6 +23,7 @@ from typing import Final
 from tutti.launch.allocation import find_allocation, in_words
 from tutti.launch.launcher import LaunchContext, mpi_place
 from tutti.launch.mpi_library import refuse_unloadable
+from tutti.launch.world import leave_world_of_one
 from tutti.studies.doctor import PATIENCE_S, Finding, mpi_library
 
 WRONG: Final = "wrong"
@@ -102,6 +103,8 @@ def main() -> None:
     seen = from_all(asdict(mine))
     if place.rank == 0:
         print(json.dumps(seen), flush=True)
+    if size == 1:
+        leave_world_of_one()
 
 
 def look(place: LaunchContext, mpi_size: int = 0, library: str = "", file: str = "") -> Seen:

@@ -42,9 +42,16 @@ def library_file() -> str:
 
 
 def abort(code: int) -> None:
-    """End all ranks of the job, at once, with this exit code."""
+    """End all other ranks of the job, and as a rule this one, at once, with this exit code."""
     MPI = load()
-    MPI.COMM_WORLD.Abort(code)
+    if not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(code)
+
+
+def finalize() -> None:
+    """Leave MPI (collective); nothing of it can be used afterwards."""
+    MPI = load()
+    MPI.Finalize()
 
 
 def world_place() -> tuple[int, int, bool]:
