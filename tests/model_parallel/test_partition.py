@@ -111,6 +111,23 @@ def test_a_model_that_cannot_be_written_down_is_refused_with_a_remedy(
     assert all(part.training for part in module.modules())
 
 
+def test_what_lies_deep_in_a_model_is_not_written_down_twice_as_often_for_each_level() -> None:
+    calls: list[int] = []
+
+    class Nested(nn.Module):
+        def __init__(self, levels: int) -> None:
+            super().__init__()
+            self.inner = Nested(levels - 1) if levels else nn.Linear(4, 4)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            calls.append(1)
+            return self.inner(inputs).relu()
+
+    assert len(blocks_of(Nested(7), torch.ones(2, 4), FP32)) == 1
+    # In training and in evaluation by itself and as a part of each level above; then two passes.
+    assert len(calls) == 2 * sum(range(1, 9)) + 2 * 8
+
+
 def test_no_cut_is_made_before_what_changes_its_inputs() -> None:
     class Changing(nn.Module):
         def __init__(self) -> None:

@@ -109,7 +109,7 @@ def blocks_of(module: nn.Module, inputs: Tensor, arithmetic: Arithmetic) -> list
     Raises:
         BadModel: the model's operations cannot be written down.
     """
-    graph = _graph_of(module)
+    graph = _graph_of(module, {})
     given = next(node for node in graph.nodes if node.op == "placeholder")
     made = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(made, Node):
@@ -219,14 +219,18 @@ def _is_inputs(node: object) -> bool:
     return isinstance(node, Node) and node.op == "placeholder"
 
 
-def _graph_of(module: nn.Module) -> Graph:
+def _graph_of(module: nn.Module, known: dict[nn.Module, bool]) -> Graph:
     """The operations of a model.
+
+    Args:
+        module: the model.
+        known: of parts of it, whether they can be written down; it gets what is found out.
 
     Raises:
         BadModel: they cannot be written down, or differ between training and evaluation.
     """
     try:
-        graphs = _traced(module)
+        graphs = _traced(module, known)
     except Exception as error:
         # Whatever the model's own code does when it is given no numbers.
         raise BadModel(_refusal(module, f"{type(error).__name__}: {error}")) from error
@@ -244,12 +248,14 @@ def _refusal(module: nn.Module, why: str) -> str:
     )
 
 
-def _traced(module: nn.Module) -> tuple[Graph, Graph]:
+def _traced(module: nn.Module, known: dict[nn.Module, bool]) -> tuple[Graph, Graph]:
     """The operations in training and in evaluation."""
     parameters = inspect.signature(module.forward).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     with evaluating(module):
-        training, evaluation = (_Tracer().trace(module.train(mode), dict(defaults)) for mode in (True, False))
+        training, evaluation = (
+            _Tracer(known).trace(module.train(mode), dict(defaults)) for mode in (True, False)
+        )
     for graph in (training, evaluation):
         # Arguments besides the inputs have their defaults; what checks them is of no use.
         useless = set([node for node in graph.nodes if node.op == "placeholder"][1:])
@@ -263,13 +269,33 @@ def _traced(module: nn.Module) -> tuple[Graph, Graph]:
 
 
 class _Tracer(Tracer):
-    """Writes down what modules of the user's do, as far as that goes."""
+    """Writes down what modules of the user's do, as far as that goes.
+
+    Args:
+        known: of modules, whether they can be written down; it gets what is found out.
+    """
+
+    def __init__(self, known: dict[nn.Module, bool]) -> None:
+        super().__init__()
+        self._known = known
 
     @override
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m) is nn.TransformerEncoder:
             return False
-        return super().is_leaf_module(m, module_qualified_name) or not _can_be_traced(m)
+        return super().is_leaf_module(m, module_qualified_name) or not self._can_be_traced(m)
+
+    def _can_be_traced(self, module: nn.Module) -> bool:
+        """Return whether a part of a model can be traced; otherwise it is one operation."""
+        # Without a memory the time would double with each level of modules in modules.
+        if module not in self._known:
+            try:
+                _graph_of(module, self._known)
+            except BadModel:
+                self._known[module] = False
+            else:
+                self._known[module] = True
+        return self._known[module]
 
     @override
     def call_module(
@@ -286,12 +312,3 @@ def _encode(encoder: nn.TransformerEncoder, inputs: Tensor) -> Tensor:
     for layer in encoder.layers:
         outputs = layer(outputs)
     return outputs if encoder.norm is None else cast("Tensor", encoder.norm(outputs))
-
-
-def _can_be_traced(module: nn.Module) -> bool:
-    """Return whether a part of a model can be traced; otherwise it is one operation."""
-    try:
-        _graph_of(module)
-    except BadModel:
-        return False
-    return True
