@@ -159,8 +159,14 @@ def compare(path: Path, manifest: Manifest) -> None:
     Raises:
         BadCheckpoint: they are others.
     """
+    files = manifest.files.items()
+    if sum(entry.size for _, entry in files) <= _CHUNK:
+        # Threads take longer to start than this to read.
+        for name, entry in files:
+            _compare(path / name, entry)
+        return
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda item: _compare(path / item[0], item[1]), manifest.files.items()))
+        list(pool.map(lambda item: _compare(path / item[0], item[1]), files))
 
 
 def read_manifest(path: Path) -> Manifest:
