@@ -36,7 +36,7 @@ def scheduled(schedule: str, microbatches: int | None = None) -> Run:
 
 
 EVERYWHERE: dict[str, Run] = {f"{name} in 6": DEEP | scheduled(name, 6) for name in SCHEDULES}
-"""Runs that must come out as on one rank, by two as by three. 16 samples in 6 microbatches leave some over."""
+"""Runs that must come out as on one rank. 16 samples in 6 microbatches leave something over."""
 
 BY_THREE: dict[str, Run] = {
     "lenet": LENET | PIPELINE,
