@@ -11,6 +11,7 @@
     │   └── NotFinite                        NaN or inf turned up in the data, the loss or the weights
     ├── PeerLost                      1      another rank died or gave up
     │   ├── HostLost                         all ranks of a host, with the host
+    │   ├── ReplicasDiffer                   what all ranks hold alike is not equal on some
     │   └── LauncherLost                     all ranks, with the mpirun that had started them
     ├── OutputClosed                  141    the reader of standard output has gone
     └── RankFailed                    1      a rank raised an exception: its traceback is in the message
@@ -147,6 +148,20 @@ class PeerLost(TuttiError):
     def adding(self, more: str) -> PeerLost:
         """The same loss, of which more is to be said."""
         return PeerLost(self.ranks, f"{self.why}; {more}")
+
+
+class ReplicasDiffer(PeerLost):
+    """Ranks hold different values of what is the same on all of them: what some have computed is wrong.
+
+    Args:
+        ranks: those whose values are not the usual ones; none: nobody can tell.
+        why: what differs, and since when.
+    """
+
+    def __init__(self, ranks: Iterable[int], why: str) -> None:
+        super().__init__(ranks, why)
+        if not self.ranks:
+            self.args = (why,)
 
 
 class HostLost(PeerLost):

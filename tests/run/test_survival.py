@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import tutti
+from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import BadOption, PeerLost
 from tutti.records.checkpoints import FOLDER
@@ -271,6 +273,56 @@ def test_a_run_that_ends_with_a_lost_rank_says_how_to_go_on(
 def test_a_run_of_which_no_rank_is_left_ends(tmp_path: Path) -> None:
     with pytest.raises(PeerLost, match="none is left"):
         tutti.train(model(), workers=1, callbacks=Killed(tmp_path, [(0, 2)]), on_failure="shrink", **OPTIONS)
+
+
+class Flipped(tutti.Callback):
+    """Flips a bit of what is not trained, once, on the last rank.
+
+    Args:
+        note: a file that is there once it has.
+    """
+
+    def __init__(self, note: Path) -> None:
+        self._note = note
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == course.ranks - 1 and course.step == 9 and not self._note.exists():
+            self._note.touch()
+            flip(course.model.get_parameter("0.weight"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranks", "left", "said"),
+    [
+        (
+            "shrink",
+            3,
+            2,
+            r"tutti: lost rank 2: 'weights/0\.weight' is not there.*; going on with 2 new ranks",
+        ),
+        ("respawn", 2, 2, r"tutti: ranks 0, 1 hold different values of .*; going on with 2 new ranks"),
+    ],
+)
+def test_a_run_goes_on_from_before_a_bit_has_flipped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], policy: str, ranks: int, left: int, said: str
+) -> None:
+    def net() -> nn.Module:
+        module = model()
+        module.get_submodule("0").requires_grad_(False)
+        return module
+
+    alone = tutti.train(net(), workers=1, **OPTIONS)
+    survived = tutti.train(
+        net(),
+        workers=ranks,
+        callbacks=Flipped(tmp_path / "flipped"),
+        on_failure=policy,
+        check_replicas=2,
+        **OPTIONS,
+    )
+    assert len(survived.history[-1].ranks) == left
+    torch.testing.assert_close(weights_of(survived), weights_of(alone), rtol=0, atol=1e-12)
+    assert re.search(said, capfd.readouterr().err)
 
 
 def test_an_exception_is_no_loss(tmp_path: Path) -> None:

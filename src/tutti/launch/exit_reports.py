@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tutti.errors import OutputClosed, PeerLost, RankFailed, TuttiError, UserError, no_room, says_all
+from tutti.errors import (
+    OutputClosed,
+    PeerLost,
+    RankFailed,
+    ReplicasDiffer,
+    TuttiError,
+    UserError,
+    no_room,
+    says_all,
+)
 
 _LENGTH = 8
 _RUNPY = "<frozen runpy>"
@@ -149,7 +158,9 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
         error = no_room(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
     pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
-    return Report(rank, time.monotonic(), None, pickled, text, isinstance(error, PeerLost))
+    # All ranks find together that their values differ: nothing else is the cause.
+    lost = isinstance(error, PeerLost) and not isinstance(error, ReplicasDiffer)
+    return Report(rank, time.monotonic(), None, pickled, text, lost)
 
 
 def output_closed() -> bool:

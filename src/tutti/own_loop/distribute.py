@@ -29,6 +29,7 @@ from tutti.parameter_server.base import Centre
 from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.training.evaluation import average_buffers
+from tutti.training.replica_check import ReplicaCheck
 
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -55,6 +56,7 @@ def distribute(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     reduction: str = "mean",
+    check_replicas: int = 1000,
 ) -> tuple[Model, AnyOptimizer]:
     """Train `model` on all ranks; nothing else in the program changes.
 
@@ -75,6 +77,8 @@ def distribute(
         clip_value: largest absolute value of an element of the gradient.
         reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
             "sum".
+        check_replicas: the steps from one comparison of what the ranks hold alike, bit for bit, to the next;
+            0: there is none.
 
     Returns:
         The same two objects.
@@ -90,6 +94,10 @@ def distribute(
     refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
     if reduction not in ("mean", "sum"):
         raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
+    if not isinstance(check_replicas, int) or check_replicas < 0:
+        raise BadOption(
+            f"check_replicas is {check_replicas!r}; give a number of steps, or 0 for no comparison"
+        )
     known = {id(parameter) for parameter in model.parameters()}
     if not any(id(one) in known for group in optimizer.param_groups for one in group["params"]):
         raise BadOption("the optimizer has no parameter of this model; make it from model.parameters()")
@@ -106,7 +114,7 @@ def distribute(
     clip = Clip(clip_norm, clip_value)
     with as_arguments(chosen):
         make = _joint if chosen.joins_gradients else _apart
-        stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop)
+        stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop, check_replicas)
     loop.steppers.append(stepper)
     return model, optimizer
 
@@ -123,7 +131,13 @@ def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
 
 
 def _apart(
-    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, loop: OwnLoop
+    model: nn.Module,
+    optimizer: Optimizer,
+    strategy: Strategy,
+    clip: Clip,
+    sums: bool,
+    loop: OwnLoop,
+    every: int,
 ) -> WorkerStepper:
     _refuse_known(model, loop)
     comm, own = loop.comm, [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -133,13 +147,20 @@ def _apart(
     worker = strategy.worker(replica, comm, optimizer, clip)
     for parameter, gradient in own:
         parameter.grad = gradient
-    stepper = WorkerStepper(replica, optimizer, strategy, sums, loop, clip, worker)
+    check = ReplicaCheck(comm, replica, every)
+    stepper = WorkerStepper(replica, optimizer, strategy, sums, loop, check, clip, worker)
     _watch_loading(model, lambda: stepper.worker.adopt())
     return stepper
 
 
 def _joint(
-    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, loop: OwnLoop
+    model: nn.Module,
+    optimizer: Optimizer,
+    strategy: Strategy,
+    clip: Clip,
+    sums: bool,
+    loop: OwnLoop,
+    every: int,
 ) -> JointStepper:
     comm = loop.comm
     if strategy.passes > 1 and isinstance(optimizer, torch.optim.LBFGS):
@@ -177,7 +198,8 @@ def _joint(
             f"SparseAdam takes sparse gradients only, and strategy '{strategy.name}' with the options "
             f"{strategy.options()} makes them dense; give Sync() without options, or another optimizer"
         )
-    return JointStepper(replica, optimizer, strategy, sums, loop, clip, copies, gradients, joint)
+    check = ReplicaCheck(comm, replica, every)
+    return JointStepper(replica, optimizer, strategy, sums, loop, check, clip, copies, gradients, joint)
 
 
 def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:

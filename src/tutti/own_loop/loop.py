@@ -27,6 +27,7 @@ from tutti.own_loop.places import IterationStart, ResumedIteration, samplers_of
 from tutti.replica import Replica
 from tutti.state import Saved, State, Values
 from tutti.strategies.base import Pace, Strategy
+from tutti.training.replica_check import ReplicaCheck
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -319,6 +320,7 @@ class Stepper(ABC):
         strategy: how to train.
         sums: losses are sums over samples, not means.
         loop: the user's, which has the other steppers.
+        check: compares what the ranks hold alike.
         steps: how many of its own steps a worker has made, if each has batches of its own.
         latest: the number of the latest of them, counted over all steppers of the loop.
     """
@@ -328,6 +330,7 @@ class Stepper(ABC):
     strategy: Strategy
     sums: bool
     loop: OwnLoop
+    check: ReplicaCheck
 
     def __post_init__(self) -> None:
         self._number = len(self.loop.steppers)

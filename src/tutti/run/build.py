@@ -554,7 +554,12 @@ def assemble(
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
     batches.augment = augmentation(job, task, chances)
     updates = Schedule(
-        batches, config.epochs, config.steps, balance=balance, skip_nonfinite=config.skip_nonfinite
+        batches,
+        config.epochs,
+        config.steps,
+        balance=balance,
+        skip_nonfinite=config.skip_nonfinite,
+        check_replicas=0 if strategy.pace is Pace.FREE else config.check_replicas,
     )
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))

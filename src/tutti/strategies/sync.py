@@ -30,8 +30,8 @@ from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
 from tutti.replica import Replica
-from tutti.state import Held, Saved, State
-from tutti.strategies.base import Clip, Home, NormShare, Strategy, Worker
+from tutti.state import Held, Saved, State, TensorPiece, pieces_of
+from tutti.strategies.base import Clip, Home, NormShare, Replicated, Strategy, Worker
 from tutti.strategies.joint_gradients import (
     JointGradients,
     MakeReduction,
@@ -152,7 +152,7 @@ class SyncWorker(Worker):
         whole: bool,
     ) -> None:
         super().__init__()
-        self._node, self._clip, self._clock = comm.node, clip, comm.clock
+        self._node, self._clip, self._clock, self._flats = comm.node, clip, comm.clock, replica.flats
         self._reductions: list[GradientReduction] = []
         self.share = 1 / comm.size
         self._sizes = node_sizes(comm)
@@ -191,6 +191,18 @@ class SyncWorker(Worker):
     def adopt(self) -> None:
         for reduction in self._reductions:
             reduction.forget()
+
+    @override
+    def replicated(self) -> list[Replicated]:
+        """Return this rank's slice of weights and optimizer: each host has one of each."""
+        if len(self._sizes) == 1:
+            return []
+        if self._lane is None:
+            return [Replicated(-1, [])]
+        pieces = list[TensorPiece](self._optimizer.state().pieces)
+        for flat, own in zip(self._flats, self._slices, strict=True):
+            pieces += pieces_of("weights", flat, flat.weights, own)
+        return [Replicated(self._lane, pieces)]
 
     @property
     @override

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tutti.errors import TuttiError
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.start import start
+from tutti.processor import cpuinfo, processor_name
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -68,7 +68,7 @@ def examine() -> list[Finding]:
     cores, memory = allowed_cores(), psutil.virtual_memory()
     logical = f"{len(cores.logical)} logical allowed of {os.cpu_count() or 1}"
     findings = [
-        ("machine", f"{_processor()}, {platform.system()} {platform.release()}"),
+        ("machine", f"{processor_name()}, {platform.system()} {platform.release()}"),
         ("cores", f"{len(cores.physical)} physical, {logical}; {cores.usable} usable"),
         ("affinity", f"this process may use logical CPUs {_listed(cores.logical)}"),
         ("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
@@ -190,24 +190,10 @@ def _threads() -> str:
 
 
 def _flags() -> set[str]:
-    for line in _cpuinfo():
+    for line in cpuinfo():
         if line.startswith(("flags", "Features")):
             return set(line.partition(":")[2].split())
     return set()
-
-
-def _processor() -> str:
-    for line in _cpuinfo():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
 
 
 def unused_gpu(measured: Measured) -> str:

@@ -91,6 +91,7 @@ class Schedule:
         stepped: how often `lr` was stepped before.
         skip_nonfinite: so many gradients of a rank in a row may be left out because they are not finite; 0:
             none is looked at.
+        check_replicas: the steps from one comparison of what ranks hold alike to the next; 0: there is none.
     """
 
     batches: Batches
@@ -100,6 +101,7 @@ class Schedule:
     balance: SpeedBalance | None = None
     stepped: int = 0
     skip_nonfinite: int = 0
+    check_replicas: int = 0
 
     @property
     def updates(self) -> int:

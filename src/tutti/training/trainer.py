@@ -42,6 +42,7 @@ from tutti.training.module_memory import ModuleMemory
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.random_state import load_random_state, random_state
+from tutti.training.replica_check import ReplicaCheck
 from tutti.training.run_parts import Computed, Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
@@ -139,6 +140,7 @@ class Trainer:
         self._finite_check = FiniteCheck()
         self._scale = self._loss_scale()
         self._contributions = self._looked_at(schedule.skip_nonfinite)
+        self._replicas = ReplicaCheck(self.comm, self.replica, schedule.check_replicas)
         self._history: list[EpochRecord] = []
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
@@ -379,6 +381,8 @@ class Trainer:
             if self._balance is not None:
                 self._balance.note(samples, computed - loaded)
             self._step = made + 1
+            if self._replicas.is_due(self._step):
+                self._replicas.compare(self.worker.replicated, self._step)
             left = now = stages.lap(EXCHANGE)
             if callbacks is not None:
                 callbacks.step(self._step)
@@ -463,6 +467,7 @@ class Trainer:
 
     def _state(self, open_epoch: OpenEpoch, places: Sequence[PlaceInEpoch]) -> State:
         """Return all that must be known to go on from here (collective); the workers have settled."""
+        self._replicas.compare(self.worker.replicated, self._step)  # Nothing wrong is kept.
         worker, tally = self.worker.state(), open_epoch.tally
         batches = self._batches.state(open_epoch.number, [place.round for place in places])
         validation = State() if self._validation is None else self._validation.state()
