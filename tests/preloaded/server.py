@@ -23,6 +23,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tutti.launch.leaving import prepare_fork
+
 PRELOADED = (
     # torch imports its compiler when the first optimizer is made, which takes seconds in every process.
     "torch._dynamo",
@@ -32,6 +34,8 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
+    # The loops of examples learn its digits.
+    "sklearn.datasets",
     "pytest",
     "tutti.torch_backend.group",
     "tutti.comm.shm.communicator",
@@ -74,6 +78,7 @@ def main() -> None:
         # Else each process, at its end, goes through all that they have made.
         gc.freeze()
         gc.enable()
+        prepare_fork()
         os.write(sys.stdout.fileno(), b"ready\n")
         asked = serve(listener)
     if asked is not None:

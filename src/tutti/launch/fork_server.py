@@ -30,7 +30,7 @@ from importlib import import_module
 from typing import Final
 
 from tutti.launch.guard import signal_all
-from tutti.launch.leaving import leave
+from tutti.launch.leaving import leave, prepare_fork
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 from tutti.launch.rank_main import Descriptors, RankPlace, run
 from tutti.launch.signals import SignalWatch
@@ -242,6 +242,7 @@ class ForkServerProcess:
         own = os.getpid()
         # A rank that looks for garbage in what is here, as each does at its end, copies it all.
         gc.freeze()
+        prepare_fork()
         with warnings.catch_warnings():
             # From 3.12 on Python warns of threads; libraries that have some here prepare them for a fork.
             warnings.simplefilter("ignore", DeprecationWarning)

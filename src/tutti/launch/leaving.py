@@ -14,6 +14,8 @@ import os
 import sys
 import sysconfig
 import threading
+import weakref
+from itertools import takewhile
 from types import ModuleType
 from typing import Any, Final, NoReturn, cast
 
@@ -23,6 +25,22 @@ from tutti.terminal import say_last
 _INSTALLED: Final = tuple(
     {os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+
+
+_last_module: str | None = None
+"""The module that was imported last before the fork."""
+
+
+def prepare_fork() -> None:
+    """Have the processes that will be forked leave to this one, at their ends, what was there before them.
+
+    They free nothing of it, and do not do what it gave to `weakref.finalize`, such as removing its temporary
+    folders.
+    """
+    global _last_module
+    _last_module = next(reversed(sys.modules))
+    for one in cast("Any", weakref.finalize)._registry:
+        one.atexit = False
 
 
 def finish_program() -> None:
@@ -56,7 +74,8 @@ def _let_go_of_values() -> None:
     """
     # A thread that still runs may miss a value for the moment that is left.
     threading.excepthook = lambda _: None
-    for name, module in reversed(list(sys.modules.items())):
+    for name in [*_new_modules(), "__main__"]:
+        module = sys.modules.get(name)
         path = getattr(module, "__file__", None) if type(module) is ModuleType else None
         if not isinstance(path, str) or path.startswith(_INSTALLED) or name.partition(".")[0] == "tutti":
             continue
@@ -64,6 +83,12 @@ def _let_go_of_values() -> None:
         for one in [one for one in reversed(values) if not one.startswith("__")]:
             if not callable(values[one]) and not issubclass(type(values[one]), ModuleType):
                 del values[one]
+
+
+def _new_modules() -> list[str]:
+    """What was imported after the fork, the last first."""
+    # Looking at the others copies their memory.
+    return list(takewhile(lambda name: name != _last_module, reversed(sys.modules)))
 
 
 def _flush_files() -> set[str]:
