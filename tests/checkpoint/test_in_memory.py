@@ -26,20 +26,21 @@ class TwoHosts:
         return getattr(self._comm, name)
 
 
-def on_two_hosts(comm: Communicator, place: MemoryPlace) -> tuple[Communicator, MemoryPlace]:
-    """The communicator, and the memory, which the last two ranks do not see."""
-    return cast("Communicator", TwoHosts(comm)), place if comm.rank < 2 else replace(place, token="00" * 16)
+def on_two_hosts(comm: Communicator, place: MemoryPlace, apart: bool) -> tuple[Communicator, MemoryPlace]:
+    """The communicator, and the memory, which the last two ranks do not see if the hosts are apart."""
+    unseen = apart and comm.rank >= 2
+    return cast("Communicator", TwoHosts(comm)), replace(place, token="00" * 16) if unseen else place
 
 
-def save_often(comm: Communicator, memory: MemoryPlace, steps: list[int]) -> None:
-    comm, place = on_two_hosts(comm, memory)
+def save_often(comm: Communicator, memory: MemoryPlace, steps: list[int], apart: bool = True) -> None:
+    comm, place = on_two_hosts(comm, memory, apart)
     with closing(MemorySaver(comm, place)) as saver:
         for step in steps:
             saver.save(step, state_of(comm.rank, 4, step), {"epoch": step})
 
 
-def go_on(comm: Communicator, memory: MemoryPlace, step: int) -> bool:
-    comm, place = on_two_hosts(comm, memory)
+def go_on(comm: Communicator, memory: MemoryPlace, step: int, apart: bool = True) -> bool:
+    comm, place = on_two_hosts(comm, memory, apart)
     found = kept_in(comm, place)
     if found is None:
         return False
@@ -61,6 +62,12 @@ def test_ranks_of_both_hosts_go_on_from_the_last_copy() -> None:
             world.run(save_often, memory.place, [4])
             assert memory.place.whole == 2
             assert world.run(go_on, memory.place, 4) == [True] * 4
+
+
+def test_hosts_of_one_machine_see_the_memory_and_go_on_from_it() -> None:
+    with closing(StateMemory()) as memory, World(4) as world:
+        world.run(save_often, memory.place, [1], False)
+        assert world.run(go_on, memory.place, 1, False) == [True] * 4
 
 
 def test_memory_at_the_same_address_on_another_host_is_not_taken_for_it() -> None:
