@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -92,3 +93,17 @@ def test_a_mean_of_integers_has_a_fraction_and_truth_values_are_counted(worlds: 
         assert mean.item() == 0.5
         assert total.item() == 2
         assert total.dtype == torch.int64
+
+
+def _of_a_loss(comm: Communicator) -> list[float]:
+    _begin(comm)
+    loss = torch.tensor(comm.rank + 1.0, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (values,) = next(iter(distribute.shard([(VALUES[:2],)])))
+        assert len(values)
+        return [distribute.mean(loss).item(), distribute.total(loss).item()]
+
+
+def test_a_figure_may_have_a_gradient(worlds: Worlds) -> None:
+    assert worlds.call(_of_a_loss, 2) == [[1.5, 3.0]] * 2

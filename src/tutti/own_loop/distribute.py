@@ -20,7 +20,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.world import join
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
-from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like
+from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart, behind, generators_of
 from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
@@ -317,7 +317,7 @@ def mean(value: Number, samples: int | None = None) -> Number:
     if not isinstance(count, int) or count < 0:
         raise BadOption(f"mean() is given {count!r} samples; give a whole number from 0")
     _check_figure(value, "mean")
-    sums = loop.add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
+    sums = loop.add_up(Purpose.MEAN, plain(value) * count if count else 0.0, float(count))
     whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
     return like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
 
@@ -337,7 +337,7 @@ def total(value: Number) -> Number:
     """
     _check_figure(value, "total")
     loop = _current()
-    sums = loop.add_up(Purpose.TOTAL, float(value) if loop.samples else 0.0)
+    sums = loop.add_up(Purpose.TOTAL, plain(value) if loop.samples else 0.0)
     flag = isinstance(value, torch.Tensor) and value.dtype == torch.bool
     return like(value, sums[0].item(), torch.int64 if flag else None)
 
@@ -362,9 +362,9 @@ class shard:
 
     Args:
         batches: a `DataLoader` (only this rank's samples are read; the order is that of rank 0's sampler), or
-            any iterable, also a loader of an `IterableDataset`, that yields the same batches on every rank:
-            tensors, or tuples, lists and dicts of them. A list or tuple of as many numbers or words as there
-            are samples has one for each of them.
+            any iterable, also a loader of an `IterableDataset` or of a class with an `__iter__` of its own,
+            that yields the same batches on every rank: tensors, or tuples, lists, dicts and dataclasses of
+            them. A list or tuple of as many numbers or words as there are samples has one for each of them.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -384,6 +384,8 @@ class shard:
         loop = _current()
         loads = (
             isinstance(self.batches, DataLoader)
+            # A class of the program's may do more than load: change the batches, or never end.
+            and type(self.batches).__iter__ is DataLoader.__iter__
             and self.batches.batch_sampler is not None
             and not isinstance(self.batches.dataset, IterableDataset)
         )

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from tutti.own_loop.structure import values_in
+
 ROWS: Final = 64
 """Samples that are looked at, evenly spread."""
 
@@ -86,8 +88,8 @@ class Fingerprint:
             self._note_bytes(str(len(value)).encode())
             for item in _some(value):
                 self.note(item, depth - 1)
-        elif isinstance(value, dict) and depth:
-            for item in value.values():
+        elif depth:
+            for item in values_in(value):
                 self.note(item, depth - 1)
 
     def note_indices(self, indices: Sequence[int]) -> None:

@@ -24,6 +24,7 @@ from tutti.own_loop.fingerprints import Looked
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart, ResumedIteration, samplers_of
+from tutti.own_loop.structure import tensors_in
 from tutti.replica import Replica
 from tutti.state import Saved, State, Values
 from tutti.strategies.base import Pace, Strategy
@@ -222,7 +223,8 @@ class OwnLoop:
         """
         size, batches = self.comm.size, batches or [self.counts]
         table = torch.zeros(size, 2, dtype=torch.float64)
-        table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in batches)
+        table[self.comm.rank, 0] = plain(loss)
+        table[self.comm.rank, 1] = sum(one.own for one in batches)
         losses, counts = self.add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
         wholes = {one.all for one in batches}
         if not _are_shared_alike(wholes, size, sums):
@@ -294,20 +296,16 @@ def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
     return len(wholes) == 1 or not any(whole < size if sums else whole % size for whole in wholes)
 
 
+def plain(value: Number) -> float:
+    """Return the number in a figure, which may have a gradient."""
+    return float(value.item() if isinstance(value, Tensor) else value)
+
+
 def like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Number:
     """Return a figure as a number, or as a tensor like `value`, if that is one."""
     if not isinstance(value, Tensor):
         return figure
     return torch.full_like(value, figure, dtype=dtype, requires_grad=False)
-
-
-def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """The tensors in a batch, which may be nested."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, (tuple, list, dict)):
-        for value in batch.values() if isinstance(batch, dict) else batch:
-            yield from tensors_in(value)
 
 
 @dataclass(eq=False)

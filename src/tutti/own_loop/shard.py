@@ -24,16 +24,11 @@ from torch.utils.data import (
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Fingerprint, of_dataset
-from tutti.own_loop.loop import OwnLoop, SampleCounts, tensors_in
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 from tutti.own_loop.meetings import DETAILS, Purpose
 from tutti.own_loop.places import IterationStart, ResumedIteration
+from tutti.own_loop.structure import Values, mapped, tensors_in
 from tutti.strategies.base import Pace
-
-Values = Tensor | list[Any] | tuple[Any, ...]
-"""One of the things that a batch consists of: an item for each of its samples."""
-
-PLAIN = (int, float, str, bytes)
-"""Types of lists that a program may have beside the tensors of a batch."""
 
 LOADER_OPTIONS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
@@ -275,7 +270,7 @@ def own_part(batch: Any, loop: OwnLoop) -> Any:
         of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == length
         return (values[part] if counts.own else values[:1]) if of_samples else values
 
-    return _dealt(_map(batch, own), counts, loop)
+    return _dealt(mapped(batch, own), counts, loop)
 
 
 def _check_lengths(batch: Any, length: int) -> None:
@@ -291,7 +286,7 @@ def _dealt(batch: Any, counts: SampleCounts, loop: OwnLoop) -> Any:
     """Note the counts for the next `step()`; outside training an empty part is really empty."""
     loop.begin_batch(counts)
     if counts.own == 0 and not torch.is_grad_enabled():
-        return _map(batch, _none_of)
+        return mapped(batch, _none_of)
     if loop.comm.size > 1:
         for tensor in tensors_in(batch):
             loop.counts_of[tensor] = counts
@@ -302,25 +297,6 @@ def _none_of(values: Values) -> Values:
     """The empty part of one sample."""
     of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == 1
     return values[:0] if of_samples else values
-
-
-def _map(batch: Any, function: Callable[[Values], Values]) -> Any:
-    """Apply `function` to all tensors in a batch, and to the lists and tuples of numbers or text."""
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if batch is None or isinstance(batch, PLAIN):
-        return batch
-    if isinstance(batch, dict):
-        return {key: _map(value, function) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_map(value, function) for value in batch))
-    if isinstance(batch, (tuple, list)):
-        if batch and all(isinstance(value, PLAIN) for value in batch):
-            return function(batch)
-        return type(batch)(_map(value, function) for value in batch)
-    raise BadOption(
-        f"shard() can cut tensors, and tuples, lists and dicts of them, not {type(batch).__name__}"
-    )
 
 
 def _length(batch: Any) -> int:

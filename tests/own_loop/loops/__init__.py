@@ -8,6 +8,7 @@ from tests.own_loop.loops import (
     optimizers,
     passes,
     several,
+    structures,
     weights,
 )
 from tests.own_loop.loops.base import LOOPS
@@ -21,5 +22,6 @@ __all__ = [
     "optimizers",
     "passes",
     "several",
+    "structures",
     "weights",
 ]

@@ -1,0 +1,124 @@
+"""Batches of other structures than pairs, and loaders that do more than load."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from tests.own_loop.jobs import Job, Outcome
+from tests.own_loop.loops.base import fit, loop, net, samples, sgd, weights
+
+
+class Encoding(UserDict[str, Tensor]):
+    """A mapping that is no dict, as collators of Hugging Face make them."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    inputs: Tensor
+    targets: Tensor
+
+
+def _trained(
+    job: Job, made: Callable[[Tensor, Tensor], Any], apart: Callable[[Any], tuple[Tensor, Tensor]]
+) -> Outcome:
+    """Train on a loader's batches and on a list of them, and evaluate: the last one has a single sample."""
+
+    def collate(items: list[tuple[Tensor, Tensor]]) -> Any:
+        return made(torch.stack([x for x, _ in items]), torch.stack([y for _, y in items]))
+
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    loader = DataLoader(samples(9), 4, collate_fn=collate)
+    for some in (loader, list(loader)):
+        for batch in job.shard(some):
+            optimizer.zero_grad()
+            fit(model, *apart(batch)).backward()
+            optimizer.step()
+    right = torch.tensor(0)
+    with torch.no_grad():
+        for some in (loader, list(loader)):
+            for batch in job.shard(some):
+                assert type(batch) is type(made(*samples()[:2]))
+                inputs, targets = apart(batch)
+                right += (model(inputs).argmax(1) == targets).sum()
+    return [weights(model), job.total(right)]
+
+
+@loop
+def batches_of_a_mapping(job: Job) -> Outcome:
+    return _trained(job, lambda x, y: Encoding(x=x, y=y), lambda batch: (batch["x"], batch["y"]))
+
+
+@loop
+def batches_of_a_dataclass(job: Job) -> Outcome:
+    return _trained(job, Pair, lambda batch: (batch.inputs, batch.targets))
+
+
+class Doubling(DataLoader[Any]):
+    """Changes its batches as they come."""
+
+    @override
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for inputs, targets in super().__iter__():
+            yield 2 * inputs, targets
+
+
+class Endless(DataLoader[Any]):
+    """Keeps its workers by an epoch without end, of which each loop takes a part."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        object.__setattr__(self, "batch_sampler", _Again(self.batch_sampler))
+        self._batches = super().__iter__()
+
+    @override
+    def __len__(self) -> int:
+        return len(self.batch_sampler.once)  # type: ignore[union-attr]
+
+    @override
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for _ in range(len(self)):
+            yield next(self._batches)
+
+
+class _Again:
+    def __init__(self, once: Any) -> None:
+        self.once = once
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield from self.once
+
+
+@loop
+def a_loader_that_changes_its_batches(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(Doubling(samples(), 4)):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_loader_without_end(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    loader, seen = Endless(samples(), 4), 0
+    for _ in range(2):
+        for inputs, targets in job.shard(loader):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+            seen += 1
+            assert seen <= 6
+    return weights(model)
