@@ -12,8 +12,8 @@ from pyarrow import feather, parquet, table
 
 from tutti.data.columns import Columns
 from tutti.data.formats import read_column
-from tutti.data.sources import read_source
-from tutti.errors import BadData, BadOption, UserError
+from tutti.data.sources import read_inputs, read_source
+from tutti.errors import BadData, BadOption, UnknownName, UserError
 
 PERSONS = ["ann", "bob", "ann", "cy"]
 NUMBERS = [7, 8, 7, 9]
@@ -97,3 +97,23 @@ def test_the_column_is_no_input_by_name_either(tmp_path: Path) -> None:
     inputs, _ = read_source(str(tmp_path / "t.jsonl"), {"group": "person"}).parts["train"]
     assert isinstance(inputs, Columns)
     assert inputs.names == ("image", "age")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.jsonl", "t.h5", "all.txt"])
+def test_a_misspelt_column_is_refused_in_training_too(tables: Path, name: str) -> None:
+    options = {} if name == "t.h5" else {"columns": "a", "target": "label"}
+    message = r"no (column|data set) 'nmuber'.*; (did you mean 'number'|it has number)"
+    with pytest.raises(BadData, match=message):
+        read_source(str(tables / name), {**options, "group": "nmuber"})
+
+
+def test_data_without_columns_refuse_the_option(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.eye(2), y=[0, 1])
+    with pytest.raises(UnknownName, match="unknown option 'group' of the NPZ data"):
+        read_source(str(tmp_path / "t.npz"), {"group": "person"})
+
+
+def test_what_is_to_be_predicted_may_lack_the_column(tables: Path) -> None:
+    (tables / "new.csv").write_text("a,label\n1,0\n2,1\n")
+    found = read_inputs(str(tables / "new.csv"), {"target": "label", "group": "person"})
+    assert found.columns == ("a",)

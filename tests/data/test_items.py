@@ -164,6 +164,24 @@ def test_of_a_loader_its_data_set_batch_size_and_collate_function_are_taken(open
         opened(Unloaded.of(DataLoader(items, collate_fn=len)).dataset)
 
 
+class Doubling(DataLoader):
+    def __iter__(self) -> Iterator[object]:
+        for inputs, targets in super().__iter__():
+            yield 2 * inputs, targets
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[object]:
+        return iter(pairs(3))
+
+
+def test_a_loader_that_does_more_than_load_is_refused():
+    with pytest.raises(BadData, match="the DataLoader's class, Doubling, has an __iter__ of its own"):
+        Unloaded.of(Doubling(Items(pairs(8))))
+    with pytest.raises(BadData, match="the DataLoader's data set, a Stream, has no length"):
+        Unloaded.of(DataLoader(Stream()))
+
+
 def test_an_empty_data_set_is_refused(opened):
     with pytest.raises(BadData, match="the train part has no samples"):
         opened(Items([]))

@@ -80,8 +80,21 @@ class Unloaded:
         """Take a DataLoader apart.
 
         Raises:
-            BadData: it decides by a sampler of its own which samples are in which batch.
+            BadData: it decides by a sampler of its own which samples are in which batch, or by its class
+                what becomes of them.
         """
+        kind = type(loader)
+        if isinstance(loader.dataset, IterableDataset):
+            raise BadData(
+                f"the DataLoader's data set, a {type(loader.dataset).__name__}, has no length; give one "
+                "with __len__ and __getitem__, or write a loop of your own, over tutti.shard(loader)"
+            )
+        if kind.__iter__ is not DataLoader.__iter__:
+            raise BadData(
+                f"the DataLoader's class, {kind.__name__}, has an __iter__ of its own, which is not called "
+                "here; give its data set, loader.dataset, and what __iter__ does as --augment, or write "
+                "a loop of your own, over tutti.shard(loader)"
+            )
         sampler, samples = loader.sampler, cast("Sized", loader.dataset)
         own = type(sampler) not in (SequentialSampler, RandomSampler)
         if isinstance(sampler, RandomSampler):  # which may draw with replacement, or fewer or more

@@ -24,7 +24,7 @@ from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, contents_of
 from tutti.data.formats import OF_ALL, format_of, read_path, takes_data_option
-from tutti.data.formats.parquet import is_frame, read_frame
+from tutti.data.formats.parquet import are_parts, is_frame, read_frame, read_parts
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Array, Rows, StoredRows, joined
 from tutti.data.streaming.options import without_stream
@@ -204,6 +204,10 @@ def _contents(
     if is_frame(data):
         own: dict[str, object] = {"frame": data, "missing": missing, "labelled": labelled}
         made = call_with_options(read_frame, options, "data", type(data).__name__, own, OF_ALL)
+        return cast("Contents[object]", made), classes, missing
+    if are_parts(data, bool(options)):
+        own = {"frames": data, "missing": missing, "labelled": labelled}
+        made = call_with_options(read_parts, options, "data", "pair of frames", own, OF_ALL)
         return cast("Contents[object]", made), classes, missing
     if options:
         raise UnknownName(

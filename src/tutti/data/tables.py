@@ -72,6 +72,8 @@ def choose(
     else:
         targets = _positions(names, target, "target", what)
     grouped = set() if group is None else _grouping(names, str(group))
+    if group is not None and not grouped and labelled:  # what is to be predicted may lack it
+        _position(names, str(group), "--data.group", what)
     if columns is None:
         left_out = {*targets, *grouped}
         inputs = tuple(at for at in range(len(names)) if at not in left_out and not _counts_rows(names[at]))

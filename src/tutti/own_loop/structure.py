@@ -69,7 +69,7 @@ def mapped(batch: Any, function: Callable[[Values], Values]) -> Any:
 
 
 def _with_values(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Return a mapping of the same type with other values, such as the batches of Hugging Face's collators."""
+    """Return a mapping of the same type with other values, such as a batch of Hugging Face's collators."""
     if isinstance(batch, dict) or not isinstance(batch, MutableMapping):
         return values
     found = copy.copy(batch)

@@ -97,9 +97,6 @@ class Format(ABC):
         raise NotImplementedError
 
 
-GROUP: Final = "group"
-"""The option that names the column with the group of each sample; of tables it is no input."""
-
 OF_ALL: Final = ("classes", "missing")
 """The options that go with every kind of data."""
 
@@ -120,10 +117,8 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
         UnknownName: an option that its reader does not have.
     """
     form = format_of(path)
-    passed_on = takes_option(form.read, "options")
-    for name in ("missing", GROUP):
-        if not takes_option(form.read, name) and not (passed_on and name == GROUP):
-            options = {key: value for key, value in options.items() if key != name}
+    if not takes_option(form.read, "missing"):
+        options = {key: value for key, value in options.items() if key != "missing"}
     own: dict[str, object] = {"path": path}
     if takes_option(form.read, "labelled"):
         own["labelled"] = labelled

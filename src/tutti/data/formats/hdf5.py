@@ -33,6 +33,7 @@ class Hdf5(Format):
         features: str | list[str] | None = None,
         labels: str | list[str] | None = None,
         labelled: bool = True,
+        group: object = None,
     ) -> Contents[object]:
         """Open a file. Its inputs are read when they are needed.
 
@@ -42,12 +43,15 @@ class Hdf5(Format):
                 others are several inputs, called as the ends of their names.
             labels: that of the targets; without the two, names such as x_train and y_train say what is what.
             labelled: whether there must be targets.
+            group: the data set with the group of each sample, which is never an input by itself.
         """
         with open_data_file(path):
             pass
         try:
             with optional_package("h5py", "HDF5 files").File(path, "r") as file:
                 names = _names(file)
+                if group is not None and labelled:
+                    _named(path, names, str(group))
                 if features is not None and not labelled:
                     return Contents(path.stem, {"train": (_features(path, names, features), None)})
                 if labelled and (features is None) != (labels is None):

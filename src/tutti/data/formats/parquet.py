@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tutti.data.arrays import as_floats, chunks_of, float_dtype
 from tutti.data.columns import Columns, Stored
-from tutti.data.contents import Contents
+from tutti.data.contents import Contents, refuse_other_names
 from tutti.data.formats import Format
 from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded_some, stamp
@@ -182,11 +182,64 @@ def read_frame(
             table = frame if isinstance(frame, arrow.Table) else frame.to_arrow()
     except arrow.ArrowException as error:
         raise BadData(f"the {name} has a column that is not of one kind: {str(error)[:200]}") from error
+    except (TypeError, ValueError) as error:  # columns called alike, or of a kind of pandas' own
+        raise BadData(
+            f"the {name} is no table that Arrow can hold: {str(error)[:200]}; give each column a name of its "
+            "own, and plain numbers or texts"
+        ) from error
     step = _rows_of(table.nbytes, table.num_rows)
     found = _Table(
         Path(f"the {name}"), table.schema, lambda names: iter(table.select(list(names)).to_batches(step))
     )
     return replace(_read(found, target, columns, missing, None, False, labelled, group), name=name)
+
+
+def are_parts(value: object, chosen: bool) -> bool:
+    """Tell whether a value is the training part and the test part of a data set, two tables in memory.
+
+    They have the same columns, of which one is the target. Otherwise such a pair is inputs and targets.
+
+    Args:
+        value: anything.
+        chosen: options of tables are given; without, a column's name must say that it is the target.
+    """
+    if not (isinstance(value, tuple | list) and len(value) == 2 and all(map(is_frame, value))):
+        return False
+    first, second = ({*map(str, one.schema.names if _is_arrow(one) else one.columns)} for one in value)
+    return first == second and (chosen or any(name.lower() in TARGET_WORDS for name in first))
+
+
+def read_parts(
+    frames: Any,
+    target: object = None,
+    columns: object = None,
+    missing: str = "error",
+    labelled: bool = True,
+    group: object = None,
+) -> Contents[object]:
+    """Read the training part and the test part of a data set, two tables in memory.
+
+    Args:
+        frames: both; columns are found by their names.
+        target: as for `read_frame`.
+        columns: likewise.
+        missing: likewise.
+        labelled: likewise.
+        group: likewise.
+
+    Raises:
+        BadData: as for one.
+    """
+    first, second = frames
+    train = read_frame(first, target, columns, missing, labelled, group)
+    named = list(train.columns) or columns
+    test = read_frame(second, target, named, missing, labelled, None if named else group)
+    refuse_other_names({"train": train.labels, "test": test.labels}, "the data")
+    return replace(train, parts={**train.parts, "test": test.parts["train"]})
+
+
+def _is_arrow(frame: object) -> bool:
+    return type(frame).__module__.startswith("pyarrow")
 
 
 def _open_parquet(path: Path) -> _Table:
