@@ -40,7 +40,7 @@ EQUAL: dict[str, Run] = {
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Found]:
-    """By three ranks, which nothing is cut into evenly; teams of two are in other tests, and in those of runs."""
+    """By three ranks, over which little is cut evenly; teams of two are in other tests."""
     return on_ranks(3, EQUAL)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from tests.reports.recorded import write_run
 from tutti.records.comparison import STRONG, WEAK, Combination, Comparison, ComparisonFolder
 from tutti.records.pipeline import BACKWARD, FORWARD, PipelineRecord, PipelineSpan
 from tutti.records.run import Evaluation, RankRecord
 from tutti.records.usage import RankUsage, UsageRecord
+from tutti.reports import page
 
 WAYS = (
     Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG),
@@ -54,6 +58,19 @@ def write_comparison(folder: Path, *ways: Combination) -> None:
             )
     ComparisonFolder(folder).run(WAYS[1], 0).write(PIPELINE)
     ComparisonFolder(folder).write(Comparison("lenet", "mnist", 2, 0.7, (*WAYS, *ways)))
+
+
+def leave_pictures_out(patch: pytest.MonkeyPatch) -> None:
+    """Have pages written with pictures of nothing beside them."""
+    import vl_convert
+
+    converter = SimpleNamespace(
+        __version__=vl_convert.__version__,
+        javascript_bundle=vl_convert.javascript_bundle,
+        vegalite_to_svg=lambda spec: "<svg/>",
+        svg_to_png=lambda svg, scale: b"",
+    )
+    patch.setattr(page, "_converter", lambda: converter)
 
 
 def _usage(workers: int, seconds: float) -> list[UsageRecord]:

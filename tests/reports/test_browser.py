@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.reports.recorded_comparison import write_comparison
+from tests.reports.recorded_comparison import leave_pictures_out, write_comparison
 from tutti.records.comparison import STRONG, Combination, ComparisonFolder
 from tutti.reports.figures import FIGURES
 from tutti.reports.page import PAGE, write_report
@@ -86,14 +86,18 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("comparison")
     write_comparison(folder, FAILED)
     ComparisonFolder(folder).write_error(FAILED, 0, "rank 1 failed:\nValueError: broken")
-    return write_report(read_comparison(folder), folder / PAGE)
+    with pytest.MonkeyPatch.context() as patch:
+        # The pictures beside the page take as long as the browser does.
+        leave_pictures_out(patch)
+        return write_report(read_comparison(folder), folder / PAGE)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         # Root has no sandbox.
-        found = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        args = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer", "--no-zygote"]
+        found = driver.chromium.launch(executable_path=BROWSER, args=args)
         yield found
         found.close()
 

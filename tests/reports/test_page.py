@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.reports.recorded_comparison import WAYS, write_comparison
+from tests.reports.recorded_comparison import WAYS, leave_pictures_out, write_comparison
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder, UserError
 from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
@@ -58,15 +58,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are written with pictures of nothing: drawing them takes longer than all else."""
-    import vl_convert
-
-    converter = SimpleNamespace(
-        __version__=vl_convert.__version__,
-        javascript_bundle=vl_convert.javascript_bundle,
-        vegalite_to_svg=lambda spec: "<svg/>",
-        svg_to_png=lambda svg, scale: b"",
-    )
-    monkeypatch.setattr(page, "_converter", lambda: converter)
+    leave_pictures_out(monkeypatch)
 
 
 def write(folder: Path) -> str:
