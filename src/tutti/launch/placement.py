@@ -438,6 +438,14 @@ def choose_servers(homes: Sequence[int], servers: int) -> list[int]:
     return sorted(chosen)
 
 
+def servers_among(comm: Communicator, servers: int) -> list[int]:
+    """Return which of all ranks of the job are the servers, if so many are (collective)."""
+    if not servers:
+        return []
+    leader = comm.node.broadcast_object(comm.rank)
+    return choose_servers(cast("list[int]", comm.all_gather_objects(leader)), servers)
+
+
 def split_off_servers(
     comm: Communicator, servers: int, levels: int = 1, server_period: int | None = None
 ) -> Communicator:
@@ -456,6 +464,4 @@ def split_off_servers(
 
     if not servers:
         return comm
-    leader = comm.node.broadcast_object(comm.rank)
-    homes = cast("list[int]", comm.all_gather_objects(leader))
-    return keep_servers(comm, choose_servers(homes, servers), levels, server_period or SERVER_PERIOD)
+    return keep_servers(comm, servers_among(comm, servers), levels, server_period or SERVER_PERIOD)

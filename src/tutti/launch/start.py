@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 from tutti.errors import UserError
-from tutti.launch.cores import allowed_cores, crowding
 from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.launch.succession import Succession
-from tutti.launch.world import end_mpi_job, join, refuse_stranger
-
-if TYPE_CHECKING:
-    from tutti.comm.base import Communicator
-    from tutti.launch.cores import Cores
+from tutti.launch.world import end_mpi_job, join, refuse_stranger, warn_of_crowding
 
 ONE_AT_A_TIME: Final = threading.RLock()
 """Held by the thread that is a rank: random generators and torch's settings are those of the process."""
@@ -118,25 +111,8 @@ def _in_mpi_job(
     comm = join(placement.threads)
     if announce is not None and comm.rank == 0:
         announce(replace(placement, threads=torch.get_num_threads()).describe())
-    _warn_of_crowding(comm, placement.servers)
+    warn_of_crowding(comm, placement.servers)
     try:
         return resolve_name(entry)(comm, payload)
     except BaseException as error:
         end_mpi_job(error, without_launcher(error.__traceback__))
-
-
-def _warn_of_crowding(comm: Communicator, servers: int) -> None:
-    """Warn of a host whose cores the user's launcher has given too many threads (collective)."""
-    import torch
-
-    own = (allowed_cores(), torch.get_num_threads())
-    cores, threads = zip(*cast("list[tuple[Cores, int]]", comm.node.all_gather_objects(own)), strict=True)
-    # Servers sleep most of the time.
-    text = "" if servers else crowding(cores, max(threads))
-    if text and comm.node.rank == 0:
-        more = " or let them use more, by srun --cpus-per-task=N" * (started_by().launcher is Launcher.SRUN)
-        print(
-            f"tutti: warning: on {socket.gethostname()}, {text}; start fewer{more}",
-            file=sys.stderr,
-            flush=True,
-        )

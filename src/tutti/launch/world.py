@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import sys
 import time
 import traceback
@@ -83,6 +84,33 @@ def _join_given(threads: int | None) -> Communicator:
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     torch.set_num_threads(threads or share_of(comm.node.rank, here))
     return comm
+
+
+def warn_of_crowding(comm: Communicator, servers: int = 0) -> None:
+    """Warn of a host whose cores the user's launcher has given too many threads (collective).
+
+    Args:
+        comm: all ranks that the launcher has started.
+        servers: how many of them are going to be servers, which sleep most of the time.
+    """
+    import torch
+
+    from tutti.launch.cores import allowed_cores, crowding
+    from tutti.launch.placement import servers_among
+
+    serves = comm.rank in servers_among(comm, servers)
+    found = comm.node.all_gather_objects(None if serves else (allowed_cores(), torch.get_num_threads()))
+    workers = [one for one in cast("list[tuple[Cores, int] | None]", found) if one is not None]
+    if not workers or comm.node.rank != 0:
+        return
+    text = crowding([cores for cores, _ in workers], max(threads for _, threads in workers))
+    if text:
+        more = " or let them use more, by srun --cpus-per-task=N" * (started_by().launcher is Launcher.SRUN)
+        print(
+            f"tutti: warning: on {socket.gethostname()}, {text}; start fewer{more}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _all_of_mpi() -> Communicator:

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
-from tutti.launch.world import join
+from tutti.launch.launcher import started_by
+from tutti.launch.world import join, warn_of_crowding
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
 from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
@@ -436,6 +437,8 @@ def _current() -> OwnLoop:
     global _loop
     if _loop is None:
         comm = join()
+        if started_by().given:
+            warn_of_crowding(comm)
         _loop = OwnLoop(comm, SampleCounts(1, comm.size))
     return _loop
 
