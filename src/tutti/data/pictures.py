@@ -14,8 +14,10 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -47,6 +49,19 @@ _DEEP: Final = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 _BLOCK: Final = 64
 """Pictures that a thread decodes at a time."""
+
+
+_contents_wanted: ContextVar[bool] = ContextVar("_contents_wanted", default=True)
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Leave pictures that have not been decoded before undecoded: those that are opened inside are black."""
+    before = _contents_wanted.set(False)
+    try:
+        yield
+    finally:
+        _contents_wanted.reset(before)
 
 
 @dataclass(frozen=True)
@@ -91,8 +106,12 @@ def decoded(pictures: Pictures, size: object = None, skip_bad: bool = False) -> 
         mapped, numbers = files.opened()
     except (OSError, ValueError, EOFError):
         # They are not there yet, or damaged.
-        _decode(pictures, shape, skip_bad, files)
-        mapped, numbers = files.opened()
+        looks = _look_at(pictures, shape, skip_bad)
+        if _contents_wanted.get():
+            _decode(pictures, looks, skip_bad, files)
+            mapped, numbers = files.opened()
+        else:
+            mapped, numbers = np.zeros(looks.shape, np.uint8), np.flatnonzero(~looks.bad)
     if len(numbers) < len(pictures.names):
         print(
             f"{len(pictures.names) - len(numbers):,} of {len(pictures.names):,} pictures of "
@@ -179,7 +198,19 @@ def _size(given: object) -> tuple[int, int] | None:
     return height, width
 
 
-def _decode(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool, files: _Files) -> None:
+class _Looks(NamedTuple):
+    """The pictures before they are decoded: the shape of all together, and which ones cannot be read."""
+
+    shape: tuple[int, ...]
+    bad: NDArray[np.bool_]
+
+
+def _look_at(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool) -> _Looks:
+    """Look at the beginning of each picture.
+
+    Raises:
+        BadData: one cannot be read, or has another size than the first, or memory does not hold all.
+    """
     image = optional_package("PIL.Image", "pictures")
     bad = np.zeros(len(pictures.names), dtype=bool)
     shapes = np.zeros((len(bad), 2), np.int64)
@@ -208,14 +239,20 @@ def _decode(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool, fi
             f"{shapes[other[0], 1]} pixels, {pictures.names[kept[0]]} {height} x {width}; bring all to one "
             "size by --data.size HEIGHT,WIDTH"
         )
-    mode = "RGB" if colour[kept].any() else "L"
-    shape = (len(bad), height, width, *((3,) if mode == "RGB" else ()))
+    shape = (len(bad), height, width, *((3,) if colour[kept].any() else ()))
     refuse_larger_than_memory(pictures.source, int(np.prod(shape, dtype=object)))
+    return _Looks(shape, bad)
+
+
+def _decode(pictures: Pictures, looks: _Looks, skip_bad: bool, files: _Files) -> None:
+    image = optional_package("PIL.Image", "pictures")
+    (_, height, width, *colours), bad = looks.shape, looks.bad
+    mode = "RGB" if colours else "L"
     try:
         files.values.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_folder(files.values) as folder:
             new = _Files(*(folder / file.name for file in files))
-            array = np.lib.format.open_memmap(new.values, "w+", np.uint8, shape)
+            array = np.lib.format.open_memmap(new.values, "w+", np.uint8, looks.shape)
             with new.values.open("r+b") as file:
                 # Where the disk is full, a write to mapped memory would kill this process.
                 os.posix_fallocate(file.fileno(), 0, new.values.stat().st_size)

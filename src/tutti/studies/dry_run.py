@@ -16,6 +16,7 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
+from tutti.data.pictures import shapes_alone
 from tutti.data.streaming.part import StreamedPart
 from tutti.exports.sources import load_from
 from tutti.launch.placement import RANK_BYTES, Placement
@@ -66,7 +67,9 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
     check_job(planned, placement.ranks, hosts)
     strategy = check_strategy(planned, placement.ranks, hosts)
     with seeded(config.seed):
-        task = prepare_task(job, open_config_data(job, comm))
+        with shapes_alone():
+            dataset = open_config_data(job, comm)
+        task = prepare_task(job, dataset)
         check_predictions(config, task.dataset)
         optimizer = build_optimizer(job, task.module)
         state = state_per_byte(lambda module: build_optimizer(job, module))
