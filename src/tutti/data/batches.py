@@ -182,7 +182,8 @@ class Batches:
     def load_state(self, epoch: int, saved: Saved) -> int:
         """Go on in the middle of an epoch: each sample that the ranks have left is taken once.
 
-        Where the ranks are as many, each has its own next batches; else what is left is dealt anew.
+        Where the ranks are as many and the batches as large, each has its own next batches; else what is
+        left is dealt anew.
 
         Args:
             epoch: the epoch's number, from 0.
@@ -193,7 +194,8 @@ class Batches:
         """
         at = saved.shared
         self._keep_order(epoch, at)
-        if (at["size"], at["own"], at["dealt"]) == (self.size, self.own, None):
+        alike = at["batch_size"] == self.batch_size
+        if alike and (at["size"], at["own"], at["dealt"]) == (self.size, self.own, None):
             return int(at["rounds"][self.rank])
         return self._take_only(epoch, self._left(epoch, at))
 

@@ -260,12 +260,16 @@ class RunStart(Record):
         world: the ranks from there on.
         step: the weight updates that were made before.
         anew: what began anew there, in words.
+        batch_size: `TrainConfig.batch_size` from there on; None: it is not known.
+        lr: `TrainConfig.lr` from there on; None: it is not known.
     """
 
     time: str
     world: World = field(default_factory=World)
     step: int = 0
     anew: tuple[str, ...] = ()
+    batch_size: int | None = None
+    lr: float | None = None
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ class TrainOptions(TypedDict, total=False):
     checkpoint: str
     keep: int
     on_failure: str
+    on_shrink: str
     max_failures: int
     standby: bool
     hang_timeout: str

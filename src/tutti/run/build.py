@@ -40,7 +40,7 @@ from tutti.records.run import Evaluation
 from tutti.records.run_folder import SeenInput, TrainedOn
 from tutti.records.splits import seed_of_data
 from tutti.run import summary_lines
-from tutti.run.config import OBJECT, Options, TrainConfig, split_of
+from tutti.run.config import OBJECT, SCALE, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import named_or_given
 from tutti.run.train_job import PARTS
@@ -242,6 +242,8 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
             f"optimizer '{config.optimizer}' made a {type(optimizer).__name__}; "
             f"it must return a torch.optim.Optimizer"
         )
+    if not isinstance(given, type) and config.on_shrink == SCALE:
+        raise BadOption(f"--on-shrink {SCALE} changes the learning rate, and {theirs}; leave it out")
     # The configuration of an earlier run has the learning rate that the function has set.
     if not isinstance(given, type) and config.lr not in (None, optimizer.param_groups[0]["lr"]):
         raise BadOption(theirs)
@@ -549,6 +551,8 @@ def assemble(
     task = replace(task, module=portion.module)
     ending = build_ending(job.config, task)
     optimizer = build_optimizer(job, portion.module)
+    for group in optimizer.param_groups:
+        group["lr"] *= job.lr_scale
     config = resolved(job.config, comm, task, strategy, optimizer)
     chances = build_chances(job, task.dataset)
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
@@ -601,7 +605,10 @@ def load_optimizer(
     options: list[Values] = schedule["options"]
     stepped = 0
     length = training.shared["updates"] if isinstance(updates.lr, ReduceLROnPlateau) else updates.updates
-    if training.shared["updates"] != length or schedule["state"] is None:
+    scale = updates.batches.batch_size / saved.part("batches").shared["batch_size"]
+    if scale != 1:
+        options = [{**group, "lr": group["lr"] * scale} if "lr" in group else group for group in options]
+    if training.shared["updates"] != length or scale != 1 or schedule["state"] is None:
         kept = set(OF_SCHEDULES)
         if updates.lr is not None:
             # A shorter run is refused when all of it is known.

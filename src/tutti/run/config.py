@@ -44,6 +44,10 @@ UNDIVIDED: Final = "none"
 MEASURED: Final = ("precision", "layout", "batch_size")
 """The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
 
+KEEP_BATCH: Final = "keep-batch"
+SCALE: Final = "scale"
+"""The batch of fewer workers: that of all before, or one that is the smaller, the fewer they are."""
+
 MOST_BYTES: Final = 1 << 20
 """A larger file is no configuration."""
 
@@ -333,6 +337,12 @@ class TrainConfig:
         "the state in memory, with new ranks (respawn) or with one fewer (shrink)",
         ("stop", "respawn", "shrink"),
     )
+    on_shrink: str = option(
+        KEEP_BATCH,
+        "with --on-failure shrink, and workers that make each update together: the batch stays, and each "
+        "takes more of it (keep-batch), or batch and learning rate shrink with their number (scale)",
+        (KEEP_BATCH, SCALE),
+    )
     max_failures: int = option(
         10, "with --on-failure respawn or shrink: so many losses within an hour are survived", least=1
     )
@@ -457,7 +467,7 @@ class TrainConfig:
 OF_LONG_RUNS: Final = (
     *("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep", "predictions"),
     *("on_failure", "max_failures", "standby", "hang_timeout", "skip_nonfinite"),
-    "check_replicas",
+    *("check_replicas", "on_shrink"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 

@@ -93,8 +93,10 @@ def saved_for(
         )
     saved = checkpoint.saved(comm.rank, comm.size)
     earlier = TrainConfig.from_json(checkpoint.facts["config"])
-    if layout_of(earlier, checkpoint.ranks) != layout_of(config, comm.size):
+    other_layout = layout_of(earlier, checkpoint.ranks) != layout_of(config, comm.size)
+    if other_layout:
         _refuse_apart(checkpoint, saved, earlier)
+    if other_layout or earlier.batch_size != config.batch_size:
         saved = Saved(saved.joint, None, saved.shared, None)
     # The configuration calls a class of the user's by its file or package.
     called = earlier.strategy in (strategy.name, config.strategy)

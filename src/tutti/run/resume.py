@@ -26,7 +26,7 @@ MAY_DIFFER: Final = frozenset(
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
         *("predictions", "callbacks", "on_failure", "max_failures", "standby", "hang_timeout"),
-        *("skip_nonfinite", "check_replicas"),
+        *("skip_nonfinite", "check_replicas", "on_shrink"),
     }
 )
 """Options that may be others than those of the checkpoint's run. All others decide what is learned."""

@@ -24,6 +24,7 @@ from tutti.errors import PeerLost
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
+from tutti.run.shrinking import shrunk, shrunk_text
 from tutti.run.train_job import TrainJob, again
 
 STOP: Final = "stop"
@@ -67,6 +68,7 @@ class _Plan:
 
     def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory) -> None:
         self._job, self._placement, self._memory = job, placement, memory
+        self._first, self._workers = job.config, placement.workers
         self._times: deque[float] = deque()
 
     def reserve(self) -> Orders | None:
@@ -74,7 +76,7 @@ class _Plan:
         if not self._job.config.standby or not self._memory.place.whole:
             return None
         try:
-            job, placement = _changed(self._job, self._placement, PeerLost([0], ""))
+            job, placement = self._changed(PeerLost([0], ""))
         except PeerLost:
             return None  # The last one has none to go on with.
         return Orders(pickle.dumps(replace(job, gate=self._memory.shut_gate())), placement)
@@ -90,29 +92,30 @@ class _Plan:
         recent = sum(now - one < HOUR_S for one in self._times)
         if recent > self._job.config.max_failures:
             raise PeerLost(lost.ranks, f"{lost.why}; it was loss {recent} within an hour") from lost
-        job, self._placement = _changed(self._job, self._placement, lost)
+        before = self._placement.workers
+        job, self._placement = self._changed(lost)
         self._memory.note_loss()
         self._job = again(replace(job, losses=len(self._times)))
         ranks = f"{self._placement.ranks} new rank{'' if self._placement.ranks == 1 else 's'}"
-        print(f"tutti: {lost}; going on with {ranks}", file=sys.stderr, flush=True)
+        of_fewer = shrunk_text(job, self._first) if self._placement.workers < before else ""
+        print(f"tutti: {lost}; going on with {ranks}{of_fewer}", file=sys.stderr, flush=True)
         return Orders(pickle.dumps(self._job), self._placement)
 
     def release(self) -> None:
         """Let the reserve go on."""
         self._memory.open_gate()
 
+    def _changed(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
+        """The job and the ranks to go on with.
 
-def _changed(job: TrainJob, placement: Placement, lost: PeerLost) -> tuple[TrainJob, Placement]:
-    """The job and the ranks to go on with.
-
-    Raises:
-        PeerLost: none is left.
-    """
-    workers = [rank for rank in lost.ranks if rank < placement.workers]
-    if job.config.on_failure != SHRINK or not workers:
-        return job, placement
-    if len(workers) >= placement.workers:
-        raise PeerLost(lost.ranks, f"{lost.why}; none is left to go on") from lost
-    fewer = job.config.changed({"workers": str(placement.workers - len(workers))})
-    job = replace(job, config=fewer)
-    return job, job.placement()
+        Raises:
+            PeerLost: none is left.
+        """
+        job, placement = self._job, self._placement
+        workers = [rank for rank in lost.ranks if rank < placement.workers]
+        if job.config.on_failure != SHRINK or not workers:
+            return job, placement
+        if len(workers) >= placement.workers:
+            raise PeerLost(lost.ranks, f"{lost.why}; none is left to go on") from lost
+        job = shrunk(job, self._first, self._workers, placement.workers - len(workers))
+        return job, job.placement()

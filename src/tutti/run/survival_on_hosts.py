@@ -28,6 +28,7 @@ from tutti.launch.placement import Host, Placement, fill
 from tutti.launch.start import start
 from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume
+from tutti.run.shrinking import shrunk, shrunk_text
 from tutti.run.survival import HOUR_S, SHRINK
 from tutti.run.train_job import TrainJob
 
@@ -51,6 +52,7 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
         TuttiError: as of `start`.
     """
     times: deque[float] = deque()
+    first, before = job.config, placement.workers
     with closing(StateMemory()) as memory:
         while True:
             sent = replace(job, memory=memory.place, losses=len(times))
@@ -64,9 +66,18 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
                 recent = sum(now - one < HOUR_S for one in times)
                 if recent > job.config.max_failures:
                     raise lost.adding(f"it was loss {recent} within an hour") from lost
+                workers = placement.workers
                 placement = after_loss(placement, lost, answering, shrinks=job.config.on_failure == SHRINK)
+                of_fewer = ""
+                if placement.workers < workers:
+                    job = shrunk(job, first, before, placement.workers)
+                    of_fewer = shrunk_text(job, first)
                 job, announce = replace(job, config=_placed(job, placement)), None
-                print(f"tutti: {lost}; going on with {placement.describe()}", file=sys.stderr, flush=True)
+                print(
+                    f"tutti: {lost}; going on with {placement.describe()}{of_fewer}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             if job.resume is None and (folder := memory.place.folder) is not None:
                 job = replace(job, resume=Resume(folder, auto=True, again=True))
 

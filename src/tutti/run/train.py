@@ -261,7 +261,12 @@ def _train(
         warn_if_undefined(task.objective, task.dataset, comm)
         recording.profile(parts.schedule.updates)
         refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
-        start = RunStart(now(), World(comm.size, comm.hosts, torch.get_num_threads()))
+        start = RunStart(
+            now(),
+            World(comm.size, comm.hosts, torch.get_num_threads()),
+            batch_size=parts.config.batch_size,
+            lr=parts.config.lr,
+        )
         if checkpoint is not None and saved is not None:
             refuse_shorter(checkpoint, saved, parts.schedule)
             start = replace(start, step=checkpoint.step, anew=tuple(anew(saved, parts.workers.worker)))

@@ -41,6 +41,7 @@ NOT_SEARCHED: Final = {
     "on_failure": "a job whose rank is lost is trained again by itself",
     "hang_timeout": "give --job-timeout",
     "standby": "a job whose rank is lost is trained again by itself",
+    "on_shrink": "a job whose rank is lost is trained again by itself",
     "max_failures": "a job whose rank is lost is trained again by itself",
 }
 """Options that are the same for all trials, and what to do instead."""

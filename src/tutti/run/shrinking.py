@@ -1,0 +1,49 @@
+"""The batch and the learning rate of a run that goes on with fewer workers. No torch.
+
+    keep-batch   B' = B                         lr' = lr
+    scale        B' = B workers' / workers      lr' = lr B' / B
+
+Source of the linear rule: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
+arXiv:1706.02677, section 2.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tutti.run.config import SCALE, TrainConfig
+from tutti.run.train_job import TrainJob
+
+
+def shrunk(job: TrainJob, first: TrainConfig, before: int, workers: int) -> TrainJob:
+    """Return a job for fewer workers.
+
+    Args:
+        job: that of the last ones.
+        first: the configuration that the run was begun with.
+        before: its workers.
+        workers: those that go on.
+    """
+    config = job.config.changed({"workers": str(workers)})
+    if first.on_shrink != SCALE:
+        return replace(job, config=config)
+    batch_size = max(workers, round(first.batch_size * workers / before))
+    ratio = batch_size / first.batch_size
+    # As many samples are trained on.
+    steps = None if first.steps is None else round(first.steps / ratio)
+    return replace(job, config=replace(config, batch_size=batch_size, steps=steps), lr_scale=ratio)
+
+
+def shrunk_text(job: TrainJob, first: TrainConfig) -> str:
+    """Say what the batch and the learning rate of fewer workers are.
+
+    Args:
+        job: theirs.
+        first: the configuration that the run was begun with.
+    """
+    if first.on_shrink != SCALE:
+        return f", and batches of {first.batch_size:,} samples as before (--on-shrink keep-batch)"
+    return (
+        f", batches of {job.config.batch_size:,} samples, which were {first.batch_size:,} at first, and "
+        f"{job.lr_scale:.4g} times the learning rate (--on-shrink scale)"
+    )
