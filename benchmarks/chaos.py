@@ -1,7 +1,9 @@
-"""The cost of a lost rank: trainings with `--on-failure respawn` and `shrink` whose ranks are killed.
+"""The cost of a lost rank: trainings whose ranks are killed.
+
+They have `--on-failure respawn`, without and with `--standby` ("standby" in the table), or "shrink":
 
     python benchmarks/chaos.py                  kills, by strategy, number of ranks and policy: the table
-    python benchmarks/chaos.py --quick          the same for sync alone, within 4 minutes
+    python benchmarks/chaos.py --quick          the same for sync alone, within 6 minutes
     python benchmarks/chaos.py --cost           the training with and without --on-failure, in turn
     python benchmarks/chaos.py --soak 2         two hours of every fault, as `make soak HOURS=2` has them
 
@@ -38,6 +40,14 @@ HANG_S = 3.0
 HUNG_S = 10.0
 """The longest recovery of a soak, besides the time in which a rank that was stopped is found."""
 
+POLICIES = {
+    "stop": [],
+    "respawn": ["--on-failure", "respawn"],
+    "standby": ["--on-failure", "respawn", "--standby"],
+    "shrink": ["--on-failure", "shrink"],
+}
+"""The options of a training, by what is to happen when a rank is lost."""
+
 DETERMINISTIC = ("sync", "local", "gossip")
 
 
@@ -54,8 +64,7 @@ def question(
     words = ["train", options.model, "--data", options.data, "-n", str(ranks), "--threads", "1"]
     words += ["--epochs", str(options.epochs), "--strategy", strategy, "--precision", "fp64"]
     words += ["--checkpoint", "off", "--seed", str(options.seed)]
-    if policy != "stop":
-        words += ["--on-failure", policy, "--max-failures", str(MANY)]
+    words += [*POLICIES[policy], "--max-failures", str(MANY)]
     if STOP in kinds:
         words += ["--hang-timeout", f"{HANG_S:g}s"]
     return Question(
@@ -66,7 +75,7 @@ def question(
         every_s=options.pause,
         most=kills,
         seed=options.seed,
-        compare=policy == "respawn" and strategy in DETERMINISTIC,
+        compare=policy in ("respawn", "standby") and strategy in DETERMINISTIC,
         repeats=strategy in DETERMINISTIC,
         quiet=True,
     )
@@ -104,8 +113,8 @@ def losses(options: argparse.Namespace) -> None:
     rows = []
     for strategy in options.strategies:
         for ranks in options.ranks:
-            for policy in ("respawn", "shrink"):
-                kills = options.kills if policy == "respawn" else ranks - 1
+            for policy in ("respawn", "standby", "shrink"):
+                kills = ranks - 1 if policy == "shrink" else options.kills
                 found = disturb(question(options, ranks, strategy, policy, [KILL], kills), lambda event: None)
                 rows.append(row(strategy, ranks, policy, found))
                 print(*rows[-1], *found.broken, flush=True)
