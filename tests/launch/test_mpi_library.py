@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tutti.errors import UserError
-from tutti.launch.mpi_library import library_beside, refuse_unloadable, use_library_of
+from tutti.launch.mpi_library import (
+    SEGMENT_BYTES,
+    give_home,
+    library_beside,
+    make_room,
+    refuse_unloadable,
+    use_library_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +46,31 @@ def test_the_library_beside_a_launcher_is_found(
 
 def test_the_environments_own_launcher_leaves_the_choice_to_mpi4py() -> None:
     assert library_beside(Path(sys.prefix, "bin", "prterun"), mpich=False) is None
+
+
+@pytest.mark.parametrize(("free", "elsewhere"), [(4 * SEGMENT_BYTES, False), (SEGMENT_BYTES, True)])
+def test_shared_memory_without_room_for_all_ranks_is_made_in_the_temporary_folder(
+    free: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free // 4096, f_frsize=4096))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environ: dict[str, str] = {}
+    make_room(4, environ)
+    assert environ.get("OMPI_MCA_btl_sm_backing_directory") == (str(tmp_path) if elsewhere else None)
+    chosen = {"OMPI_MCA_btl_sm_backing_directory": "/elsewhere"}
+    make_room(4, chosen)
+    assert chosen["OMPI_MCA_btl_sm_backing_directory"] == "/elsewhere"
+
+
+def test_who_has_no_home_is_given_the_one_that_the_system_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    environ: dict[str, str] = {}
+    give_home(environ)
+    assert environ["HOME"] == pwd.getpwuid(os.geteuid()).pw_dir
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    nameless: dict[str, str] = {}
+    give_home(nameless)
+    assert nameless["HOME"] == "/"
 
 
 @pytest.fixture

@@ -27,6 +27,41 @@ _SONAME: Final = "libmpi.so.12"
 """The name by which mpi4py's wheel knows the library of MPICH and its kin."""
 
 
+SEGMENT_BYTES: Final = 16 << 20
+"""The shared memory that Open MPI makes for each rank, in a folder of which it asks no more than for one."""
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+
+_FOLDERS_OF_SEGMENTS: Final = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
+"""Open MPI's settings for that folder, in version 5 and before."""
+
+
+def make_room(ranks: int, environ: MutableMapping[str, str]) -> None:
+    """Have Open MPI make its shared memory in the temporary folder, where /dev/shm has no room for it.
+
+    In a container of Docker that has 64 MiB unless told otherwise: MPI would not start, or end by SIGBUS.
+
+    Args:
+        ranks: of this host.
+        environ: the environment in which MPI is to start; a choice of the user's stays.
+    """
+    try:
+        room = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return
+    if room.f_bavail * room.f_frsize < ranks * SEGMENT_BYTES:
+        import tempfile  # `import tutti` imports this module, and is to be quick.
+
+        for name in _FOLDERS_OF_SEGMENTS:
+            environ.setdefault(name, tempfile.gettempdir())
+
+
+def give_home(environ: MutableMapping[str, str]) -> None:
+    """Name the user's home, without which Open MPI does not start; services and containers may have none."""
+    home = os.path.expanduser("~")
+    environ.setdefault("HOME", home if os.path.isabs(home) else "/")
+
+
 def use_library_of(launchers: Sequence[tuple[int, str]], environ: MutableMapping[str, str]) -> None:
     """Have mpi4py load the library that lies beside the launcher, where that is not this environment's own.
 

@@ -31,6 +31,7 @@ from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by, output_closed
 from tutti.launch.guard import JOB, guard
 from tutti.launch.liveness import FAILED, PATIENT_S, QUICK_S, LivenessWatch, RankEnd, first_lost
+from tutti.launch.mpi_library import give_home
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
@@ -188,6 +189,7 @@ def _ask(hosts: Sequence[str], patience_s: float) -> dict[str, str | None]:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env=_inherited(),
                 start_new_session=True,
             )
             for host, output in outputs.items()
@@ -202,6 +204,13 @@ def _ask(hosts: Sequence[str], patience_s: float) -> dict[str, str | None]:
             said = f"mpirun ended with {probe.returncode}\n" + outputs[host].read().decode(errors="replace")
             answers[host] = None if probe.returncode == 0 else "" if silent else said
     return answers
+
+
+def _inherited() -> dict[str, str]:
+    """The environment of this process, with what mpirun needs."""
+    environment = dict(os.environ)
+    give_home(environment)
+    return environment
 
 
 def run_on_hosts(
@@ -238,7 +247,7 @@ def run_on_hosts(
         ranks,
     )
     environment = {
-        **os.environ,
+        **_inherited(),
         **settings(mpirun, hosts, os.environ),
         START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
         JOB: job,

@@ -22,7 +22,7 @@ from typing import Final
 
 from tutti.errors import UserError
 from tutti.launch.launcher import mpi_place
-from tutti.launch.mpi_library import use_library_of
+from tutti.launch.mpi_library import make_room, use_library_of
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -90,11 +90,13 @@ def follow_launcher() -> None:
     `import tutti` sees to it.
     """
     try:
-        if mpi_place(os.environ) is None:
-            return
+        place = mpi_place(os.environ)
     except UserError:
         # Whoever starts something in parallel is told.
         return
+    if place is None:
+        return
+    make_room(place.local_size or 1, os.environ)
     import psutil  # `import tutti` imports this module, and is to be quick.
 
     ancestors: list[tuple[int, str]] = []
@@ -159,7 +161,7 @@ def end_at_once() -> None:
 def mpi_segments() -> tuple[str, ...]:
     """The shared-memory files that the MPI library has mapped here."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    files = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/sm_segment" in line}
+    files = {line.split(maxsplit=5)[-1] for line in lines if "/sm_segment." in line}
     return tuple(file for file in files if not file.endswith("(deleted)"))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tutti.errors import TuttiError
 from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.mpi_library import give_home
 from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.start import start
 from tutti.processor import cpuinfo, processor_name
@@ -158,9 +159,12 @@ def mpi_library() -> str:
     """Name the MPI that mpi4py would use, asked in another process: importing MPI initialises it."""
     if _version("mpi4py") == "not installed":
         return "mpi4py is not installed (needed for several machines only): pip install 'tutti[mpi]'"
+    environment = dict(os.environ)
+    give_home(environment)
     try:
         asked = subprocess.run(
             [sys.executable, "-c", MPI_QUESTION],
+            env=environment,
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
