@@ -93,12 +93,14 @@ def draw(courses, trials, out):
         "lr:Q",
         title="learning rate of a trial",
         scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(format="~e"),
+        axis=alt.Axis(format="~e", labelOverlap="greedy", labelSeparation=8),
     )
     right = alt.Y("accuracy:Q", scale=alt.Scale(zero=False))
-    found = dots.encode(rate, right, alt.Color("every:N", title="batches between exchanges"))
+    found = dots.encode(rate, right, alt.Color("every:N", title=["batches between", "exchanges"]))
     chart = alt.hconcat(ways, found).resolve_scale(color="independent")
-    chart.configure(background="#ffffff", padding=14).save(out)
+    # Fonts of browsers are wider than the one by which the room for words is reckoned.
+    room = {"left": 14, "top": 14, "right": 40, "bottom": 14}
+    chart.configure(background="#ffffff", padding=room).save(out)
 
 
 if __name__ == "__main__":
