@@ -49,6 +49,13 @@ def test_texts_become_classes_and_all_other_columns_inputs(read):
     assert contents.columns == ("height", "weight")
 
 
+def test_a_column_of_texts_is_refused_with_the_names_of_those_that_hold_numbers(read):
+    with pytest.raises(
+        BadData, match=r"row 1, column 'city' has 'Rome'; mend it, or .*: --data\.columns age,income$"
+    ):
+        read("age,city,income,bought\n31,Rome,2.5,yes\n42,Oslo,3,no\n", target="bought")
+
+
 def test_columns_are_chosen_by_name_in_the_order_given_or_by_position(read):
     inputs, targets, _ = read(TABLE, target="height", columns=["weight"], classes=8)
     assert (inputs.tolist(), targets.tolist()) == ([[2.5], [4], [-60], [8]], [1, 3, 5, 7])

@@ -26,6 +26,9 @@ from tutti.registry import part
 _ROWS: Final = 4096
 """Rows whose texts are in memory at a time."""
 
+_MOST_NAMED: Final = 12
+"""The most columns that an error lists for the user to paste."""
+
 _SEPARATORS: Final = ",;\t"
 
 
@@ -171,7 +174,7 @@ def _numbers(
             values: Array = np.fromiter(map(float, cells), np.float64, len(cells))
         except ValueError:
             values = np.fromiter(
-                (_number(path, text, names, choice, done, at) for at, text in enumerate(cells)),
+                (_number(path, cells, names, choice, done, at) for at in range(len(cells))),
                 np.float64,
                 len(cells),
             )
@@ -180,18 +183,21 @@ def _numbers(
     return pile, goals
 
 
-def _number(path: Path, text: str, names: list[str], choice: Choice, done: int, at: int) -> float:
-    """Return a number; NaN: it is missing."""
+def _number(path: Path, cells: list[str], names: list[str], choice: Choice, done: int, at: int) -> float:
+    """Return one of the cells of some rows as a number; NaN: it is missing."""
     try:
-        return float(text)
+        return float(cells[at])
     except ValueError:
-        if text.strip().lower() in ABSENT:
+        if cells[at].strip().lower() in ABSENT:
             return float("nan")
-    row, column = divmod(at, len(choice.inputs))
-    name = names[choice.inputs[column]]
+    inputs = [names[column] for column in choice.inputs]
+    row, column = divmod(at, len(inputs))
+    beside = cells[row * len(inputs) : (row + 1) * len(inputs)]
+    numbers = [name for name, text in zip(inputs, beside, strict=True) if _is_number(text)]
+    few = ",".join(numbers) if 0 < len(numbers) <= _MOST_NAMED else "A,B,..."
     raise BadData(
-        f"{path} has a text where a number is due: row {done + row + 1:,}, column '{name}' has "
-        f"'{text[:80]}'; mend it, or choose the columns of numbers by --data.columns A,B,..."
+        f"{path} has a text where a number is due: row {done + row + 1:,}, column '{inputs[column]}' has "
+        f"'{cells[at][:80]}'; mend it, or leave out the columns that are no numbers: --data.columns {few}"
     )
 
 
