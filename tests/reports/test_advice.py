@@ -26,8 +26,10 @@ Run = tuple[dict[str, Any], StrategyFacts | None]
 """A run's configuration, and the facts of its strategy."""
 
 
-def run(strategy: str = "sync", options: dict[str, Any] | None = None, **settings: Any) -> Run:
-    return {"batch_size": 32, **settings}, STRATEGIES[strategy](**(options or {})).facts(32)
+def run(
+    strategy: str = "sync", options: dict[str, Any] | None = None, samples: int = 60_000, **settings: Any
+) -> Run:
+    return {"batch_size": 32, **settings}, STRATEGIES[strategy](**(options or {})).facts(32, samples)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,9 @@ def run(strategy: str = "sync", options: dict[str, Any] | None = None, **setting
             run(),
             "waiting for others takes 40% of the time: try --batch-size 128, or --strategy e",
         ),
+        ({"wait": 4.0}, run(samples=1_280), "40% of the time: try --batch-size 128, or --strategy e"),
+        ({"wait": 4.0}, run(samples=1_279), "40% of the time: try -n 1, as an epoch has too few samples"),
+        ({"wait": 4.0}, run("easgd", samples=100), "40% of the time: try --strategy.every 40"),
         (
             {"wait": 4.0},
             run(parallel="data=2,pipeline=2"),

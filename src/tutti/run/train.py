@@ -326,8 +326,8 @@ def _run(
     callbacks: Callbacks | None,
 ) -> RunOutcome:
     """Train, evaluate, write and print."""
-    facts = strategy.facts(job.config.batch_size)
     speaks, task, data = comm.rank == 0 and not job.quiet, parts.task, parts.task.dataset
+    facts = strategy.facts(job.config.batch_size, len(data.train))
     if speaks and not job.losses:
         together = not parts.schedule.batches.own
         print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,6 +21,9 @@ from tutti.replica import Replica
 from tutti.state import Saved, State, TensorPiece
 from tutti.strategies.joint_gradients import JointGradients
 from tutti.strategies.measurements import Stopwatch, Traffic
+
+LEAST_UPDATES: Final = 10
+"""An epoch with fewer updates is too short for the batches."""
 
 
 class Home(Enum):
@@ -324,8 +327,11 @@ class Strategy(ABC):
         """Return the hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def facts(self, batch_size: int) -> StrategyFacts:
-        """Return the facts that the run folder keeps for advice."""
+    def facts(self, batch_size: int, samples: int) -> StrategyFacts:
+        """Return the facts that the run folder keeps for advice, on a run with so many training samples."""
         numbers = {**self.options(), "batch_size": batch_size}
         larger = {name: 4 * value for name, value in numbers.items() if isinstance(value, int)}
-        return StrategyFacts(self.pace.name.lower(), self.rarer.format(**larger))
+        rarer = self.rarer.format(**larger)
+        if "{batch_size}" in self.rarer and samples < LEAST_UPDATES * larger["batch_size"]:
+            rarer = "-n 1, as an epoch has too few samples for larger batches"
+        return StrategyFacts(self.pace.name.lower(), rarer)

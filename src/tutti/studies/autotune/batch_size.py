@@ -17,6 +17,7 @@ from typing import Final
 
 from tutti.errors import UserError
 from tutti.run.config import TrainConfig
+from tutti.strategies.base import LEAST_UPDATES
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.race import Contender, Fate, Measure, gap
 
@@ -25,9 +26,6 @@ SMALLEST: Final = 32
 
 GAIN: Final = 0.10
 """Gain in samples per second that doubling the batch must bring."""
-
-LEAST_UPDATES: Final = 10
-"""An epoch has at least so many updates."""
 
 TURNS: Final = 3
 """Repetitions of measuring a size and its double."""
