@@ -50,6 +50,7 @@ test-gpu: ## run what needs an NVIDIA GPU, then measure it: benchmarks/RESULTS-g
 
 HOURS ?= 0.1
 soak: $(VENV)/installed-dev ## for HOURS kill, stop and slow the ranks of trainings, which must end as undisturbed ones do
+	$(BIN)/python -m tests.run.recovery
 	$(BIN)/python benchmarks/chaos.py --soak $(HOURS) --epochs 2 --ranks 2 4 3 8
 
 check: $(VENV)/installed-dev ## format, lint, types and boundaries

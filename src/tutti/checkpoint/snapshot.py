@@ -152,7 +152,7 @@ class MemorySnapshot:
             for sender in self._senders:
                 self._regions[sender] = _Region(self._rooms[sender], self.memory)
         address = cast("str", self._host.broadcast_object(address))
-        file = FileAddress.parse(address).open()
+        file = memfd.open_of_rank(FileAddress.parse(address), self._host)
         self._regions[rank] = _Region(self._rooms[rank], file)
         os.close(file)
         self._host.barrier()

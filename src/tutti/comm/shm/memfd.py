@@ -88,10 +88,23 @@ def make_for_all(what: str, comm: Communicator) -> int:
     file = make(what) if comm.rank == 0 else None
     address = comm.broadcast_object(None if file is None else FileAddress.of(file))
     if file is None:
-        file = cast("FileAddress", address).open()
+        file = open_of_rank(cast("FileAddress", address), comm)
     # Until all have opened it, rank 0 has to live.
     comm.barrier()
     return file
+
+
+def open_of_rank(address: FileAddress, comm: Communicator) -> int:
+    """A descriptor of a file of another rank, behind which all ranks meet at a barrier.
+
+    Raises:
+        PeerLost: that rank has ended meanwhile.
+    """
+    try:
+        return address.open()
+    except FileNotFoundError:
+        comm.barrier()  # This says who is lost.
+        raise
 
 
 def check(fd: int, seals: int = 0) -> None:

@@ -1,0 +1,44 @@
+"""Wherever ranks die, those after them end with the right weights; `tests.run.recovery` explores more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.run.recovery import Kill, explore, explore_recovery, operations, run
+
+KINDS = ("sync", "diloco", "hogwild")
+"""One strategy of each pace."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Vectors this short are no work for several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("ranks", "policy", "stride"), [(2, "respawn", 17), (3, "shrink", 37)])
+@pytest.mark.parametrize("strategy", KINDS)
+def test_a_death_at_any_operation_leaves_the_right_weights(
+    strategy: str, ranks: int, policy: str, stride: int
+) -> None:
+    assert explore(strategy, ranks, policy, stride) >= 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "policy"), [("sync", "shrink"), ("diloco", "respawn"), ("hogwild", "shrink")]
+)
+def test_a_second_death_while_others_take_over_leaves_the_right_weights(strategy: str, policy: str) -> None:
+    first = list(operations(strategy, 4))[-9]
+    assert explore_recovery(strategy, 4, policy, first, stride=17) >= 4
+
+
+def test_the_first_copy_is_all_or_nothing() -> None:
+    begun = run("sync", 2, "respawn").operations[0]
+    found = {run("sync", 2, "respawn", [Kill(0, number)]).crews[1][1] for number in range(begun[1], begun[2])}
+    assert found == {None, 1}
