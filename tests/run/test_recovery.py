@@ -27,7 +27,7 @@ def one_thread() -> Iterator[None]:
 def test_a_death_at_any_operation_leaves_the_right_weights(
     strategy: str, ranks: int, policy: str, stride: int
 ) -> None:
-    assert explore(strategy, ranks, policy, stride) >= 4
+    assert explore(strategy, ranks, policy, stride) >= 3
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_death_at_any_operation_leaves_the_right_weights(
 )
 def test_a_second_death_while_others_take_over_leaves_the_right_weights(strategy: str, policy: str) -> None:
     first = list(operations(strategy, 4))[-9]
-    assert explore_recovery(strategy, 4, policy, first, stride=17) >= 4
+    assert explore_recovery(strategy, 4, policy, first, stride=13) >= 3
 
 
 def test_the_first_copy_is_all_or_nothing() -> None:
