@@ -96,6 +96,11 @@ def test_an_item_of_another_shape_is_named(opened):
         opened(Items(items))
 
 
+def test_texts_as_inputs_are_refused_by_the_first_one(opened):
+    with pytest.raises(BadData, match=r"input of item 0 of the train part is a text, 'a cat'; make numbers"):
+        opened(Items([("a cat", 0), ("a horse", 1)]))
+
+
 def test_a_target_of_another_shape_is_named(opened):
     items = pairs(10)
     items[4] = (items[4][0], [0, 1])

@@ -24,6 +24,8 @@ from tutti.strategies import Local
         ("by --data.target NAME; its", "by data_options={'target': 'NAME'}; its"),
         ("by --data.missing drop, or", "by data_options={'missing': 'drop'}, or"),
         ("by --data.columns A,B,...", "by data_options={'columns': 'A,B,...'}"),
+        ("no numbers: --data.columns age,income", "no numbers: data_options={'columns': 'age,income'}"),
+        ("--resume auto goes on with it", "resume='auto' goes on with it"),
         ("use --parallel.schedule gpipe", "use parallel_options={'schedule': 'gpipe'}"),
         ("'--strategy.momentum 0'", "strategy_options={'momentum': 0}"),
         (

@@ -117,6 +117,19 @@ def test_a_loss_that_is_a_sum_is_refused() -> None:
         fit_check(SCORES, LABELS, named_loss(nn.CrossEntropyLoss(reduction="sum"), CLASSES), 3)
 
 
+def test_a_loss_that_cannot_be_differentiated_is_refused_and_one_that_changes_its_arguments_is_not() -> None:
+    def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(1) != targets).float().mean()
+
+    def in_place(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs.mul_(2), targets)
+
+    with pytest.raises(BadOption, match=r"loss 'wrong' has no gradient: .*argmax"):
+        fit_check(SCORES, LABELS, named_loss(wrong, CLASSES), 3)
+    before = SCORES.clone()
+    fit_check(before, LABELS, named_loss(in_place, CLASSES), 3)
+
+
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 2]])
 def test_labels_that_no_output_stands_for_are_refused(labels: list[int]) -> None:
     with pytest.raises(BadData, match=r"labels go from .* 3 outputs, for the labels 0 to 2"):

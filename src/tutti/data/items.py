@@ -194,6 +194,11 @@ class _Input:
     def __init__(self, what: str, part: str, first: object, count: int) -> None:
         self._what, self._part = what, part
         self._first = as_array(first, f"{part} inputs")
+        if self._first.dtype.kind in "US":
+            raise BadData(
+                f"the {what} of item 0 of the {part} part is a text, '{str(first)[:40]}'; make numbers of "
+                "it, such as the tokens that a tokenizer gives"
+            )
         # A tensor's channels come first already; what came as an array or a picture is laid out later.
         self._is_tensor = isinstance(first, Tensor)
         self._rows: Array = np.empty((count, *self._first.shape), self._first.dtype)

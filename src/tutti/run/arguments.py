@@ -27,7 +27,10 @@ from tutti.training.losses import LOSSES
 SHORT: Final = {"n": "workers"}
 """Options of the command line with a letter of their own."""
 
-FIELDS: Final[dict[str, Field[Any] | None]] = {f.name: f for f in fields(TrainConfig)} | {"trace": None}
+FIELDS: Final[dict[str, Field[Any] | None]] = {f.name: f for f in fields(TrainConfig)} | {
+    "trace": None,
+    "resume": None,
+}
 """The arguments of `tutti.train` that the command line has too."""
 
 _WAYS: Final = "|".join([DATA, *WAYS])
@@ -40,6 +43,7 @@ _NAMES: Final[dict[str, str]] = {
     "data": "|".join(BUILT_IN),
     "log": "|".join(optional_loggers()),
     "hosts": r"\w+:\d+(?:,\w+:\d+)*",
+    "resume": "auto",
 }
 """The values of texts that messages name, besides the choices of a field."""
 
@@ -123,6 +127,8 @@ def _name(option: re.Match[str]) -> str:
 
 def _values(name: str, key: str | None) -> str:
     """Return the pattern of a value after an option, as against a word of the sentence."""
+    if key == "columns":
+        return r"[^\s;]+"
     if key is not None:
         words = r"worker|drop|mean|true|NAME|A,B,\.\.\.|HEIGHT,WIDTH|file\.py:function"
         return rf"{_NUMBER}|N|{'|'.join(SCHEDULES)}|{words}"

@@ -181,9 +181,30 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
         return loss
     return tried(
         loss,
-        lambda: loss.function(outputs, targets),
+        lambda: _differentiable(loss, outputs, targets),
         lambda: loss(torch.cat([outputs, outputs]), torch.cat([targets, targets])),
     )
+
+
+def _differentiable(loss: Loss, outputs: Tensor, targets: Tensor) -> object:
+    """Return what the loss's function gives for some samples.
+
+    Raises:
+        BadOption: torch cannot differentiate it.
+    """
+    trained = outputs.is_floating_point()
+    with torch.enable_grad():
+        # A copy, as a function may change its arguments in place, and torch forbids that of a leaf.
+        found = loss.function(outputs.detach().requires_grad_(trained).clone(), targets)
+    if isinstance(found, tuple):
+        _refuse_other_pairs(found, loss)
+    value = found[0] if isinstance(found, tuple) else found
+    if trained and isinstance(value, Tensor) and not value.requires_grad:
+        raise BadOption(
+            f"loss '{loss.name}' has no gradient: what it computes from the outputs, such as by argmax, a "
+            "comparison or item(), torch cannot differentiate; give it as a metric, and train by another loss"
+        )
+    return found
 
 
 def tried(loss: Loss, once: Callable[[], object], twice: Callable[[], Tensor]) -> Loss:
