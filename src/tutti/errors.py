@@ -274,6 +274,16 @@ def too_many_files(error: OSError) -> UserError | None:
     return UserError(f"too many open files: raise the limit {limit}, or use fewer workers")
 
 
+def too_many_processes(error: OSError) -> UserError | None:
+    """The remedy for a process that could not be started beside too many others; None if that is not why."""
+    if error.errno != errno.EAGAIN:
+        return None
+    return UserError(
+        "no further process can be started: raise the limit of this user (ulimit -u, which counts threads, "
+        "too) or of the container, or use fewer workers"
+    )
+
+
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:
     """Refuse an argument that is not of a kind.
 

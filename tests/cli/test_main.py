@@ -144,13 +144,14 @@ def test_a_lost_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr().err == "tutti: error: lost rank 1: killed by signal 9\n"
 
 
-def test_too_many_open_files_are_the_users_to_mend(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("number", "remedy"), [(errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "ulimit -u")])
+def test_too_many_open_files_and_processes_are_the_users_to_mend(
+    number: int, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing_command(monkeypatch, OSError(errno.EMFILE, "Too many open files"))
+    failing_command(monkeypatch, OSError(number, os.strerror(number)))
     assert main(["train"]) == 2
     said = capsys.readouterr().err
-    assert "ulimit -n" in said
+    assert remedy in said
     assert "Traceback" not in said
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from tutti.errors import UserError
 from tutti.launch import cores
 from tutti.launch import world as joining
 from tutti.launch.cores import Cores
+from tutti.launch.mpi_library import Stranger
 
 
 def test_alone_it_is_a_world_of_one_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +103,17 @@ def test_workers_that_their_launcher_has_crowded_are_warned_of_and_servers_do_no
     written = capsys.readouterr().err
     assert said in written
     assert written.count("warning") == bool(said)
+
+
+def test_a_library_that_no_rank_can_load_is_named_by_the_first(
+    unseen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpich.so.12")
+
+    def missing(name: str) -> NoReturn:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(Stranger, match=r"ln -s /nowhere/libmpich.so.12 ~/mpich/libmpi.so.12"):
+        joining.join()
+    assert unseen == []

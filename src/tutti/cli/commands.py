@@ -9,7 +9,16 @@ from typing import Final
 
 import tutti
 from tutti.cli.command import Command
-from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError, no_room, too_many_files
+from tutti.errors import (
+    BadOption,
+    OutputClosed,
+    TuttiError,
+    UnknownName,
+    UserError,
+    no_room,
+    too_many_files,
+    too_many_processes,
+)
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
 from tutti.launch.launcher import started_by
@@ -70,7 +79,7 @@ def _run(words: Sequence[str]) -> int:
     except TuttiError as error:
         return _say(error)
     except OSError as error:
-        known = no_room(error) or too_many_files(error)
+        known = no_room(error) or too_many_files(error) or too_many_processes(error)
         if known is None:
             raise
         return _say(known)

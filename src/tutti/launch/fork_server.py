@@ -29,11 +29,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Final
 
+from tutti.errors import too_many_processes
 from tutti.launch.guard import signal_all
 from tutti.launch.leaving import leave, prepare_fork
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 from tutti.launch.rank_main import Descriptors, RankPlace, run
 from tutti.launch.signals import SignalWatch
+from tutti.terminal import say_last
 
 IDLE_S: Final = 300.0
 """After how long without ranks a fork server ends."""
@@ -246,7 +248,11 @@ class ForkServerProcess:
         with warnings.catch_warnings():
             # From 3.12 on Python warns of threads; libraries that have some here prepare them for a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
-            process = os.fork()
+            try:
+                process = os.fork()
+            except BlockingIOError as error:
+                say_last(f"tutti: error: {too_many_processes(error)}\n")
+                raise SystemExit(1) from error
         if process == 0:
             # The server forks in its main thread: so this signal comes when the process ends, not before.
             die_with_parent(own)

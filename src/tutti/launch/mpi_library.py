@@ -23,6 +23,11 @@ OPEN_MPI: Final = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "
 CHOSEN: Final = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 """The variables by which a user says which library mpi4py is to load, or of which kind."""
 
+
+class Stranger(UserError):
+    """The MPI library is not that of the launcher: all ranks find it out, and none can tell the others."""
+
+
 _SONAME: Final = "libmpi.so.12"
 """The name by which mpi4py's wheel knows the library of MPICH and its kin."""
 
@@ -111,7 +116,7 @@ def refuse_unloadable(environ: MutableMapping[str, str]) -> None:
     """Refuse Debian's library of MPICH, which has not the name that mpi4py's wheel loads it by.
 
     Raises:
-        UserError: it is to be loaded, and no link has that name.
+        Stranger: it is to be loaded, and no link has that name.
     """
     file = environ.get(CHOSEN[0], "")
     if not Path(file).name.startswith("libmpich.so"):
@@ -119,7 +124,7 @@ def refuse_unloadable(environ: MutableMapping[str, str]) -> None:
     try:
         ctypes.CDLL(_SONAME)
     except OSError:
-        raise UserError(
+        raise Stranger(
             f"this MPICH's library is {file}, which mpi4py's wheel knows as {_SONAME} only; give it that "
             f"name: mkdir -p ~/mpich && ln -s {file} ~/mpich/{_SONAME} && export LD_LIBRARY_PATH=~/mpich"
         ) from None

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from tutti.errors import PeerLost, TuttiError, UserError, says_all
+from tutti.errors import PeerLost, TuttiError, says_all
 from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, started_by
 from tutti.launch.malloc import keep_memory
-from tutti.launch.mpi_library import refuse_unloadable
+from tutti.launch.mpi_library import Stranger, refuse_unloadable
 from tutti.launch.orphans import mpi_segments
 from tutti.terminal import say_last
 
@@ -31,10 +31,6 @@ _CAUSE_S = 1.0
 """The longest wait of a rank before it prints what others may have printed."""
 
 _world: Communicator | None = None
-
-
-class Stranger(UserError):
-    """The launcher does not belong to the MPI library: each rank takes itself for the first one."""
 
 
 def adopt(comm: Communicator) -> None:
