@@ -25,14 +25,19 @@ from tutti.run.train_job import TrainJob
 LONG: Run = {
     "optimizer": "adam",
     "optimizer_options": {"amsgrad": True},
-    "lr": 0.1,
+    "seed": 1,
+    "lr": 0.15,
     "schedule": "one_cycle",
     "clip_norm": 0.5,
-    "steps": 13,
-    "checkpoint": "7 steps",
+    "batch_size": 32,
+    "steps": 8,
+    "checkpoint": "5 steps",
     "restore_best": True,
 }
-"""Two epochs and a half, of five steps each. The first is the best one, and step 7 is in the second."""
+"""Two epochs of three steps each, and two more. The first is the best one, and step 5 is in the second."""
+
+SAVED = 5
+"""The step with a checkpoint."""
 
 MODEL: Run = MLP | LONG | {"model_options": {"hidden": [24, 18, 12]}}
 DROPPED: Run = CNN | LONG | {"model": "tests.model_parallel.models:dropped", "model_options": {}}
@@ -86,10 +91,10 @@ def on(ranks: int, starts: Mapping[str, Start]) -> dict[str, Found]:
 
 
 def interrupted(folder: Path, config: Run) -> Start:
-    """A run that goes on from step 7 of another one, in a copy of its folder."""
+    """A run that goes on from the checkpoint of another one, in a copy of its folder."""
     copy = folder.with_name(f"{folder.name}, copy {len([*folder.parent.iterdir()])}")
     shutil.copytree(folder, copy, symlinks=True)
-    return config, str(copy), Resume(copy, step_folder(copy / FOLDER, 7))
+    return config, str(copy), Resume(copy, step_folder(copy / FOLDER, SAVED))
 
 
 def begun(folder: Path, runs: Mapping[str, Run]) -> dict[str, Start]:
@@ -174,7 +179,7 @@ def test_frozen_tied_and_unused_parameters_have_their_names_everywhere(tmp_path:
         assert deviation(resumed[name], one) < TOLERANCE
     # Of a run in its middle, whose state has the same names and shapes as one of the undivided model.
     whole, parts = (
-        read_from(step_folder(tmp_path / name / FOLDER, 7))
+        read_from(step_folder(tmp_path / name / FOLDER, SAVED))
         for name in ("ResidualNet sharded", "ResidualNet pipeline")
     )
     assert [*whole.weights] == [*parts.weights]
