@@ -30,7 +30,7 @@ from tutti.launch.mpi_rank import MpiStart
 from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.placement import Host, place_ranks
-from tutti.launch.signals import SignalWatch
+from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopPage, Stopping
 
@@ -250,6 +250,26 @@ def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
     with pytest.raises(TuttiError, match="mpirun ended with exit code"):
         start("tests.launch.entries:describe", b"", place_ranks(hosts="no-such-host.invalid:1"))
+
+
+def test_ctrl_z_stops_what_the_terminal_does_not_reach_and_it_goes_on_with_the_program() -> None:
+    reading, writing = os.pipe()
+    program = os.fork()
+    if program == 0:
+        try:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            with suspended_together(lambda signum: os.write(writing, f"{signum:d} ".encode())):
+                os.kill(os.getpid(), signal.SIGTSTP)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    _, status = os.waitpid(program, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    assert os.read(reading, 99) == b"%d " % signal.SIGTSTP
+    os.kill(program, signal.SIGCONT)
+    assert os.waitpid(program, 0)[1] == 0
+    assert os.read(reading, 99) == b"%d " % signal.SIGCONT
+    os.close(reading)
 
 
 @needs_mpirun

@@ -36,7 +36,7 @@ from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
 from tutti.launch.placement import Host, Placement, is_this_machine
-from tutti.launch.signals import SignalWatch
+from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.stop_request import StopPage, Stopping
 
 EXTRA_ARGUMENTS: Final = "TUTTI_MPIRUN_ARGS"
@@ -301,7 +301,8 @@ def _run(
         try:
             # Ranks of other hosts do not see the page.
             stopping.forward = lambda: process.send_signal(signal.SIGUSR1)
-            said, over = _copy_stderr(process, stopping, watch, late_s)
+            with suspended_together(process.send_signal):
+                said, over = _copy_stderr(process, stopping, watch, late_s)
             if not over and not stopping.ended_by:
                 watch.look()
                 watch.settle(SETTLE_S)
