@@ -36,6 +36,7 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "tutti"
+html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["style.css"]
 html_show_sourcelink = False
