@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2)).double()
 
 
+def partly_frozen() -> nn.Module:
+    module = model()
+    module.get_submodule("0").requires_grad_(False)
+    return module
+
+
+@cache
+def left_alone(make: Callable[[], nn.Module] = model) -> torch.Tensor:
+    """The weights of one rank that nobody has killed."""
+    return weights_of(tutti.train(make(), workers=1, **OPTIONS))
+
+
 def weights_of(result: tutti.Result) -> torch.Tensor:
     return torch.cat([one.detach().flatten() for one in result.model.parameters()])
 
@@ -92,13 +105,12 @@ def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_pa
 
 
 def test_one_rank_fewer_goes_on_with_the_same_updates(tmp_path: Path) -> None:
-    alone = tutti.train(model(), workers=1, **OPTIONS)
     deaths = [(2, UPDATES + 2), (1, 3 * UPDATES)]
     survived = tutti.train(
         model(), workers=3, callbacks=Killed(tmp_path, deaths), on_failure="shrink", **OPTIONS
     )
     assert len(survived.history[-1].ranks) == 1
-    torch.testing.assert_close(weights_of(survived), weights_of(alone), rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +239,10 @@ def test_ranks_in_reserve_go_on_with_the_state(tmp_path: Path, policy: str, left
 
 
 def test_a_single_rank_is_replaced_too(tmp_path: Path) -> None:
-    alone = tutti.train(model(), workers=1, **OPTIONS)
     survived = tutti.train(
         model(), workers=1, callbacks=Killed(tmp_path, [(0, 9)]), on_failure="respawn", **OPTIONS
     )
-    assert torch.equal(weights_of(survived), weights_of(alone))
+    assert torch.equal(weights_of(survived), left_alone())
 
 
 def test_a_run_that_loses_too_many_ends_and_says_so(tmp_path: Path) -> None:
@@ -306,14 +317,8 @@ class Flipped(tutti.Callback):
 def test_a_run_goes_on_from_before_a_bit_has_flipped(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], policy: str, ranks: int, left: int, said: str
 ) -> None:
-    def net() -> nn.Module:
-        module = model()
-        module.get_submodule("0").requires_grad_(False)
-        return module
-
-    alone = tutti.train(net(), workers=1, **OPTIONS)
     survived = tutti.train(
-        net(),
+        partly_frozen(),
         workers=ranks,
         callbacks=Flipped(tmp_path / "flipped"),
         on_failure=policy,
@@ -321,7 +326,7 @@ def test_a_run_goes_on_from_before_a_bit_has_flipped(
         **OPTIONS,
     )
     assert len(survived.history[-1].ranks) == left
-    torch.testing.assert_close(weights_of(survived), weights_of(alone), rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights_of(survived), left_alone(partly_frozen), rtol=0, atol=1e-12)
     assert re.search(said, capfd.readouterr().err)
 
 
