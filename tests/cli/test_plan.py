@@ -22,7 +22,7 @@ def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: 
     assert done.returncode == 0
     assert "error" not in done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "plan: measuring for at most 4 s"
+    assert lines[0] == "plan: measuring for at most 4 s once the ranks have started"
     assert lines[1].startswith("model mlp: 1,210 parameters")
     assert sum(line.split()[:2] == ["2", "1"] for line in lines) == 2
     found = json.loads((tmp_path / "plan.json").read_text())
@@ -41,7 +41,7 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
     chosen = ["--plan", "auto", "--precision", "auto", "--batch-size", "auto", "--budget", "0.5"]
     assert main(["train", *SMALL, "--epochs", "1", "-n", "1", *chosen, "--out", "a"]) == 0
     planned = capsys.readouterr().out
-    assert planned.startswith("plan: measuring for at most 0.5 s\nplan: ")
+    assert planned.startswith("plan: measuring for at most 0.5 s once the ranks have started\nplan: ")
     config = json.loads((tmp_path / "a/config.json").read_text())
     assert (config["workers"], config["layout"]) == ("1", "contiguous")
     assert f"plan: batch {config['batch_size']}: " in planned

@@ -285,7 +285,7 @@ def test_training_takes_what_was_picked_and_keeps_what_was_given(
     assert (config.workers, config.threads, config.layout, config.lr) == ("2", 2, "channels_last", 0.1)
     assert (jobs[0][0].choices.shapes, jobs[0][0].dared, jobs[0][0].quiet) == (((2, 2),), ("bf16",), True)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "plan: measuring for at most 20 s"
+    assert said[0] == "plan: measuring for at most 20 s once the ranks have started"
     assert said[1].startswith("plan: measured 1 combination in ")
 
 
@@ -301,7 +301,7 @@ def test_what_was_left_to_a_measurement_is_chosen_on_the_ranks_of_any_run(
     assert (job.choices.shapes, job.choices.layouts) == (((4, 1),), LAYOUTS)
     assert (job.dared, job.grows) == ((), False)
     assert config == replace(CNN, layout="channels_last")
-    assert capsys.readouterr().out.startswith("plan: measuring for at most 7 s\n")
+    assert capsys.readouterr().out.startswith("plan: measuring for at most 7 s once the ranks have started\n")
     measured(CNN, {"precision"}, silent=True)
     assert (jobs[1][0].dared, jobs[1][0].choices.layouts) == (("bf16",), ("contiguous",))
     assert capsys.readouterr().out == ""
@@ -354,7 +354,9 @@ def test_a_faster_precision_is_picked_if_short_trainings_follow(
         found = real(self, one, steps)
         return replace(found, seconds=0.001 * steps if one.precision == "bf16" else 0.1 * steps)
 
-    def trained(job: object, comm: object, task: object, pair: tuple[Candidate, ...], updates: int) -> Twins:
+    def trained(
+        job: object, comm: object, task: object, pair: tuple[Candidate, ...], updates: int, is_late: object
+    ) -> Twins:
         asked.append((pair, updates))
         return Twins("bf16", updates, 2.3, (0.5, 0.6, 0.7), (0.5, 0.6, 0.7) if follows else (1.5, 1.6, 1.7))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -64,7 +65,12 @@ class LostInEvaluation(nn.Module):
         return found if self.training else found * torch.inf
 
 
-def tried(updates: int = 40, task: Task | None = None, **given: object) -> Twins:
+def tried(
+    updates: int = 40,
+    task: Task | None = None,
+    is_late: Callable[[], bool] = lambda: False,
+    **given: object,
+) -> Twins:
     """What short trainings of a model on data say."""
     objects = {name: given.pop(name) for name in ("model", "data") if name in given}
     values, pickled = by_name(objects)
@@ -75,7 +81,7 @@ def tried(updates: int = 40, task: Task | None = None, **given: object) -> Twins
         with seeded(0):
             found = task or prepare_task(job, open_config_data(job, comm))
             before = [one.clone() for one in found.module.state_dict().values()]
-            result = short_trainings(job, comm, found, PAIR, updates)
+            result = short_trainings(job, comm, found, PAIR, updates, is_late)
             after = found.module.state_dict().values()
             assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
         return result
@@ -97,6 +103,14 @@ def test_an_ordinary_model_follows() -> None:
     assert found.follows, found.why()
     assert len(found.reference) == len(found.twins) == 3
     assert found.before > max(found.reference)
+
+
+def test_no_training_begins_when_time_is_up() -> None:
+    looks = iter([False, False, True])
+    found = tried(20, model="mlp", data="digits", model_options={"hidden": [8]}, is_late=lambda: next(looks))
+    assert not found.follows
+    assert found.why() == "no time was left for all short trainings: raise --budget"
+    assert next(looks, None) is None
 
 
 def test_the_same_twice_is_the_same() -> None:

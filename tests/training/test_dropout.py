@@ -63,6 +63,12 @@ def test_who_computes_a_sample_and_when_is_no_matter(kind: type[nn.Module]) -> N
     assert not torch.equal(whole, inputs)
 
 
+def test_channels_of_a_single_number_are_drawn_by_sample() -> None:
+    layer, inputs = nn.Sequential(nn.FeatureAlphaDropout(0.4)), torch.randn(5, 7).double()
+    whole = outputs(layer, inputs, [11, 12, 13, 14, 15])
+    assert torch.equal(outputs(layer, inputs[[3, 0]], [14, 11]), whole[[3, 0]])
+
+
 @pytest.mark.parametrize("kind", SHAPES)
 def test_the_values_are_those_that_torch_gives(kind: type[nn.Module]) -> None:
     inputs = torch.full(SHAPES[kind], 3.0, dtype=torch.float64)

@@ -55,6 +55,15 @@ def test_each_lap_belongs_to_its_stage_and_a_start_to_none() -> None:
     assert stages.take(1.0) == (dict.fromkeys(STAGES, 0.0), 0.0)
 
 
+def test_no_stage_has_more_of_a_lap_than_there_is() -> None:
+    hand = Hand()
+    stages = StageTimer(hand)
+    for now, waited in ((1.0, 0.75), (2.0, 5.0)):  # the second has waited before the lap began, too
+        hand.now = now
+        stages.lap("data", {"extract": waited})
+    assert {stage: s for stage, s in stages.seconds().items() if s} == {"extract": 1.75, "data": 0.25}
+
+
 def test_an_exchange_is_divided_into_waiting_updating_and_the_rest() -> None:
     hand = Hand()
     stages, updating = StageTimer(hand), Stopwatch(hand)

@@ -72,6 +72,18 @@ def test_names_decide_before_their_order_does() -> None:
     assert [value[0].item() for value in model.held.values()] == [2, 0, 1]
 
 
+def test_what_keras_numbers_anew_is_found_by_its_kind() -> None:
+    """Parameters are sorted by their names, so that the numbers are in another order, too."""
+    own = ("seed_generator_8/state", "seed_generator_9/state", "sequential_1/gru/kernel")
+    copied = ("gru/kernel", "seed_generator_10/state", "seed_generator_9/state")
+    model = nn.Module()
+    model.held = nn.ParameterDict({name: torch.zeros(2) for name in own})
+    bring_back({f"held.{name}": torch.full((2,), float(i)) for i, name in enumerate(copied)}, model)
+    assert {name: value[0].item() for name, value in model.held.items()} == dict(
+        zip(own, (2.0, 1.0, 0.0), strict=True)
+    )
+
+
 def test_a_model_whose_copies_have_other_names_comes_back_trained() -> None:
     inputs = torch.rand(60, 6, generator=torch.Generator().manual_seed(0))
     model = Slashed()

@@ -20,8 +20,9 @@ from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import MEASURED, Options, TrainConfig
 from tutti.run.finished import outcome_again
-from tutti.run.measured_values import BUDGET_S
+from tutti.run.measured_values import BUDGET_S, said_of_kept
 from tutti.run.resume import Resume, as_decided, check_same, placed
+from tutti.run.start import announce
 from tutti.run.start import run as run_job
 from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
 
@@ -71,7 +72,7 @@ class TrainCommand(Command):
             "follows that of fp32",
             choices=("auto",),
         )
-        budget = "how long to measure at most, for --plan auto, --precision auto and their like"
+        budget = "how long the ranks measure at most, for --plan auto, --precision auto and their like"
         parser.option("--budget", budget, "SECONDS", BUDGET_S, type=float)
         parser.trust_option()
         parser.option(
@@ -99,7 +100,8 @@ class TrainCommand(Command):
             config = _resumed(own, resume, given, dotted)
             if outcome_again(resume, config) is not None:
                 return 0
-            # It was chosen when the run began.
+            if asked and started_by().rank == 0:
+                announce(said_of_kept(config, asked))
             given, asked = {**given, "precision": config.precision}, set()
         else:
             config = config_of(own, given, dotted)

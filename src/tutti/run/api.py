@@ -31,10 +31,10 @@ from tutti.run.config import Options, TrainConfig
 from tutti.run.curves import curves, frame
 from tutti.run.finished import outcome_again
 from tutti.run.given_optimizer import OptimizerAgain
-from tutti.run.measured_values import BUDGET_S, take_auto, with_measured
+from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_measured
 from tutti.run.pickled_arguments import by_name, named_or_given
 from tutti.run.resume import Resume, as_decided, check_same, placed
-from tutti.run.start import run
+from tutti.run.start import announce, run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
@@ -197,7 +197,7 @@ def train(
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
             written when `out` names one. precision, layout and batch_size may be "auto": then a measurement
-            of at most 20 s chooses them first, and the result's configuration has what it chose.
+            of at most 20 s on the ranks chooses them first, and the result's configuration has what it chose.
 
     Returns:
         The trained model, the history and the summary.
@@ -245,9 +245,10 @@ def train(
     resumed = None if resume is None else Resume.find(str(resume), config.out)
     outcome = None
     if resumed is not None and resumed.goes_on:
-        # What was left to a measurement was chosen when the run began.
         config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **plain})
         outcome = outcome_again(resumed, config, quiet)
+        if asked and outcome is None and not quiet:
+            announce(said_of_kept(config, asked))
     elif asked:
         config = with_measured(config, asked, BUDGET_S, objects, quiet)
     write = config.out is not None

@@ -37,7 +37,7 @@ _CHANNELS: Final = {
     nn.Dropout1d: (3,),
     nn.Dropout2d: (4,),
     nn.Dropout3d: (5,),
-    nn.FeatureAlphaDropout: (3, 4, 5),
+    nn.FeatureAlphaDropout: (2, 3, 4, 5),
 }
 """Layers that drop whole channels, and the dimensions of a batch of samples; others have one sample alone."""
 

@@ -43,13 +43,15 @@ class StageTimer:
 
         Args:
             stage: what all of it belongs to, but for
-            others: seconds of it by stage.
+            others: seconds of it by stage. What is beyond the lap was no part of it, and counts for none.
         """
         now = self._clock()
-        self._seconds[stage] += now - self.last
+        left = now - self.last
         for other, seconds in others.items():
-            self._seconds[stage] -= seconds
+            seconds = min(seconds, left)
             self._seconds[other] += seconds
+            left -= seconds
+        self._seconds[stage] += left
         if self.trace is not None:
             self.trace.add(stage, self.last, now)
         self.last = now

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import safetensors.torch
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 
 from tutti.errors import BadModel, BadRunFolder
 from tutti.records.json_lines import decode
+
+_ENDS: Final = re.compile(r"_\d+(?=[/.]|$)")
+"""The numbers by which Keras ends the names of what has none of its own."""
 
 TIED = "tied"
 """The entry of the file's metadata that says which names stand for a tensor stored under another name."""
@@ -94,22 +98,18 @@ def names_in_state(module: nn.Module) -> dict[str, str]:
 def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     """Set the parameters and buffers of `module` to those of a trained copy of it.
 
-    The copy may have other names: Keras drops the name of a model where it is pickled, and gives
-    `dense/kernel` for `sequential/dense/kernel`. Otherwise they are found by their order.
+    The copy may have other names: Keras drops the names of models and wrappers where it is pickled, and
+    gives `dense/kernel` for `sequential/dense/kernel`; and it numbers what has no name of its own anew, so
+    that `seed_generator` comes back as `seed_generator_2`. Otherwise they are found by their order.
 
     Raises:
         BadModel: the copy has other parameters or buffers.
     """
     own = module.state_dict()
     if own.keys() != weights.keys():
-        names = {name if name in weights else _without_model(name): name for name in own}
-        if names.keys() != weights.keys():
-            names = dict(zip(weights, own, strict=False))
-        alike = len(own) == len(weights) and all(
-            _last(names[other]) == _last(other) and own[names[other]].shape == trained.shape
-            for other, trained in weights.items()
-        )
-        if not alike:
+        ways = _by_name(own, weights), dict(zip(weights, own, strict=False))
+        names = next((one for one in ways if _are_alike(one, own, weights)), None)
+        if names is None:
             first = sorted(own.keys() ^ weights.keys())[0]
             raise BadModel(
                 f"the model's copy on the ranks had other parameters than the model itself ('{first}'), "
@@ -119,9 +119,32 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     module.load_state_dict(weights)
 
 
-def _without_model(name: str) -> str:
-    """Leave out the first part of a parameter's name that a slash ends."""
-    return re.sub(r"[^./]+/", "", name, count=1)
+def _by_name(own: Iterable[str], weights: Iterable[str]) -> dict[str, str]:
+    """Return the name in a module for each name in its copy: alike but for numbers, in the order of these."""
+    there: dict[str, list[str]] = {}
+    for other in sorted(weights, key=_numbers):
+        there.setdefault(_ENDS.sub("", other), []).append(other)
+    here: dict[str, list[str]] = {}
+    for name in sorted(own, key=_numbers):
+        kind = _ENDS.sub("", name)
+        while kind not in there and "/" in kind:
+            kind = re.sub(r"[^./]+/", "", kind, count=1)
+        here.setdefault(kind, []).append(name)
+    pairs = (zip(there[kind], names, strict=False) for kind, names in here.items() if kind in there)
+    return dict(chain.from_iterable(pairs))
+
+
+def _are_alike(names: Mapping[str, str], own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
+    """Tell whether each tensor of a copy has one of its kind and shape in the module."""
+    return len(own) == len(weights) == len(names) and all(
+        _last(names[other]) == _last(other) and own[names[other]].shape == trained.shape
+        for other, trained in weights.items()
+    )
+
+
+def _numbers(name: str) -> list[int]:
+    """Return the numbers that end the parts of a name."""
+    return [int(number[1:]) for number in _ENDS.findall(name)]
 
 
 def _last(name: str) -> str:

@@ -116,12 +116,14 @@ class Rehearsal:
         while (order := self._comm.broadcast_object(None)) is not None:
             self._obey(cast("Order", order))
 
-    def train_twins(self, pair: tuple[Candidate, Candidate], updates: int) -> Twins:
-        """Make short trainings in both ways, on rank 0, which has measured them before."""
+    def train_twins(
+        self, pair: tuple[Candidate, Candidate], updates: int, is_late: Callable[[], bool]
+    ) -> Twins:
+        """Make short trainings in both ways, on rank 0, which has measured them before, until it is late."""
         alone = self._team(1)
         assert alone is not None, "rank 0 belongs to every team"
         self._occupy(pair[0], 0)
-        return short_trainings(self._job, alone, self._task, pair, updates)
+        return short_trainings(self._job, alone, self._task, pair, updates, is_late)
 
     def _obey(self, order: Order) -> Timing | UserError | None:
         """The steps of an order, or why they cannot be made; nothing on ranks that have no part in them."""
@@ -251,12 +253,11 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
     if not has_images(task.module):
         choices = replace(choices, layouts=choices.layouts[:1])
     first = choices.candidates()[0]
+    deadline = max(job.deadline, clock() + job.least_s)
     # The very first step makes torch import and set up much that all later ones find there. Whatever is wrong
     # with this candidate, the race will find it again.
     with suppress(UserError):
         rehearsal.measure(first, 1)
-    began = clock()
-    deadline = max(job.deadline, began + job.least_s)
 
     def share(of: float) -> float:
         return clock() + (deadline - clock()) * of
@@ -339,7 +340,7 @@ def compare_twins(
             return Twins(one.precision, problem=f"the run's {run} updates are too few to see what it changes")
         least = LEAST_UPDATES * ORDERS * update_s
         return Twins(one.precision, problem=f"short trainings would take {least:.0f} s more: raise --budget")
-    return rehearsal.train_twins(pair, updates)
+    return rehearsal.train_twins(pair, updates, lambda: clock() > deadline)
 
 
 def run_length(config: TrainConfig, samples: int) -> int:

@@ -119,7 +119,7 @@ def plan(
         warning = others_at_work(cores.usable)
         if warning is not None:
             announce(f"warning: {warning}")
-        announce(f"measuring for at most {budget_s:g} s")
+        announce(f"measuring for at most {budget_s:g} s once the ranks have started")
     open_to_others = not precisions and "precision" not in fixed and config.precision == "fp32"
     dared = ("bf16",) if open_to_others else ()
     job = PlanJob(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,7 +31,12 @@ PROBED_LEAST: Final = 128
 
 
 def short_trainings(
-    job: Job, comm: Communicator, task: Task, pair: tuple[Candidate, Candidate], updates: int
+    job: Job,
+    comm: Communicator,
+    task: Task,
+    pair: tuple[Candidate, Candidate],
+    updates: int,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Twins:
     """Train twins: in both ways from the same weights with the same batches, in several orders of these.
 
@@ -42,6 +48,7 @@ def short_trainings(
         task: with the first weights; it stays as it is.
         pair: one rank in fp32, and the same in another precision.
         updates: of each training.
+        is_late: whether no training may begin any more.
 
     Returns:
         The losses, or the problem that the other precision has.
@@ -52,6 +59,10 @@ def short_trainings(
     before, precision = float("nan"), pair[1].precision
     for order in range(ORDERS):
         for way, found in zip(pair, losses, strict=True):
+            if is_late():
+                return Twins(
+                    precision, updates, problem="no time was left for all short trainings: raise --budget"
+                )
             try:
                 before, after = train_shortly(job, comm, task, way, updates, order, probe)
             except NotFinite:
