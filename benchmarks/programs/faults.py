@@ -46,10 +46,11 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 2)
+        self.fixed, self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 16), nn.Linear(16, 2)
+        self.fixed.requires_grad_(False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(inputs))
+        hidden = torch.tanh(self.first(self.fixed(inputs)))
         if armed and self.training:
             hidden = self.fault(hidden)
         return self.last(hidden)
@@ -164,6 +165,8 @@ class Faulty(tutti.Callback):
             case "NaN in the weights of one rank":
                 with torch.no_grad():
                     course.model.last.weight.fill_(torch.nan)
+            case "flipped bit" | "flipped bit of two ranks":
+                course.model.fixed.weight.detach().view(-1).view(torch.uint8).numpy()[5] ^= 4
             case "clock set back":
                 real = time.time
                 time.time = lambda: real() - 7200  # type: ignore[assignment]

@@ -125,6 +125,13 @@ def test_the_rank_whose_copy_has_changed_by_a_bit_is_named(
     assert caught.match(rf"^lost rank {rank}: '.*' .*after step 4 \(they were equal after step 3\)")
 
 
+def test_how_many_tensors_differ_is_said() -> None:
+    caught = disturbed("sync", [1, 1, 1], "exp_avg", 1)
+    assert caught.match(
+        r"^lost rank 1: 'optimizer/last.weight/exp_avg' and 1 more are not there what they are on"
+    )
+
+
 def test_of_two_that_differ_both_are_named_and_none_is_lost() -> None:
     caught = disturbed("sync", [1, 1], "weights/last.bias", 1, check_replicas=3)
     assert caught.value.ranks == []

@@ -226,8 +226,9 @@ def _error(verdict: Verdict, step: int, before: int | None) -> ReplicasDiffer:
             f"ranks {ranks} hold different values of '{verdict.name}'{more} {when}: {flipped}, and nobody "
             "can tell on which of them, as no value is that of most",
         )
+    are = ("are", "they are", "them") if verdict.others else ("is", "it is", "it")
     return ReplicasDiffer(
         verdict.wrong,
-        f"'{verdict.name}'{more} is not there what it is on most of the {verdict.holders} ranks that hold "
-        f"it, {when}: {flipped}",
+        f"'{verdict.name}'{more} {are[0]} not there what {are[1]} on most of the {verdict.holders} ranks "
+        f"that hold {are[2]}, {when}: {flipped}",
     )
