@@ -32,7 +32,7 @@ Without it all meet at `MASTER_PORT`, in the store of a launcher, which outlives
 DEVICE = "TUTTI_TEST_DEVICE"
 """The environment variable that says where the programs compute: cpu, cuda (each rank's own), cuda:0, ...
 
-Without it they compute on the CPU, in float64: there backends may differ by the order of additions alone."""
+Without it they compute on the CPU."""
 
 Check = Callable[[], dict[str, Tensor]]
 Outcome = dict[str, Tensor] | str
@@ -47,8 +47,8 @@ def main(program: Mapping[str, Any]) -> None:
     """
     folder, backends, checks = sys.argv[1:]
     device = os.environ.get(DEVICE, "cpu")
-    if DEVICE not in os.environ:
-        torch.set_default_dtype(torch.float64)
+    # Devices and backends may differ by the order of additions alone.
+    torch.set_default_dtype(torch.float64)
     if device != "cpu":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else device
         torch.cuda.set_device(chosen)

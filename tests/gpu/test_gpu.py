@@ -44,7 +44,9 @@ def compare(backend: str, devices: str, ranks: int, folder, checks: tuple[str, .
     outcomes("gloo", "cpu", ranks, folder, checks)
     outcomes(backend, devices, ranks, folder, checks)
     for check in checks:
-        assert_same_on_every_rank(folder, check, backends=("gloo", backend), ranks=ranks, tolerance=1e-3)
+        # What is sent in half precision may be rounded to the other of two neighbours.
+        tolerance = 1e-3 if check == "halves_on_the_wire" else 1e-10
+        assert_same_on_every_rank(folder, check, backends=("gloo", backend), ranks=ranks, tolerance=tolerance)
 
 
 def test_ranks_that_share_one_gpu_exchange_through_host_memory(tmp_path):
@@ -102,10 +104,9 @@ def test_options_work_on_the_gpu(options: dict) -> None:
 
 def test_a_model_of_torchs_layers_is_recorded_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = []
-    record = cuda_graph.Cuda.record
-    monkeypatch.setattr(
-        cuda_graph.Cuda, "record", lambda self, work: recorded.append(work) or record(self, work)
-    )
+    recorder = cuda_graph.CudaRecorder
+    record = recorder.record
+    monkeypatch.setattr(recorder, "record", lambda self, work: recorded.append(work) or record(self, work))
     trained(epochs=2, steps=None)
     trained(own)
     assert len(recorded) == 1

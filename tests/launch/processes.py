@@ -40,7 +40,7 @@ def wait_for_files(paths: Iterable[Path], patience_s: float = 2 * PATIENCE_S) ->
 
 def shared_memory_files() -> set[str]:
     """What lies in /dev/shm, but for what MPI programs and process pools that run meanwhile put there."""
-    others = ("sm_segment", "tutti-mpi-", "sem.mp-")
+    others = ("sm_segment", "tutti-mpi-", "sem.mp-", "sem.loky-")
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(others)}
 
 

@@ -1,6 +1,7 @@
 """Options of the commands that train many runs, as a caller in Python writes them.
 
-Like `tutti.run.arguments`, which knows the options of a single run.
+`tutti.run.arguments` knows the options of a single run, which these commands have too; where both have one
+of the same name, such as `--resume`, that of the command is meant.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from tutti.errors import UserError
+from tutti.run.arguments import in_python
 
 FARM: Final = {
     "resume": "resume=True",
@@ -49,7 +51,7 @@ def spelled(message: str, options: Mapping[str, str]) -> str:
 
     Args:
         message: as the command line has it.
-        options: their names without dashes, and what to write for each.
+        options: the command's own, their names without dashes, and what to write for each.
     """
     names = "|".join(options)
     pattern = rf"(?<![\w-])--({names})(?:\.([a-z][\w.]*\w))?(?![\w-])(?: ({_VALUE})(?![\w=]))?"
@@ -62,12 +64,12 @@ def spelled(message: str, options: Mapping[str, str]) -> str:
         literal = value if value[-1].isdigit() else f"'{value}'"
         return f"{name} {value}" if "=" in name or " " in name else f"{name}={literal}"
 
-    return re.sub(pattern, argument, message)
+    return in_python(re.sub(pattern, argument, message))
 
 
 @contextmanager
 def as_arguments_of(options: Mapping[str, str]) -> Iterator[None]:
-    """Spell these options in a `UserError` as arguments."""
+    """Spell these options, and those of a single run, in a `UserError` as arguments."""
     try:
         yield
     except UserError as error:

@@ -28,7 +28,6 @@ from tutti.run.api import (
     weights_of,
     without_loaders,
 )
-from tutti.run.arguments import as_arguments, in_python
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
@@ -130,7 +129,6 @@ class CrossValidated:
 
 
 @as_arguments_of(CV)
-@as_arguments()
 def cross_validate(
     models: Model | Sequence[Model] | Mapping[str, Model] = "cnn",
     data: object = "digits",
@@ -251,7 +249,7 @@ def cross_validate(
         raise RunStopped(f"the cross-validation was stopped: {outcome.stopped}; go on with it by {where}")
     if not found.scores:
         job, why = next(iter(found.failed.items()))
-        why = spelled(in_python(why), CV)
+        why = spelled(why, CV)
         raise TuttiError(f"no fold has come to its end: {job} failed: {why}; see {folder.job(job)}")
     return CrossValidated(found.scores, found.differences, found.failed, folder.path)
 

@@ -23,7 +23,6 @@ from tutti.run.api import (
     weights_of,
     without_loaders,
 )
-from tutti.run.arguments import as_arguments, in_python
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
@@ -67,7 +66,6 @@ class Found:
 
 
 @as_arguments_of(TUNE)
-@as_arguments()
 def tune(
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
     data: object = "digits",
@@ -215,7 +213,7 @@ def _found(tuned: Tuned) -> Found:
     best = tuned.best
     if not best:
         number, why = next(iter(tuned.failed().items()))
-        why = spelled(in_python(why), TUNE)
+        why = spelled(why, TUNE)
         raise TuttiError(
             f"no trial has come to its end: trial {number} failed: {why}; see {tuned.folder.path}"
         )
