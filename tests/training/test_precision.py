@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.batch_last import needs_compiler
@@ -78,6 +78,15 @@ def test_only_floating_targets_follow_the_precision() -> None:
     arithmetic = Arithmetic("fp64")
     assert arithmetic.targets(torch.zeros(2)).dtype == torch.float64
     assert arithmetic.targets(torch.zeros(2, dtype=torch.int64)).dtype == torch.int64
+
+
+def test_images_of_one_channel_say_that_their_channels_come_last() -> None:
+    images = torch.randn(2, 1, 3, 5)
+    found = Arithmetic(layout="channels_last").inputs(images)
+    assert isinstance(found, Tensor)
+    assert torch.equal(found, images)
+    # As in images of several channels; `contiguous` leaves the strides at (15, 15, 5, 1).
+    assert found.stride() == (15, 1, 5, 1)
 
 
 def test_channels_last_holds_for_weights_and_images_and_leaves_vectors() -> None:

@@ -109,7 +109,7 @@ class Arithmetic:
             return mapped(inputs, lambda one: cast(Tensor, self.inputs(one)))
         inputs = self._placed(inputs)
         if self.layout == "channels_last" and inputs.dim() == 4:
-            return inputs.contiguous(memory_format=torch.channels_last)
+            return _channels_last(inputs)
         return inputs
 
     def targets(self, targets: Tensor) -> Tensor:
@@ -168,6 +168,17 @@ def _called(module: Callable[..., object], inputs: Inputs, told: Mapping[str, bo
     if isinstance(inputs, dict):
         return module(**inputs, **told)
     return module(*inputs, **told)
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """Images with their channels last in memory, and strides that say so.
+
+    Those of images of one channel may say either, and `contiguous` leaves them as they are: cuDNN then takes
+    them for contiguous ones and has to turn all that the first convolution computes.
+    """
+    _, channels, height, width = images.shape
+    strides = height * width * channels, 1, width * channels, channels
+    return images.contiguous(memory_format=torch.channels_last).as_strided(images.shape, strides)
 
 
 def _with_contiguous_gradient(_module: nn.Module, _inputs: object, outputs: Tensor) -> None:
