@@ -33,8 +33,8 @@ CHECKS = (
 )
 
 TOLERANCES = {"halves_on_the_wire": 1e-3, "sharded_optimizer": 1e-8}
-"""Half-precision numbers may be rounded to the other of two neighbours; Adam divides the gradient of a bias in
-front of a BatchNorm, which is the rounding of zero (1e-17), by its epsilon of 1e-8."""
+"""Half-precision numbers may be rounded to the other of two neighbours; Adam divides the gradient of a bias
+in front of a BatchNorm, which is the rounding of zero (1e-17), by its epsilon of 1e-8."""
 
 
 def outcomes(backend: str, devices: str, ranks: int, folder, checks: tuple[str, ...]) -> None:
