@@ -1,6 +1,10 @@
 """The memory layouts on one thread: forward and backward of models, and of their parts, in CPU time.
 
     python benchmarks/layouts.py [--models lenet,cnn] [--batch-size 64] [--rounds 15]
+    python benchmarks/layouts.py --precision bf16 --models cnn,vgg11,resnet18 --rounds 7
+
+The second compares fp32 with bf16 in the first two layouts; wanted: bf16 in channels_last at least 2.5 times
+as fast as contiguous fp32 on processors with a unit for it (AMX or avx512_bf16).
 
 CPU time does not count the work of other programs, so the machine need not be quiet; caches are shared all
 the same. Sides are measured in turn, medians; a ratio is the median of those within each round. fp32.
@@ -25,6 +29,8 @@ from tutti.training.precision import Arithmetic
 
 LAYOUTS = ("contiguous", "channels_last", "batch_last")
 SHAPE = (1, 28, 28)
+GREY = ("mlp", "lenet", "cnn")
+"""Models measured on images of that shape; the others on (3, 32, 32)."""
 PARTS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1 map to 6, 5 x 5, 28 x 28": (lambda: nn.Conv2d(1, 6, 5, padding=2), SHAPE),
     "6 maps to 16, 5 x 5, 14 x 14": (lambda: nn.Conv2d(6, 16, 5), (6, 14, 14)),
@@ -43,18 +49,28 @@ def timed(step: Callable[[], object], times: int) -> float:
     return (process_time() - start) / times * 1e3
 
 
-def model_step(layout: str, name: str, batch_size: int) -> Callable[[], object]:
+def model_step(layout: str, name: str, batch_size: int, precision: str = "fp32") -> Callable[[], object]:
     """Forward and backward of a model."""
     torch.manual_seed(0)
-    arithmetic = Arithmetic(layout=layout)
-    module = arithmetic.prepare(models.build(name, SHAPE, 10))
-    images, labels = torch.randn(batch_size, *SHAPE), torch.arange(batch_size) % 10
+    arithmetic = Arithmetic(layout=layout, precision=precision)
+    shape = SHAPE if name in GREY else (3, 32, 32)
+    module = arithmetic.prepare(models.build(name, shape, 10))
+    images, labels = torch.randn(batch_size, *shape), torch.arange(batch_size) % 10
 
     def step() -> None:
         module.zero_grad()
         functional.cross_entropy(arithmetic.forward(module, arithmetic.inputs(images)), labels).backward()
 
     return step
+
+
+def both_precisions(name: str, batch_size: int) -> dict[str, Callable[[], object]]:
+    """Forward and backward of a model by precision and layout."""
+    return {
+        f"{precision} {layout}": model_step(layout, name, batch_size, precision)
+        for precision in ("fp32", "bf16")
+        for layout in LAYOUTS[:2]
+    }
 
 
 def part_step(
@@ -96,10 +112,17 @@ def main() -> None:
     parser.add_argument("--models", default="lenet,cnn", help="comma-separated")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
     batch = args.batch_size
+    about = f"ms of CPU time, forward and backward, one thread, batch of {batch}, median of {args.rounds}\n"
+    if args.precision == "bf16":
+        rows = [row(name, both_precisions(name, batch), args.rounds, 2) for name in args.models.split(",")]
+        print(describe_machine(), about, sep="\n")
+        print(table(("", *both_precisions("mlp", 1), "first / last"), rows))
+        return
     rows = [
         row(name, {layout: model_step(layout, name, batch) for layout in LAYOUTS}, args.rounds, 4)
         for name in args.models.split(",")
@@ -108,10 +131,7 @@ def main() -> None:
         row(name, {layout: part_step(layout, *part, batch) for layout in LAYOUTS}, args.rounds, 4)
         for name, part in PARTS.items()
     ]
-    print(describe_machine())
-    print(
-        f"ms of CPU time, forward and backward, one thread, batch of {batch}, fp32, median of {args.rounds}\n"
-    )
+    print(describe_machine(), about, sep="\n")
     print(table(("", *LAYOUTS, "contiguous / batch_last"), rows))
 
 
