@@ -98,7 +98,8 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
         hooks=Hooks(trace=trace),
     )
     if side == "off":
-        trainer._stages, worker.updating = blind(StageTimer), Blind()
+        trainer._stages = trainer._gradient._stages = blind(StageTimer)
+        worker.updating = Blind()
     comm.barrier()
     (record,) = trainer.fit()
     measuring = sum(rank.measuring_s for rank in record.ranks)

@@ -7,26 +7,22 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import Final, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from tutti.comm.base import Communicator
-from tutti.data.batches import Batch
 from tutti.optim.sharded import equal_slices
 from tutti.optim.state import names_in_groups
 from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
-from tutti.replica import Replica
 from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda, Decision
 from tutti.training.arrivals import Arrivals, compared
 from tutti.training.best_weights import BestWeights
-from tutti.training.contributions import Contributions
-from tutti.training.dropout import SampleMasks, drawn_by_sample
+from tutti.training.dropout import drawn_by_sample
 from tutti.training.evaluation import (
     Objective,
     Tally,
@@ -35,22 +31,19 @@ from tutti.training.evaluation import (
     mean_buffers,
     named_buffers,
 )
-from tutti.training.finite_check import FiniteCheck, refuse_broken_weights, refuse_loss, refuse_sum
+from tutti.training.finite_check import refuse_broken_weights
 from tutti.training.learning_rate import LearningRate
-from tutti.training.loss_scale import LossScale
 from tutti.training.module_memory import ModuleMemory
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.random_state import load_random_state, random_state
 from tutti.training.replica_check import ReplicaCheck
-from tutti.training.run_parts import Computed, Hooks, Schedule, Workers
+from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
+from tutti.training.update_gradient import UpdateGradient
 from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
 from tutti.training.weights import names_in_state
-
-FORWARD: Final = 1 / 3
-"""The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
 
 
 @dataclass(frozen=True)
@@ -124,22 +117,18 @@ class Trainer:
     ) -> None:
         self.comm, self.replica, self.worker = workers.comm, workers.replica, workers.worker
         self._optimizer, self._everyone = workers.optimizer, workers.everyone or workers.comm
-        self._compute_batch = workers.compute or self._forward_backward
-        self._collective, self._seconds_per_sample = workers.collective, workers.seconds_per_sample
-        self._objective, self._loss, self._arithmetic = objective, objective.loss, objective.arithmetic
+        self._collective, self._real_time = workers.collective, workers.seconds_per_sample is None
+        self._objective = objective
         self._batches, self._balance, self._updates = schedule.batches, schedule.balance, schedule.updates
         self._learning_rate = LearningRate(workers.optimizer, schedule.lr, schedule.updates, schedule.stepped)
         self._validation_plan, self._hooks, self._agenda = validation, hooks or Hooks(), agenda
         self._progress = self._hooks.progress
-        self._now = perf_counter if self._seconds_per_sample is None else self.comm.clock
+        self._now = perf_counter if self._real_time else self.comm.clock
         self._stages, self._look_s = StageTimer(self._now), look_s(self._now)
         self.worker.updating.clock = self._now
         self._step, self._steps, self._lr = 0, 0, math.nan
         self._meets, self._arrivals = workers.meets, Arrivals()
-        self._shares: dict[float, Tensor] = {}
-        self._finite_check = FiniteCheck()
-        self._scale = self._loss_scale()
-        self._contributions = self._looked_at(schedule.skip_nonfinite)
+        self._gradient = UpdateGradient(workers, objective, schedule, self._stages)
         self._replicas = ReplicaCheck(self.comm, self.replica, schedule.check_replicas)
         self._history: list[EpochRecord] = []
         self._unvalidated: deque[EpochRecord] = deque()
@@ -148,7 +137,6 @@ class Trainer:
         self._ending = ending or Ending()
         best = BestWeights(self.replica, self.comm, self._ending.ranking)
         self._best = best if self._ending.restores_best else None
-        self._masks = SampleMasks(schedule.batches.seed)
         function = objective.loss.function
         # Of a loss that is a function there is nothing to remember.
         self._loss_module = function if isinstance(function, nn.Module) else nn.Module()
@@ -157,17 +145,6 @@ class Trainer:
         self.ended: str | None = None
         self.restored: EpochRecord | None = None
         self.final: Evaluation | None = None
-
-    def _loss_scale(self) -> LossScale | None:
-        if self._arithmetic.precision != "fp16":
-            return None
-        together = not self._batches.own and self.worker.waits
-        return LossScale(self.replica, self.comm if together else None)
-
-    def _looked_at(self, skip_nonfinite: int) -> Contributions | None:
-        if not skip_nonfinite:
-            return None
-        return Contributions(self.replica, self.comm, skip_nonfinite)
 
     def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
         """Train to the end (collective).
@@ -189,10 +166,10 @@ class Trainer:
         module = self.replica.module
         self._stages.trace = self.worker.updating.trace = self._hooks.trace
         self._objective = check_fit(module, self._batches.part, self._objective)
-        self._loss = self._objective.loss
+        self._gradient.objective = self._objective
         if not module.training:
             module.train()
-        check_smallest_batch(module, self._batches, arithmetic=self._arithmetic)
+        check_smallest_batch(module, self._batches, arithmetic=self._objective.arithmetic)
         plan = self._validation_plan
         if plan is not None:
             task = ValidationTask(self.replica, plan.part, self.comm, self._objective, self._asked())
@@ -207,7 +184,7 @@ class Trainer:
         try:
             if self._hooks.callbacks is not None:
                 self._hooks.callbacks.begin(self._step, self._history)
-            with drawn_by_sample(module, self._batches.seed) as self._masks:
+            with drawn_by_sample(module, self._batches.seed) as self._gradient.masks:
                 self._run()
             # Outside: a model that is saved then has torch's own layers.
             if self.stopped is None and self._hooks.callbacks is not None:
@@ -366,14 +343,14 @@ class Trainer:
             self._learning_rate.step_until(made)
             loaded = stages.lap("update")
             late = self.worker.is_late()
-            samples, weight = (0, 0.0) if late else self._compute(passes, epoch, tally)
+            samples, weight = (0, 0.0) if late else self._gradient.add(passes, self._step, epoch, tally)
             computed = stages.last
             if self._meets:
                 self._arrivals.note(computed - left)
             self._lr = self._learning_rate.value
             if late or not (samples or not self._batches.own):
                 self.worker.skip()
-            elif self._is_usable(made, passes, samples, weight, epoch):
+            elif self._gradient.is_usable(made, passes, self._step, epoch, samples, weight):
                 self.worker.step()
                 self._steps += 1
             else:
@@ -403,9 +380,7 @@ class Trainer:
         if isinstance(tally.loss, Tensor):
             if last < self._updates:
                 self._batches.prepare(epoch + 1)
-            seen = self._finite_check.last(tally.loss, last)
-            refuse_sum(self.replica, self.comm.rank, seen, epoch)
-            stages.lap("backward")
+            self._gradient.check_last(tally.loss, last, epoch)
 
     def _pause_between_epochs(self, agenda: Agenda) -> None:
         """Save the state, or stop, if that is due (collective)."""
@@ -474,7 +449,8 @@ class Trainer:
         balance = State() if self._balance is None else self._balance.state()
         module = self.replica.module
         names = {parameter: name for name, parameter in module.named_parameters()}
-        remembered = self._remembered()
+        remembered, contributions = self._remembered(), self._gradient.contributions
+        scale = None if self._gradient.scale is None else self._gradient.scale.state()
         shared = {
             "epoch": open_epoch.number,
             "updates": self._updates,
@@ -487,7 +463,7 @@ class Trainer:
             "schedule": self._learning_rate.state(),
             "buffers": mean_buffers(module, self.comm),
             "remembered": remembered,
-            "scale": None if self._scale is None else self._scale.state(),
+            "scale": scale,
             "history": [to_json(record) for record in self._history],
             "unvalidated": [to_json(record) for record in self._unvalidated],
         }
@@ -498,8 +474,8 @@ class Trainer:
             "tally": tally.state(),
             "schedule": self._learning_rate.state(),
             "steps": self._steps,
-            "scale": None if self._scale is None else self._scale.state(),
-            "left_out": 0 if self._contributions is None else self._contributions.state(),
+            "scale": scale,
+            "left_out": 0 if contributions is None else contributions.state(),
             "stages": self._stages.seconds(),
             "traffic": self.worker.traffic.values(),
         }
@@ -564,10 +540,10 @@ class Trainer:
             memory.load_state(values)
         load_buffers(self._loss_module, remembered["buffers"])
         scale = (own or at).get("scale")
-        if self._scale is not None and scale is not None:
-            self._scale.load_state(scale)
-        if self._contributions is not None:
-            self._contributions.load_state(0 if own is None else own.get("left_out", 0))
+        if self._gradient.scale is not None and scale is not None:
+            self._gradient.scale.load_state(scale)
+        if self._gradient.contributions is not None:
+            self._gradient.contributions.load_state(0 if own is None else own.get("left_out", 0))
         as_large = saved.part("batches").shared["batch_size"] == self._batches.batch_size
         self._learning_rate.load_state((own or at)["schedule"], at["updates"] if as_large else -1, self._step)
         self._lr = at["lr"]
@@ -587,101 +563,9 @@ class Trainer:
         modules = [memory.state() for memory in self._memories]
         return {"modules": modules, "buffers": named_buffers(self._loss_module)}
 
-    def _compute(self, passes: Sequence[Batch], epoch: int, tally: Tally) -> tuple[int, float]:
-        """Forward and backward of this rank's part of an update; returns its samples, and their weight."""
-        samples, weight = 0, 0.0
-        for batch in passes:
-            if batch.share or self._collective:
-                computed, of_losses = self._pass(batch, epoch, tally)
-                samples, weight = samples + computed, weight + of_losses
-        if isinstance(tally.loss, Tensor):
-            seen = self._finite_check.note(tally.loss, self._step + 1)
-            refuse_sum(self.replica, self.comm.rank, seen, epoch)
-            self._stages.lap("backward")
-        self._charge(samples)
-        return samples, weight
-
-    def _is_usable(self, made: int, passes: Sequence[Batch], samples: int, weight: float, epoch: int) -> bool:
-        """Prepare the gradients for the worker's step, and tell whether it can be made (collective)."""
-        if self._scale is not None and not self._scale.unscale():
-            return False
-        contributions, worker = self._contributions, self.worker
-        if contributions is None:
-            self._divide(made, passes, samples, weight)
-            return True
-        finite, own = contributions.is_finite(self._step + 1, epoch), self._batches.own
-        # A worker that divides tells the others by its weight.
-        jointly = not own and not worker.divides
-        rest = contributions.rest(finite, sum(one.share for one in passes)) if jointly else 1.0
-        if not rest or (own and not finite):
-            return False
-        worker.weight = None
-        self._divide(made, passes, samples, weight if finite else 0.0)
-        if not finite:
-            worker.share, worker.weight = 0.0, 0.0
-        elif rest < 1 and not self._loss.weighed:
-            worker.share /= rest
-            self.replica.scale_gradients(1 / rest)
-        return True
-
-    def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
-        """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
-        worker, own = self.worker, self._batches.own
-        if not own:
-            worker.share = sum(batch.share for batch in passes)
-        if not self._loss.weighed:
-            return
-        if own:
-            divide_by_weight(self.replica, None, weight, samples)
-        elif worker.divides:
-            worker.weight = weight / self._batches.samples_of(made)
-        else:
-            whole = divide_by_weight(self.replica, self.comm, weight, self._batches.samples_of(made))
-            worker.share = weight / whole if whole else 0.0
-
-    def _pass(self, batch: Batch, epoch: int, tally: Tally) -> tuple[int, float]:
-        """Add this batch's gradient, and count its samples; returns these, and its losses' denominator."""
-        self._masks.begin(epoch, batch.samples)
-        computed = self._compute_batch(batch)
-        samples = len(computed.targets)
-        weight = samples if computed.weight is None else computed.weight
-        loss = computed.loss
-        if not isinstance(loss, float) or math.isfinite(loss):
-            tally.add(loss, computed.outputs, computed.targets, weight)
-        elif self._contributions is not None:
-            self._contributions.note_loss(loss)
-        else:
-            refuse_loss(self.replica, self.comm.rank, loss, epoch, f"step {self._step + 1}")
-        self._stages.lap("backward", computed.seconds)
-        return samples, weight
-
-    def _forward_backward(self, batch: Batch) -> Computed:
-        """Add this batch's gradient, weighted by its share of the update."""
-        inputs, targets = self._arithmetic.inputs(batch.inputs), self._arithmetic.targets(batch.targets)
-        self._stages.lap("copy")
-        outputs, loss, weight = self._objective.compute(self.replica.module, inputs, targets)
-        self._stages.lap("forward")
-        # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
-        factor = batch.share if self._scale is None else batch.share * self._scale.factor
-        share = self._shares.get(factor)
-        if share is None:
-            share = self._shares[factor] = loss.new_tensor(factor)
-        torch.autograd.backward(loss, share)
-        return Computed(self._arithmetic.number(loss), outputs.detach(), targets, weight)
-
     def _waited(self) -> Mapping[str, float]:
         """Return the seconds for which this rank has waited for files, if real time is measured."""
-        return self._batches.waited() if self._seconds_per_sample is None else {}
-
-    def _charge(self, samples: int) -> None:
-        """Let the virtual clock, if it measures the times, go on by what so many samples cost.
-
-        Not before all is computed: meanwhile others may move the weights, if they are shared.
-        """
-        if self._seconds_per_sample is not None:
-            for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
-                self.comm.compute(self._seconds_per_sample * samples * share)
-                self._stages.lap(stage)
+        return self._batches.waited() if self._real_time else {}
 
     def _validate(self, open_epoch: OpenEpoch, final: bool) -> Sequence[Evaluation | None] | None:
         """Have the weights evaluated; the results that are known now, of this epoch and earlier ones.
@@ -737,7 +621,8 @@ class Trainer:
         """Work of each rank since it was last asked (collective)."""
         stages, measuring_s = self._stages.take(self._look_s)
         exchanged = self.worker.traffic.take().figures()
-        left_out = 0 if self._contributions is None else self._contributions.take()
+        contributions = self._gradient.contributions
+        left_out = 0 if contributions is None else contributions.take()
         mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged, left_out=left_out)
         self._steps = 0
         found = self._everyone.all_gather_objects((mine, self._arrivals.take()))
@@ -747,26 +632,3 @@ class Trainer:
 def _rate(samples: int, seconds: float) -> float:
     """Samples per second; 0 where no time has passed, as on a virtual clock that nothing moves."""
     return samples / seconds if seconds > 0 else 0.0
-
-
-def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float, samples: int) -> float:
-    """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
-
-    Where a loss is no plain mean over samples, each pass adds the gradient of its sum of losses / the samples
-    of the update: what the denominators of all ranks and passes are is known after the last one.
-
-    Args:
-        replica: its gradients are scaled. They become zero where nothing has a weight.
-        comm: the ranks that make the update together; None: each makes its own.
-        weight: of this rank's samples.
-        samples: behind the update.
-
-    Returns:
-        The weight of the update.
-    """
-    total = torch.tensor([weight], dtype=torch.float64)
-    if comm is not None:
-        comm.all_reduce(total)
-    whole = float(total.item())
-    replica.scale_gradients(samples / whole if whole else 0.0)
-    return whole

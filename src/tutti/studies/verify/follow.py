@@ -55,7 +55,7 @@ from tutti.studies.verify.tolerance import (
     table,
 )
 from tutti.training.dropout import SampleMasks, drawn_by_sample
-from tutti.training.trainer import divide_by_weight
+from tutti.training.update_gradient import divide_by_weight
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,207 @@
+"""The gradient of an update: forward and backward of this rank's samples, and what they are divided by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tutti.comm.base import Communicator
+from tutti.data.batches import Batch
+from tutti.replica import Replica
+from tutti.training.contributions import Contributions
+from tutti.training.dropout import SampleMasks
+from tutti.training.evaluation import Objective, Tally
+from tutti.training.finite_check import FiniteCheck, refuse_loss, refuse_sum
+from tutti.training.loss_scale import LossScale
+from tutti.training.run_parts import Computed, Schedule, Workers
+from tutti.training.timers import StageTimer
+
+FORWARD: Final = 1 / 3
+"""The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
+
+
+class UpdateGradient:
+    """Adds up what the worker's step is made with, in the gradients of the replica.
+
+    Args:
+        workers: the ranks, and how this one computes.
+        objective: see the attribute.
+        schedule: the batches, and how many gradients that are not finite may be left out.
+        stages: is told where the time goes.
+
+    Attributes:
+        objective: loss and metrics, and how the model computes.
+        scale: of the loss, with fp16; None: it has none.
+        contributions: which gradients are left out; None: all count.
+        masks: of dropout.
+    """
+
+    def __init__(
+        self, workers: Workers, objective: Objective, schedule: Schedule, stages: StageTimer
+    ) -> None:
+        self._comm, self._replica, self._worker = workers.comm, workers.replica, workers.worker
+        self._compute_batch = workers.compute or self._forward_backward
+        self._collective, self._seconds_per_sample = workers.collective, workers.seconds_per_sample
+        self.objective, self._batches, self._stages = objective, schedule.batches, stages
+        self._shares: dict[float, Tensor] = {}
+        self._finite_check = FiniteCheck()
+        skip = schedule.skip_nonfinite
+        self.scale = self._loss_scale()
+        self.contributions = Contributions(self._replica, self._comm, skip) if skip else None
+        self.masks = SampleMasks(schedule.batches.seed)
+
+    def _loss_scale(self) -> LossScale | None:
+        if self.objective.arithmetic.precision != "fp16":
+            return None
+        together = not self._batches.own and self._worker.waits
+        return LossScale(self._replica, self._comm if together else None)
+
+    def add(self, passes: Sequence[Batch], step: int, epoch: int, tally: Tally) -> tuple[int, float]:
+        """Forward and backward of this rank's part of an update; returns its samples, and their weight.
+
+        Args:
+            passes: the samples, in as many batches as are computed one after the other.
+            step: the updates made before.
+            epoch: from 0.
+            tally: counts losses and metrics.
+
+        Raises:
+            NotFinite: the loss is NaN or inf.
+        """
+        samples, weight = 0, 0.0
+        for batch in passes:
+            if batch.share or self._collective:
+                computed, of_losses = self._pass(batch, step, epoch, tally)
+                samples, weight = samples + computed, weight + of_losses
+        if isinstance(tally.loss, Tensor):
+            seen = self._finite_check.note(tally.loss, step + 1)
+            refuse_sum(self._replica, self._comm.rank, seen, epoch)
+            self._stages.lap("backward")
+        self._charge(samples)
+        return samples, weight
+
+    def check_last(self, loss: Tensor, step: int, epoch: int) -> None:
+        """Look at the losses of a GPU that nobody has waited for yet, at the end of an epoch.
+
+        Raises:
+            NotFinite: one is NaN or inf.
+        """
+        refuse_sum(self._replica, self._comm.rank, self._finite_check.last(loss, step), epoch)
+        self._stages.lap("backward")
+
+    def is_usable(
+        self, made: int, passes: Sequence[Batch], step: int, epoch: int, samples: int, weight: float
+    ) -> bool:
+        """Prepare the gradient for the worker's step, and tell whether it can be made (collective).
+
+        Args:
+            made: the number of the update among the batches'.
+            passes: as for `add`.
+            step: likewise.
+            epoch: likewise.
+            samples: what `add` has returned.
+            weight: likewise.
+        """
+        if self.scale is not None and not self.scale.unscale():
+            return False
+        contributions, worker = self.contributions, self._worker
+        if contributions is None:
+            self._divide(made, passes, samples, weight)
+            return True
+        finite, own = contributions.is_finite(step + 1, epoch), self._batches.own
+        # A worker that divides tells the others by its weight.
+        jointly = not own and not worker.divides
+        rest = contributions.rest(finite, sum(one.share for one in passes)) if jointly else 1.0
+        if not rest or (own and not finite):
+            return False
+        worker.weight = None
+        self._divide(made, passes, samples, weight if finite else 0.0)
+        if not finite:
+            worker.share, worker.weight = 0.0, 0.0
+        elif rest < 1 and not self.objective.loss.weighed:
+            worker.share /= rest
+            self._replica.scale_gradients(1 / rest)
+        return True
+
+    def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
+        """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
+        worker, own = self._worker, self._batches.own
+        if not own:
+            worker.share = sum(batch.share for batch in passes)
+        if not self.objective.loss.weighed:
+            return
+        if own:
+            divide_by_weight(self._replica, None, weight, samples)
+        elif worker.divides:
+            worker.weight = weight / self._batches.samples_of(made)
+        else:
+            whole = divide_by_weight(self._replica, self._comm, weight, self._batches.samples_of(made))
+            worker.share = weight / whole if whole else 0.0
+
+    def _pass(self, batch: Batch, step: int, epoch: int, tally: Tally) -> tuple[int, float]:
+        """Add this batch's gradient, and count its samples; returns these, and its losses' denominator."""
+        self.masks.begin(epoch, batch.samples)
+        computed = self._compute_batch(batch)
+        samples = len(computed.targets)
+        weight = samples if computed.weight is None else computed.weight
+        loss = computed.loss
+        if not isinstance(loss, float) or math.isfinite(loss):
+            tally.add(loss, computed.outputs, computed.targets, weight)
+        elif self.contributions is not None:
+            self.contributions.note_loss(loss)
+        else:
+            refuse_loss(self._replica, self._comm.rank, loss, epoch, f"step {step + 1}")
+        self._stages.lap("backward", computed.seconds)
+        return samples, weight
+
+    def _forward_backward(self, batch: Batch) -> Computed:
+        """Add this batch's gradient, weighted by its share of the update."""
+        arithmetic = self.objective.arithmetic
+        inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
+        self._stages.lap("copy")
+        outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
+        self._stages.lap("forward")
+        # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
+        factor = batch.share if self.scale is None else batch.share * self.scale.factor
+        share = self._shares.get(factor)
+        if share is None:
+            share = self._shares[factor] = loss.new_tensor(factor)
+        torch.autograd.backward(loss, share)
+        return Computed(arithmetic.number(loss), outputs.detach(), targets, weight)
+
+    def _charge(self, samples: int) -> None:
+        """Let the virtual clock, if it measures the times, go on by what so many samples cost.
+
+        Not before all is computed: meanwhile others may move the weights, if they are shared.
+        """
+        if self._seconds_per_sample is not None:
+            for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
+                self._comm.compute(self._seconds_per_sample * samples * share)
+                self._stages.lap(stage)
+
+
+def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float, samples: int) -> float:
+    """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
+
+    Where a loss is no plain mean over samples, each pass adds the gradient of its sum of losses / the samples
+    of the update: what the denominators of all ranks and passes are is known after the last one.
+
+    Args:
+        replica: its gradients are scaled. They become zero where nothing has a weight.
+        comm: the ranks that make the update together; None: each makes its own.
+        weight: of this rank's samples.
+        samples: behind the update.
+
+    Returns:
+        The weight of the update.
+    """
+    total = torch.tensor([weight], dtype=torch.float64)
+    if comm is not None:
+        comm.all_reduce(total)
+    whole = float(total.item())
+    replica.scale_gradients(samples / whole if whole else 0.0)
+    return whole
