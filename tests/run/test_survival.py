@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -236,6 +237,41 @@ def test_ranks_in_reserve_go_on_with_the_state(tmp_path: Path, policy: str, left
     assert len(ended) == left
     assert ended < {*(tmp_path / "killed").read_text().split()}
     assert [one.epoch for one in RunFolder(tmp_path / "run").history().records] == [1, 2, 3, 4, 5, 6]
+
+
+def server_of(process: int) -> int:
+    """The process that has forked the server of a rank."""
+    parents = [process]
+    for _ in range(2):
+        parents.append(int(Path(f"/proc/{parents[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    return parents[-1]
+
+
+def reserve_waits() -> bool:
+    """Tell whether a rank of the same run waits for a lock."""
+    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    own = server_of(os.getpid())
+    return any(server_of(int(words[5])) == own for words in waiting if Path(f"/proc/{words[5]}").exists())
+
+
+class AwaitsReserve(tutti.Callback):
+    """Goes on with the run once ranks in reserve wait."""
+
+    def step(self, course: tutti.Course) -> None:
+        while course.step == 2 and not reserve_waits():
+            time.sleep(0.01)
+
+
+def test_ranks_in_reserve_leave_the_memory_alone_into_which_data_are_streamed(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "x.npy", INPUTS.numpy())
+    np.save(tmp_path / "data" / "y.npy", TARGETS.numpy())
+    options = {**OPTIONS, "data": str(tmp_path / "data"), "data_options": {"stream": True}}
+    alone = tutti.train(model(), workers=2, **options)
+    guarded = tutti.train(
+        model(), workers=2, callbacks=AwaitsReserve(), on_failure="respawn", standby=True, **options
+    )
+    assert torch.equal(weights_of(guarded), weights_of(alone))
 
 
 def test_a_single_rank_is_replaced_too(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -143,7 +143,7 @@ class StateMemory:
         self._data = Arena.create()
         self._data.allocate(PAGE)
         self._gates = 0
-        self._shut: AbstractContextManager[None] | None = None
+        self._shut = ExitStack()
         token = os.urandom(_TOKEN_BYTES)
         os.pwrite(self._made[0], token, _TOKEN)
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
@@ -154,18 +154,15 @@ class StateMemory:
         os.pwrite(self._made[0], count.to_bytes(_LENGTH, "little"), _LENGTH)
 
     def shut_gate(self) -> int:
-        """Return a gate that is shut, one at a time: ranks that pass it wait asleep."""
+        """Return a gate that is shut: ranks that pass it wait asleep."""
         self._gates += 1
         gate = FIRST + TABLE_BYTES + self._gates % GATES
-        self._shut = self._data.lock(gate)
-        self._shut.__enter__()
+        self._shut.enter_context(self._data.lock(gate))
         return gate
 
-    def open_gate(self) -> None:
-        """Open the gate that is shut, if there is one."""
-        if self._shut is not None:
-            self._shut.__exit__(None, None, None)
-            self._shut = None
+    def open_gates(self) -> None:
+        """Open the gates that are shut."""
+        self._shut.close()
 
     def close(self) -> None:
         """Give it back."""

@@ -53,10 +53,12 @@ class Orders(NamedTuple):
     Attributes:
         payload: handed to the entry.
         placement: of the ranks.
+        waits: the ranks may begin before those are gone that they replace: they prepare themselves and wait.
     """
 
     payload: bytes
     placement: Placement
+    waits: bool = False
 
 
 @dataclass(frozen=True)

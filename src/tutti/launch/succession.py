@@ -4,6 +4,8 @@
                  ├─ branch ── reserve         prepares, waits ── is the crew: works ──────
                  └─ branch ── reserve                                   prepares, waits ──
 
+Without a reserve the next crew is forked once a rank is lost, and prepares itself while the others are ended.
+
 Each crew comes from a fork server of its own, so that the ends of one do not touch the other. What the ranks
 of the reserve prepare, and what they wait for, is theirs to know.
 """
@@ -91,8 +93,7 @@ class Line:
                 orders = self._succession.after(outcome.error)
             except PeerLost as last:
                 return crew, last
-            self._end(crew)
-            crew, since = self._next(orders), time.monotonic()
+            crew, since = self._replace(crew, orders), time.monotonic()
             self._crew = crew
         return crew, None
 
@@ -115,14 +116,19 @@ class Line:
         crew.register(self._selector)
         return crew
 
-    def _next(self, orders: Orders) -> Crew:
-        reserve, self._reserve = self._reserve, None
-        if reserve is not None and reserve.orders.placement == orders.placement:
-            self._succession.release()
-            return reserve
-        if reserve is not None:
-            self._end(reserve)
-        return self._begin(orders)
+    def _replace(self, crew: Crew, orders: Orders) -> Crew:
+        """End a crew; returns the next one, which prepares itself meanwhile if it can."""
+        if self._reserve is not None and self._reserve.orders.placement != orders.placement:
+            self._end(self._reserve)
+            self._reserve = None
+        if self._reserve is None and orders.waits:
+            self._reserve = self._begin(orders)
+        self._end(crew)
+        after, self._reserve = self._reserve, None
+        if after is None:
+            return self._begin(orders)
+        self._succession.release()
+        return after
 
     def _look_after_reserve(self) -> None:
         if self._reserve is None:

@@ -66,8 +66,15 @@ class KeptData:
         self._arena = Arena.open(address)
         self._table = self._arena.words(TABLE, TABLE_BYTES // 8)
 
+    @property
+    def is_there(self) -> bool:
+        """True if it is kept; False if it was never read, or is streamed from its files."""
+        return bool(self._table[1])
+
     def open(self, job: TrainJob, comm: Communicator) -> DataSet:
-        """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was.
+        """Open the data set of a run (collective), as `open_config_data` does; it is read if it is not there.
+
+        Then the memory is taken from the ranks before these, which must be gone.
 
         Raises:
             UserError: the data or the split cannot be used.

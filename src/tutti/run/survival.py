@@ -79,7 +79,7 @@ class _Plan:
             job, placement = self._changed(PeerLost([0], ""))
         except PeerLost:
             return None  # The last one has none to go on with.
-        return Orders(pickle.dumps(replace(job, gate=self._memory.shut_gate())), placement)
+        return Orders(pickle.dumps(replace(job, gate=self._memory.shut_gate())), placement, waits=True)
 
     def after(self, lost: PeerLost) -> Orders:
         """The work of those that go on.
@@ -99,11 +99,13 @@ class _Plan:
         ranks = f"{self._placement.ranks} new rank{'' if self._placement.ranks == 1 else 's'}"
         of_fewer = shrunk_text(job, self._first) if self._placement.workers < before else ""
         print(f"tutti: {lost}; going on with {ranks}{of_fewer}", file=sys.stderr, flush=True)
-        return Orders(pickle.dumps(self._job), self._placement)
+        waits = bool(self._memory.place.whole)
+        gate = self._memory.shut_gate() if waits else None
+        return Orders(pickle.dumps(replace(self._job, gate=gate)), self._placement, waits)
 
     def release(self) -> None:
-        """Let the reserve go on."""
-        self._memory.open_gate()
+        """Let those go on that have prepared themselves."""
+        self._memory.open_gates()
 
     def _changed(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
         """The job and the ranks to go on with.

@@ -130,8 +130,8 @@ class Surroundings:
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
         on_step: called before each step of this rank, with the number of updates made before.
-        waits: for ranks in reserve: called when all that needs no state is prepared, returns when they are
-            needed, with the job as it is by then.
+        waits: for ranks that prepare themselves while others may still train: called when all that needs no
+            state is prepared, returns when they are needed, with the job as it is by then.
     """
 
     follower: Progress = field(default_factory=Progress)
@@ -157,8 +157,10 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     around = Surroundings()
     if job.memory is not None and isinstance(comm, HostCommunicator):
         kept = KeptData(job.memory.data)
-        waits = None if job.gate is None else partial(_until_needed, kept)
-        around = replace(around, open_data=kept.open, waits=waits)
+        around = replace(around, open_data=kept.open)
+        if job.gate is not None:
+            waits = partial(_until_needed, kept)
+            around = replace(around, open_data=partial(_open_beside_others, kept), waits=waits)
     # Nobody watches a process that a supervisor has not started.
     if isinstance(comm, HostCommunicator) and started_by().launcher is Launcher.TUTTI:
         if job.hang_timeout_s is not None:
@@ -218,6 +220,17 @@ def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
     """Return the state to go on from: of the memory, else of a folder; None: the run begins."""
     found = None if job.memory is None else kept_in(comm, job.memory)
     return found_by(comm, job.resume) if found is None and job.resume is not None else found
+
+
+def _open_beside_others(kept: KeptData, job: TrainJob, comm: Communicator) -> DataSet:
+    """Open the data set of ranks that prepare themselves while those before them may still train.
+
+    If it is not kept, they wait until these are gone, whose memory they take.
+    """
+    assert job.gate is not None
+    if not kept.is_there:
+        kept.pass_gate(job.gate)
+    return kept.open(job, comm)
 
 
 def _until_needed(kept: KeptData, job: TrainJob) -> TrainJob:

@@ -63,7 +63,8 @@ class TrainJob(Job):
             run comes to nothing; None: a launcher that knows nothing of run folders.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
         losses: how often ranks were lost before.
-        gate: of the memory; ranks in reserve wait at it once they are prepared. None: they are no reserve.
+        gate: of the memory; ranks wait at it once they are prepared, until those before them are gone. None:
+            there are none before them.
     """
 
     entry: ClassVar[str] = "tutti.run.train:work"
