@@ -18,6 +18,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import select
 import selectors
 import signal
 import socket
@@ -208,7 +209,7 @@ class ForkServerProcess:
             except (BrokenPipeError, ConnectionResetError):
                 # The supervisor is gone.
                 signal_all(self._ranks, signal.SIGKILL)
-                self._clear(GRACE_S)
+                self._clear(children, GRACE_S)
                 return None
 
     def _serve(
@@ -229,7 +230,7 @@ class ForkServerProcess:
                 for descriptor in descriptors:
                     os.close(descriptor)
             elif isinstance(message, EndRanks):
-                self._clear(message.grace_s)
+                self._clear(children, message.grace_s)
                 send(control, Ready())
             elif isinstance(message, Load):
                 _load(message.entry)
@@ -281,8 +282,13 @@ class ForkServerProcess:
             if rank is not None:
                 ended.append(RankEnded(rank, os.waitstatus_to_exitcode(status)))
 
-    def _clear(self, grace_s: float) -> None:
-        """End all children; those of a child that has ended become ours."""
+    def _clear(self, ended: SignalWatch, grace_s: float) -> None:
+        """End all children; those of a child that has ended become ours.
+
+        Args:
+            ended: tells that one has.
+            grace_s: time to exit on SIGTERM, before SIGKILL.
+        """
         import psutil  # Not in the supervisor, which imports this module too.
 
         deadline = time.monotonic() + grace_s
@@ -296,7 +302,9 @@ class ForkServerProcess:
             else:
                 signal_all(children - asked, signal.SIGTERM)
             asked |= children
-            time.sleep(_POLL_S)
+            # A process that has just become ours sends no signal: so not for longer.
+            select.select([ended], [], [], _POLL_S)
+            ended.acknowledge()
             self._reap()
 
 
