@@ -62,7 +62,6 @@ class StepDivision:
     """The division of a step among the ranks.
 
     Attributes:
-        lists: the groups' lists of parameters for which it was made; held, so that no other has their id.
         parts: this rank's.
         by_group: its parameters, by group.
         state: the parts' state.
@@ -74,7 +73,6 @@ class StepDivision:
         counters: what the optimizer counts for a part, and its place for each of the part's parameters.
     """
 
-    lists: list[list[nn.Parameter]]
     parts: list[ParameterStretch]
     by_group: list[list[nn.Parameter]]
     state: defaultdict[Any, State]
@@ -277,8 +275,8 @@ class DividedOptimizer:
     def _division(self) -> StepDivision:
         groups = self._optimizer.param_groups
         key = (
-            *(p.grad is None for group in groups for p in group["params"]),
-            *(id(group["params"]) for group in groups),
+            *(0 if p.grad is None else id(p) for group in groups for p in group["params"]),
+            *(len(group["params"]) for group in groups),
             *(bool(v) for group in groups for v in group.values() if isinstance(v, int | float)),
         )
         known = self._divisions.get(key)
@@ -346,9 +344,8 @@ class DividedOptimizer:
             )
             for part in parts
         ]
-        lists = [group["params"] for group in groups]
         joined = [slice(numbers[0], numbers[-1] + 1) for numbers in stretches]
-        return StepDivision(lists, parts, by_group, state, writes, kernels, fused, joined)
+        return StepDivision(parts, by_group, state, writes, kernels, fused, joined)
 
     def _own_parts(
         self, stretches: Iterable[list[int]], group_of: dict[int, int]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from typing import Any, cast
 
 import torch
@@ -50,7 +51,7 @@ class JointStepper(Stepper):
             self.optimizer, self.replica, self.copies, self.gradients, self.loop.comm.node
         )
         self._fits, self._made = False, 0
-        self._lists: list[tuple[list[nn.Parameter], int]] = []
+        self._listed: list[nn.Parameter] = []
 
     def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
         """Return whether this stepper belongs to both."""
@@ -151,11 +152,8 @@ class JointStepper(Stepper):
 
     def _refuse_strangers(self) -> None:
         """Refuse new parameters of the optimizer that no model has: they are not exchanged."""
-        lists = [(group["params"], len(group["params"])) for group in self.optimizer.param_groups]
-        if len(lists) == len(self._lists) and all(
-            new is old and length == known
-            for (new, length), (old, known) in zip(lists, self._lists, strict=True)
-        ):
+        listed = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if len(listed) == len(self._listed) and all(map(is_, listed, self._listed)):
             return
         _refuse_strangers(
             self.optimizer,
@@ -164,7 +162,7 @@ class JointStepper(Stepper):
             "assign=True, before distribute(), and give it one module of the model and of such parameters as "
             "its loss has beside it",
         )
-        self._lists = lists
+        self._listed = listed
 
     def _limit(self) -> None:
         if self.clip.value is None and self.clip.norm is None:

@@ -150,6 +150,42 @@ def a_frozen_group_added_later(job: Job) -> Outcome:
 
 
 @loop
+def a_parameter_moves_to_another_group(job: Job) -> Outcome:
+    model = net()
+    groups = [
+        {"params": list(model[0].parameters()), "lr": 0.1},
+        {"params": list(model[2].parameters()), "lr": 0.01},
+    ]
+    model, optimizer = job.distribute(model, torch.optim.SGD(groups, momentum=0.9))
+    train(job, model, optimizer, epochs=1)
+    first, second = (group["params"] for group in optimizer.param_groups)
+    second.insert(0, first.pop())
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def the_parameters_of_a_group_are_exchanged(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, torch.optim.Adam(model[0].parameters(), lr=0.01))
+    train(job, model, optimizer, epochs=1)
+    optimizer.param_groups[0]["params"][:] = model[2].parameters()
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def a_parameter_that_takes_the_place_of_another(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer, epochs=1)
+    model[2].bias = nn.Parameter(model[2].bias.detach().clone())
+    optimizer.param_groups[0]["params"][-1] = model[2].bias
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
 def adversaries_that_freeze_each_other(job: Job) -> Outcome:
     torch.manual_seed(3)
     maker, judge = nn.Linear(2, FEATURES).double(), net(4)
