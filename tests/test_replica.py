@@ -169,6 +169,14 @@ def test_attach_leaves_gradients_in_place_alone() -> None:
     assert torch.equal(replica.flats[0].grads, before)
 
 
+def test_attach_refuses_weights_that_were_transposed() -> None:
+    module = nn.Linear(3, 3)
+    replica = Replica(module)
+    module.weight.data = module.weight.data.T
+    with pytest.raises(BadModel, match=r"'weight' was moved to other memory, or transposed"):
+        replica.attach()
+
+
 def test_attach_refuses_weights_that_were_moved_away() -> None:
     module = mlp()
     replica = Replica(module)

@@ -129,12 +129,14 @@ class Replica:
         """
         for flat in self.flats:
             for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
-                if parameter.numel() and parameter.data_ptr() != flat.weights[span].data_ptr():
+                weights, grad = flat.weights[span], view_like(flat.grads[span], parameter)
+                if parameter.numel() and not is_there(parameter, grad, weights.data_ptr()):
                     raise BadModel(
-                        f"parameter '{name}' was moved to other memory after the model was laid out for "
-                        "training; call model.to(...) or load_state_dict(..., assign=True) before that"
+                        f"parameter '{name}' was moved to other memory, or transposed, after the model was "
+                        "laid out for training; call model.to(...) or load_state_dict(..., assign=True) "
+                        "before that"
                     )
-                _attach_gradient(parameter, view_like(flat.grads[span], parameter))
+                _attach_gradient(parameter, grad)
 
     @contextmanager
     def lent_gradients(self) -> Iterator[None]:
@@ -229,6 +231,16 @@ def view_like(vector: Tensor, like: Tensor) -> Tensor:
     if like.dim() in formats and like.is_contiguous(memory_format=formats[like.dim()]):
         return vector.as_strided(like.shape, like.stride())
     return vector.view(like.shape)
+
+
+def is_there(tensor: Tensor, place: Tensor, address: int) -> bool:
+    """Return whether a tensor is what lies in a place, whose address is known; not so what is transposed."""
+    return tensor.data_ptr() == address and tensor.stride() == place.stride()
+
+
+def reach_of(vector: Tensor) -> range:
+    """Return the addresses of a vector's memory."""
+    return range(vector.data_ptr(), vector.data_ptr() + vector.nbytes)
 
 
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:

@@ -31,7 +31,7 @@ from tutti.optim.runs import COUNTERS, is_elementwise, is_fused, is_plain
 from tutti.optim.sparse import sparse_tables
 from tutti.optim.state import add_whole
 from tutti.optim.whole_state import State, WholeState
-from tutti.replica import ALIGNMENT, Replica, stretch_like, view_like
+from tutti.replica import ALIGNMENT, Replica, is_there, reach_of, stretch_like, view_like
 from tutti.state import Held
 
 MOST_PLANS: Final = 16
@@ -122,6 +122,7 @@ class DividedOptimizer:
             (weights.data_ptr(), gradient.data_ptr())
             for weights, gradient in zip(self._weights, self._gradients, strict=True)
         ]
+        self._reaches = [reach_of(vector) for vector in gradients]
         # By name and flat: a vector like the weights, or of counters a cell for each parameter.
         self._vectors: dict[str, dict[int, Tensor]] = {}
         self._has: dict[str, set[int]] = {}
@@ -257,20 +258,33 @@ class DividedOptimizer:
 
         To be called before the ranks meet for the step: after that, others write to this rank's copy.
         """
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                number = self._number[id(parameter)]
-                if parameter.data_ptr() != self._addresses[number][0]:
-                    self._weights[number].copy_(parameter.detach())
-                    parameter.data = self._weights[number]
+        moved = [
+            # A copy: it may lie where another one's weights, or its own in another order, are to be.
+            (number, parameter, parameter.detach().clone())
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            for number in (self._number[id(parameter)],)
+            if not is_there(parameter, self._weights[number], self._addresses[number][0])
+        ]
+        for number, parameter, weights in moved:
+            parameter.data = self._weights[number].copy_(weights)
 
     @torch.no_grad()
     def _bring_gradients(self) -> None:
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                number, gradient = self._number[id(parameter)], parameter.grad
-                if gradient is not None and gradient.data_ptr() != self._addresses[number][1]:
-                    self._gradients[number].copy_(gradient)
+        elsewhere = [
+            (number, parameter.grad)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            for number in (self._number[id(parameter)],)
+            if parameter.grad is not None
+            and not is_there(parameter.grad, self._gradients[number], self._addresses[number][1])
+        ]
+        for _, gradient in elsewhere:
+            if any(gradient.data_ptr() in reach for reach in self._reaches):
+                # It lies where another one is to be, or in another order; and stays as it is for the loop.
+                gradient.data = gradient.clone()
+        for number, gradient in elsewhere:
+            self._gradients[number].copy_(gradient)
 
     def _division(self) -> StepDivision:
         groups = self._optimizer.param_groups

@@ -29,7 +29,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadModel
 from tutti.optim.sharded import equal_slices
 from tutti.optim.sparse import sparse_tables
-from tutti.replica import ALIGNMENT, Flat, Replica, stretch_like
+from tutti.replica import ALIGNMENT, Flat, Replica, is_there, reach_of, stretch_like
 from tutti.state import Values
 
 MakeReduction = Callable[[Communicator, GradientLayout], GradientReduction]
@@ -66,8 +66,8 @@ class Cell:
         """Tell whether a gradient is stored in this cell."""
         return (
             not gradient.is_sparse
-            and gradient.data_ptr() == self.address
             and gradient.dtype == self.view.dtype
+            and is_there(gradient, self.view, self.address)
         )
 
 
@@ -151,6 +151,7 @@ class MeanGradients(JointGradients):
         self._lanes = lanes_of(comm)
         self._cross = comm.cross if comm.hosts > 1 else None
         self._rows = [flat.rows.unbind() for flat in self.flats]
+        self._reaches = [reach_of(flat.grads) for flat in self.flats]
         # By cells: this rank's part of the rows, each piece a view of every row; the cells not in the rows.
         self._plans: dict[tuple[int, ...], tuple[list[tuple[Tensor, ...]], list[Cell]]] = {}
         self._tables: dict[nn.Parameter, Tensor] = {}
@@ -168,11 +169,14 @@ class MeanGradients(JointGradients):
 
     @override
     def bring(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
+        elsewhere = [
+            (number, self._aside(gradient))
+            for number in numbers
+            for cell, gradient in ((self.cells[number], self.cells[number].parameter.grad),)
+            if not cell.sparse and (gradient is None or not cell.holds(gradient))
+        ]
+        for number, gradient in elsewhere:
             cell = self.cells[number]
-            gradient = cell.parameter.grad
-            if cell.sparse or (gradient is not None and cell.holds(gradient)):
-                continue
             if cell.parameter.dtype != cell.view.dtype:
                 raise BadModel(
                     f"a parameter of shape {tuple(cell.parameter.shape)} was converted from "
@@ -194,6 +198,13 @@ class MeanGradients(JointGradients):
             gradient = self.cells[number].parameter.grad
             if weight != 1 and gradient is not None:
                 gradient.mul_(weight)
+
+    def _aside(self, gradient: Tensor | None) -> Tensor | None:
+        """Copy a gradient that lies in this rank's row, at another place or in another order than its own."""
+        if gradient is None or gradient.is_sparse:
+            return gradient
+        address = gradient.data_ptr()
+        return gradient.clone() if any(address in reach for reach in self._reaches) else gradient
 
     def _release(self, number: int) -> None:
         """Give the gradient that lay in this rank's row memory of its own, if the loop still holds it."""

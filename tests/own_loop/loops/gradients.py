@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
+    CLASSES,
+    FEATURES,
     adam,
     batches,
     fit,
@@ -551,3 +553,64 @@ def gradients_that_nesterov_changes(job: Job) -> Outcome:
 @loop
 def gradients_that_a_fused_step_unscales(job: Job) -> Outcome:
     return _read_after_the_step(job, scaled=True, fused=True, momentum=0.9)
+
+
+def _square(job: Job) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """A model with two weights of one square shape."""
+    torch.manual_seed(3)
+    sizes = (FEATURES, FEATURES), (FEATURES, FEATURES), (FEATURES, CLASSES)
+    model = nn.Sequential(*(nn.Linear(*size) for size in sizes)).double()
+    return job.distribute(model, sgd(model))
+
+
+@loop
+def gradients_are_transposed(job: Job) -> Outcome:
+    model, optimizer = _square(job)
+    weight = model[0].weight
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        weight.grad = weight.grad.T
+        (2 * fit(model, inputs, targets)).backward()
+        optimizer.step()
+        weight.grad = weight.grad.T
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def gradients_of_two_parameters_are_exchanged(job: Job) -> Outcome:
+    model, optimizer = _square(job)
+    one, other = model[0].weight, model[1].weight
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        one.grad, other.grad = other.grad, one.grad
+        optimizer.step()
+        fit(model, inputs, targets).backward()
+        one.grad, other.grad = other.grad.T, one.grad.T
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def weights_of_two_parameters_are_exchanged(job: Job) -> Outcome:
+    model, optimizer = _square(job)
+    one, other = model[0].weight, model[1].weight
+    for turned in (False, True):
+        for inputs, targets in job.shard(batches()):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+        one.data, other.data = (other.data.T, one.data.T) if turned else (other.data, one.data)
+    return weights(model)
+
+
+@loop
+def weights_are_transposed(job: Job) -> Outcome:
+    model, optimizer = _square(job)
+    for _ in range(2):
+        train(job, model, optimizer, epochs=1)
+        model[0].weight.data = model[0].weight.data.T
+    return weights(model)
