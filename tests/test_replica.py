@@ -526,3 +526,15 @@ def test_a_module_on_two_devices_is_refused() -> None:
 
 def test_a_replica_is_in_no_own_loop_until_one_says_so() -> None:
     assert not Replica(mlp()).in_own_loop
+
+
+def test_buffers_that_share_memory_go_on_sharing_it() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("table", torch.zeros(4))
+    module.register_buffer("first", module.table[:1])
+    module.register_buffer("other", torch.ones(3))
+    replica = Replica(module)
+    module.table.fill_(2)
+    assert module.first.tolist() == [2]
+    assert [one.tolist() for one in replica.buffers[:2]] == [[2] * 4, [2]]
+    assert replica.buffers[2][:3].tolist() == [1] * 3

@@ -12,7 +12,7 @@ A module of several dtypes has one such vector per dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -85,6 +85,7 @@ class Replica:
             tensors in this process's memory: torch.distributed's DTensors.
         in_own_loop: whether a loop of the user's trains it, which may look at all of torch's objects.
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
+            Those that share memory with each other are left where they are, and listed as they are.
 
     Raises:
         BadModel: nothing can be trained, the parameters are on several devices, a parameter or a buffer is
@@ -292,22 +293,25 @@ def refuse_overlaps(module: nn.Module) -> None:
 
 
 def _refuse_overlaps(module: nn.Module, laid_out: list[tuple[str, nn.Parameter]]) -> None:
-    moved = {name for name, _ in laid_out}
-    stretches = sorted(
-        ((*_reach(tensor), name, tensor) for name, tensor in _with_memory(module)), key=lambda one: one[:2]
-    )
+    for name, other in _overlaps(_with_memory(module), {name for name, _ in laid_out}):
+        raise BadModel(
+            f"'{name}' and '{other}' of the model are two tensors in the same memory, which training "
+            "would part; to tie them use one parameter in both places (b.weight = a.weight, or "
+            "a.weight.T in forward), else give each its own: .detach().clone()"
+        )
+
+
+def _overlaps(named: Iterable[tuple[str, Tensor]], wanted: Container[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of two tensors that share elements, if one of the names is wanted."""
+    stretches = sorted(((*_reach(tensor), name, tensor) for name, tensor in named), key=lambda one: one[:2])
     for number, (_, stop, name, tensor) in enumerate(stretches):
         for start, _, other, behind in stretches[number + 1 :]:
             if start >= stop:
                 break
-            if not moved.isdisjoint((name, other)) and bool(
+            if (name in wanted or other in wanted) and bool(
                 torch.isin(_addresses(tensor), _addresses(behind)).any()
             ):
-                raise BadModel(
-                    f"'{name}' and '{other}' of the model are two tensors in the same memory, which training "
-                    "would part; to tie them use one parameter in both places (b.weight = a.weight, or "
-                    "a.weight.T in forward), else give each its own: .detach().clone()"
-                )
+                yield name, other
 
 
 def _with_memory(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -356,11 +360,19 @@ def _lay_out(tensors: Iterable[Tensor]) -> tuple[tuple[slice, ...], int]:
 
 
 def _flatten_buffers(module: nn.Module) -> tuple[Tensor, ...]:
+    named = {
+        name: buffer
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point() and buffer.layout is torch.strided
+    }
+    # What is written to one of two that share memory is to be seen in the other.
+    there = ((name, buffer) for name, buffer in named.items() if buffer.numel())
+    shared = set(chain.from_iterable(_overlaps(there, named)))
     floating: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for buffer in dict.fromkeys(module.buffers()):
-        if buffer.is_floating_point():
+    for name, buffer in named.items():
+        if name not in shared:
             floating.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-    vectors = []
+    vectors = [named[name] for name in named if name in shared]
     for (dtype, device), buffers in floating.items():
         spans, length = _lay_out(buffers)
         vector = torch.zeros(length, dtype=dtype, device=device)

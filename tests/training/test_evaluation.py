@@ -101,6 +101,7 @@ def test_statistics_become_the_mean_over_the_ranks_constants_stay_exact_and_coun
     def program(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, int]:
         module = nn.BatchNorm1d(3)
         module.register_buffer("constant", torch.full((4,), 0.1))
+        module.register_buffer("graph", torch.eye(3).to_sparse())
         replica = Replica(module)
         module.running_mean.fill_(comm.rank)
         module.num_batches_tracked.fill_(7 - comm.rank)

@@ -114,7 +114,11 @@ def _share_values(replica: Replica, comm: Communicator, home: Home) -> None:
         elif comm.node.rank == 0 and comm.cross is not None:
             comm.cross.broadcast(flat.weights)
     frozen = [p for p in replica.module.parameters() if not p.requires_grad]
-    broadcast_all([*frozen, *replica.module.buffers()], comm)
+    buffers = list(replica.module.buffers())
+    broadcast_all([*frozen, *(buffer for buffer in buffers if buffer.layout is torch.strided)], comm)
+    for buffer in buffers:
+        if buffer.layout is not torch.strided:  # such as the sparse matrix of a graph
+            buffer.data = cast(Tensor, comm.broadcast_object(buffer.detach()))
     comm.node.barrier()  # the leader of this host has filled the weights
 
 

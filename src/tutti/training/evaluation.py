@@ -384,11 +384,15 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
 
 
 def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
-    """Return the mean of the ranks' floating-point buffers, and rank 0's others, by name (collective)."""
+    """Return the mean of the ranks' floating-point buffers, and rank 0's others, by name (collective).
+
+    Sparse ones, such as the matrix of a graph, are this rank's.
+    """
     buffers = {name: buffer.clone() for name, buffer in named_buffers(module).items()}
     if comm.size > 1:
-        broadcast_all([buffer for buffer in buffers.values() if not buffer.is_floating_point()], comm)
-        floating = [buffer for buffer in buffers.values() if buffer.is_floating_point()]
+        dense = [buffer for buffer in buffers.values() if buffer.layout is torch.strided]
+        broadcast_all([buffer for buffer in dense if not buffer.is_floating_point()], comm)
+        floating = [buffer for buffer in dense if buffer.is_floating_point()]
         if floating:
             # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
             means = torch.cat([buffer.flatten().to(device="cpu", dtype=torch.float64) for buffer in floating])
@@ -406,7 +410,7 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for name, buffer in named_buffers(module).items():
         value = buffers[name].to(buffer.device)
         # What is expanded cannot be written to, and is the same everywhere.
-        if not torch.equal(buffer, value):
+        if buffer.layout is not torch.strided or not torch.equal(buffer, value):
             buffer.copy_(value)
 
 

@@ -505,3 +505,44 @@ def a_task_for_each_sample(job: Job) -> Outcome:
         torch.stack(losses).mean().backward()
         optimizer.step()
     return weights(model)
+
+
+class _Counting(nn.Module):
+    """Two buffers in the same memory: what is written to one is read from the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.register_buffer("counts", torch.zeros(4, dtype=torch.float64))
+        self.register_buffer("first", self.counts[:1])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.counts.add_(1)
+        return self.net(inputs) * self.first
+
+
+@loop
+def buffers_that_share_memory(job: Job) -> Outcome:
+    model = _Counting()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    return weights(model), dict(model.named_buffers())
+
+
+class _Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.register_buffer("graph", torch.ones(FEATURES, FEATURES).triu().double().to_sparse())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net((self.graph @ inputs.T).T)
+
+
+@loop
+def a_sparse_buffer(job: Job) -> Outcome:
+    model = _Graph()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    return weights(model)
