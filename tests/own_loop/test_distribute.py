@@ -291,3 +291,29 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 def test_what_is_no_batches_and_no_figure_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(BadOption):
         call()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("fused", [False, True])
+def test_limits_are_those_of_gradients_that_a_scaler_has_scaled(
+    worlds: Worlds, size: int, fused: bool
+) -> None:
+    def work(of: Callable[..., Any], own: bool) -> list[Tensor]:
+        model, _ = make()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        if not own:
+            distribute.distribute(model, optimizer, clip_norm=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for number, (inputs, targets) in enumerate(of(DataLoader(SAMPLES, 6))):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs.double()), targets)
+            scaler.scale(loss * float("inf") if number == 1 else loss).backward()
+            if own:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            scaler.step(optimizer)
+            scaler.update()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    for weights in worlds.run(size, work, distribute.shard, False):
+        torch.testing.assert_close(weights, work(iter, True), rtol=1e-10, atol=1e-12)

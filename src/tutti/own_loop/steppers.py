@@ -72,8 +72,13 @@ class JointStepper(Stepper):
                     self._gather(self.loop.counts.all, self.loop.counts.all)
             return loss
         if closure is None:
-            self._limit()
-            return self._native()
+            if self.clip.norm is None and self.clip.value is None:
+                return self._native()
+            with _unscaled(self.optimizer) as overflown:  # the limits are those of the gradient itself
+                if overflown:
+                    return None
+                self._limit()
+                return self._native()
 
         def limited() -> Tensor:
             with self.loop.noting() as batches:
@@ -165,8 +170,6 @@ class JointStepper(Stepper):
         self._listed = listed
 
     def _limit(self) -> None:
-        if self.clip.value is None and self.clip.norm is None:
-            return
         parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
         if self.clip.value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip.value)
