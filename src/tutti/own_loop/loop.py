@@ -157,7 +157,7 @@ class OwnLoop:
         self.exchange.meetings.batches += torch.is_grad_enabled()
         # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
         if torch.is_grad_enabled() or not any(one.trained for one in self.open):
-            if self.exchange.unused:
+            if self.exchange.unused or self._holds_several():
                 self._look_at_inputs()
             self.train_on(counts)
             if self._noted is not None:
@@ -199,6 +199,8 @@ class OwnLoop:
     def close(self, ended: OpenIteration) -> None:
         """Go on with the batch of the loop around, as an iteration has ended."""
         self.open.remove(ended)
+        if self._holds_several():
+            self._look_at_inputs()
         others = [one for one in self.open if one.counts is not None]
         around = ([one for one in others if one.trained] or others)[-1:]
         if around and around[0].counts is not None:
@@ -249,8 +251,19 @@ class OwnLoop:
                 self.comm.all_reduce(sums)
         return sums
 
+    def _holds_several(self) -> bool:
+        """Return whether the program still holds earlier batches, on which it may train once more."""
+        if self._looking:
+            return False
+        held = set[int]()
+        for counts in self.counts_of.values():
+            held.add(id(counts))
+            if len(held) > 1:
+                return True
+        return False
+
     def _look_at_inputs(self) -> None:
-        """Find by what a model is called with which batch it is trained on, as one was fetched ahead."""
+        """Find by what a model is called with which batch it is trained on, as several are there."""
         for stepper in self.steppers:
             model = stepper.replica.module
             if model not in self._looking:

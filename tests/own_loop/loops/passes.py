@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -443,6 +444,31 @@ def batches_that_are_kept(job: Job) -> Outcome:
     kept = list(job.shard(batches(size=6, count=12)))
     for _ in range(2):
         for inputs, targets in kept:
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def batches_that_are_trained_on_again_in_the_next_epochs(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in islice(cycle(job.shard(batches())), 7):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def the_first_batch_is_trained_on_again_after_each(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    kept = []
+    for batch in job.shard(batches()):
+        kept.append(batch)
+        for inputs, targets in (batch, kept[0]):
             optimizer.zero_grad()
             fit(model, inputs, targets).backward()
             optimizer.step()
