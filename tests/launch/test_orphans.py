@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -77,6 +78,25 @@ def test_the_launcher_and_what_is_between_are_followed(
     monkeypatch.setattr(orphans, "follow", seen.extend)
     orphans.follow_launcher()
     assert seen == followed
+
+
+@pytest.mark.parametrize(("link", "file"), [("mpirun.openmpi", "orterun"), ("mpirun.mpich", "mpiexec.hydra")])
+def test_a_launcher_that_was_started_by_a_link_of_another_name_is_known_by_its_file(
+    link: str, file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copy("/bin/sleep", tmp_path / file)
+    (tmp_path / link).symlink_to(file)
+    followed: list[int] = []
+    known: list[tuple[int, str]] = []
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr(orphans, "follow", followed.extend)
+    monkeypatch.setattr(orphans, "use_library_of", lambda launchers, environ: known.extend(launchers))
+    with subprocess.Popen([str(tmp_path / link), "60"]) as launcher:
+        monkeypatch.setattr(psutil.Process, "parents", lambda self: [psutil.Process(launcher.pid)])
+        orphans.follow_launcher()
+        launcher.kill()
+    assert followed == [launcher.pid]
+    assert known == [(launcher.pid, file)]
 
 
 @pytest.mark.parametrize(("listens", "returncode"), [(True, 0), (False, -signal.SIGKILL)])

@@ -18,11 +18,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tutti.errors import UserError
 from tutti.launch.launcher import mpi_place
 from tutti.launch.mpi_library import make_room, use_library_of
+
+if TYPE_CHECKING:
+    import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -101,7 +104,7 @@ def follow_launcher() -> None:
 
     ancestors: list[tuple[int, str]] = []
     with suppress(psutil.NoSuchProcess):
-        ancestors += ((process.pid, process.name()) for process in psutil.Process().parents())
+        ancestors += ((process.pid, _called(process)) for process in psutil.Process().parents())
     use_library_of(ancestors, os.environ)
     last = max((place for place, (_, name) in enumerate(ancestors) if name in LAUNCHERS), default=-1)
     if last < 0 and _nobody_listens(os.environ):
@@ -109,6 +112,22 @@ def follow_launcher() -> None:
         end_at_once()
     # A shell between the launcher and the rank counts too: without it the rank is no descendant any more.
     follow([process for process, _ in ancestors[: last + 1]])
+
+
+def _called(process: psutil.Process) -> str:
+    """Return a process's name; the name of its program's file where only that is a launcher's.
+
+    Debian calls Open MPI's mpirun.openmpi, a link to orterun, so that MPICH can be installed beside it.
+    """
+    name = process.name()
+    if name not in LAUNCHERS:
+        try:
+            file = os.path.basename(os.readlink(f"/proc/{process.pid}/exe"))
+        except OSError:
+            return name  # Another user's process, or one that has ended.
+        if file in LAUNCHERS:
+            return file
+    return name
 
 
 def follow(processes: Sequence[int]) -> None:
