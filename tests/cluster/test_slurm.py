@@ -132,9 +132,22 @@ def test_an_allocation_without_mpirun_is_told_of_srun(slurm: Slurm, tmp_path: Pa
     sources = Path(tutti.__file__).parents[1]
     settings = {
         "PYTHONPATH": f"{slurm.environment.get('PYTHONPATH', '')}:{sources}:{packages}",
-        "PATH": "/usr/sbin:/usr/bin:/bin",
     }
-    words = ["salloc", "--nodes=2", str(python), "-P", "-m", "tutti", "train", "--hosts", "slurm"]
+    # Not /usr/bin either, where Debian's mpirun may be.
+    without = f"PATH={python.parent}"
+    words = [
+        "salloc",
+        "--nodes=2",
+        "env",
+        without,
+        str(python),
+        "-P",
+        "-m",
+        "tutti",
+        "train",
+        "--hosts",
+        "slurm",
+    ]
     done = slurm.run(words, settings)
     assert "mpirun, which is not here" in done.stderr
     assert "srun --mpi=pmix" in done.stderr
