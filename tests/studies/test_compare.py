@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.launch.processes import wait_for_files
 from tests.preloaded import command
 from tutti.cli.main import main
-from tutti.errors import BadOption, RankFailed, UnknownName
+from tutti.errors import EXIT_INTERRUPTED, BadOption, RankFailed, UnknownName
 from tutti.records.comparison import STRONG, WEAK, ComparisonFolder
 from tutti.records.run import Summary, World
 from tutti.reports.page import PAGE
@@ -405,3 +406,29 @@ def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(
     assert "1 of 1: easgd, 1 worker" in again
     assert "0 of 1 runs" not in again
     assert first.stat().st_mtime_ns == kept
+
+
+def test_ctrl_c_in_the_midst_of_a_training_ends_the_comparison_and_not_that_training_alone(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "found"
+    words = ["compare", "mlp", "--strategies", "sync,easgd", "-n", "1", "--repeats", "1"]
+    words += ["--epochs", "1000000", "--out", str(out)]
+    with subprocess.Popen(
+        [*command(), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        try:
+            wait_for_files([out / "sync-1-worker" / "0" / "history.jsonl"])
+            os.killpg(job.pid, signal.SIGINT)
+            said, errors = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    assert job.returncode == EXIT_INTERRUPTED, errors
+    assert said.splitlines()[-1].startswith("stopped: ")
+    assert f"--resume --out {out}" in said
+    assert "failed" not in said
+    assert "2 of 2" not in said

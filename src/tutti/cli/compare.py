@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tutti.cli.options import (
     sweep_of,
     words_of,
 )
-from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
+from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, RunStopped, UnknownName, UserError
 from tutti.launch.cores import allowed_cores
 from tutti.records.comparison import CPU, LAYOUT, SCALINGS, STRONG, Comparison, ComparisonFolder
 from tutti.records.run_folder import folder_name
@@ -114,7 +115,11 @@ class CompareCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Run every combination in turn and print the table. The exit code is 1 when one of them failed."""
+        """Run every combination in turn and print the table.
+
+        Returns:
+            The exit code: 1 when one of them failed, 75 when it was asked to stop.
+        """
         of_runs = {part: values for part, values in dotted.items() if part != LAYOUT_OPTIONS}
         of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in dotted.get(LAYOUT_OPTIONS, {}).items()}
         question = Question(
@@ -132,12 +137,19 @@ class CompareCommand(Command):
         comparison = plan_comparison(question)
         folder = _folder(own.out, own.resume, comparison)
         ComparisonFolder(folder).write(comparison)
+        stopped: RunStopped | None = None
         try:
             compare(question, comparison, folder, lambda line: print(line, flush=True))
+        except RunStopped as error:
+            stopped = error
         finally:
             results = read_comparison(folder)
             show(results, sys.stdout)
             _report(results, folder)
+        if stopped is not None:
+            out = shlex.quote(str(folder))
+            print(f"stopped: {stopped}; go on by the same command with --resume --out {out}")
+            return EXIT_INTERRUPTED
         return 1 if results.errors else 0
 
 

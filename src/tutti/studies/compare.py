@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.data import BUILT_IN
-from tutti.errors import BadOption, TuttiError, UnknownName, in_one_line
+from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, in_one_line
 from tutti.launch.cores import allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.model_parallel.layout import Layout, options_of, ranks_of
@@ -27,7 +27,7 @@ from tutti.run import summary_lines
 from tutti.run.checks import check_names, check_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.start import run
-from tutti.run.train_job import TrainJob
+from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import named
 from tutti.strategies.base import Pace
 from tutti.studies.crossing import crossed, with_options
@@ -201,6 +201,9 @@ def compare(
         folder: where the runs go; those that have ended there are not run again.
         said: is told about every run, before it begins and when it has ended.
         train: does one run, and gives its summary; by default on ranks of its own.
+
+    Raises:
+        RunStopped: it was asked to stop; the run that this interrupted begins anew another time.
     """
     compared = ComparisonFolder(folder)
     left = [
@@ -215,6 +218,8 @@ def compare(
             found = (train or _train)(
                 replace(config_of(question, one, repeat), out=str(compared.run(one, repeat).path))
             )
+        except RunStopped:
+            raise
         except TuttiError as error:
             compared.write_error(one, repeat, str(error))
             said(f"  failed: {in_one_line(str(error))}")
@@ -223,7 +228,9 @@ def compare(
 
 
 def _train(config: TrainConfig) -> Summary:
-    run(TrainJob(config, quiet=True))
+    outcome = run(TrainJob(config, quiet=True))
+    if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
+        raise RunStopped(outcome.stopped)
     assert config.out is not None
     return RunFolder(Path(config.out)).read(Summary)
 
