@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,6 +70,18 @@ def test_ranks_find_what_was_prepared_for_them() -> None:
     (prepared,) = fork_server_client._kept
     assert [one["of a farm"] for one in circumstances()] == [True, True]
     assert fork_server_client._kept == [prepared]
+
+
+def test_a_server_that_is_being_killed_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(ForkServer(1, crowded=False)) as server:
+        assert server.runs
+        process = server._process.pid
+        os.kill(process, signal.SIGKILL)
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        # As long as the kernel gives its memory back nobody is told of its end.
+        with monkeypatch.context() as context:
+            context.setattr(server._process, "poll", lambda: None)
+            assert not server.runs
 
 
 def test_no_openmp_runtime_binds_the_threads_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

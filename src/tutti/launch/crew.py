@@ -25,13 +25,13 @@ from tutti.comm.shm.layout import PID, ControlLayout
 from tutti.errors import PeerLost, TuttiError
 from tutti.launch.exit_reports import Report, cause
 from tutti.launch.fork_server_client import RankForker
+from tutti.launch.guard import is_being_killed
 from tutti.launch.hangs import LOOK_S, HangWatch
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
     RankProcess,
     RankSetting,
-    is_being_killed,
     note_server_message,
     out_of_memory_kills,
     start_ranks,

@@ -23,6 +23,11 @@ from typing import Final
 JOB: Final = "TUTTI_JOB"
 """The environment variable that marks all processes of a job."""
 
+_KILLED_BY_SIGNAL: Final = 0x400
+"""PF_SIGNALED of Linux, among the flags of /proc/PID/stat: set when the process takes the signal."""
+
+_PENDING: Final = ("SigPnd:", "ShdPnd:")
+
 _ROUNDS = 5
 _POLL_S = 0.02
 
@@ -91,6 +96,21 @@ def signal_all(processes: Iterable[int], signum: int) -> None:
             os.kill(process, signum)
         except ProcessLookupError:
             continue
+
+
+def is_being_killed(process: int) -> bool:
+    """Tell whether a process has got a signal that ends it, or is gone; 0: nobody knows its number yet."""
+    if process == 0:
+        return False
+    try:
+        flags = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[6])
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    # Any signal that ends a process becomes this one in all of its threads.
+    kill = 1 << (signal.SIGKILL - 1)
+    pending = any(line.startswith(_PENDING) and int(line.split()[1], 16) & kill for line in lines)
+    return pending or bool(flags & _KILLED_BY_SIGNAL)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import control_bytes
@@ -20,11 +20,6 @@ from tutti.launch.exit_reports import Death, Report, decode
 from tutti.launch.fork_server import RankEnded
 from tutti.launch.fork_server_client import RankForker
 from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
-
-_KILLED_BY_SIGNAL: Final = 0x400
-"""PF_SIGNALED of Linux, among the flags of /proc/PID/stat: set when the process takes the signal."""
-
-_PENDING: Final = ("SigPnd:", "ShdPnd:")
 
 
 @dataclass
@@ -156,18 +151,3 @@ def out_of_memory_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def is_being_killed(process: int) -> bool:
-    """Tell whether a process has got a signal that ends it, or is gone; 0: nobody knows its number yet."""
-    if process == 0:
-        return False
-    try:
-        flags = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[6])
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    # Any signal that ends a process becomes this one in all of its threads.
-    kill = 1 << (signal.SIGKILL - 1)
-    pending = any(line.startswith(_PENDING) and int(line.split()[1], 16) & kill for line in lines)
-    return pending or bool(flags & _KILLED_BY_SIGNAL)
