@@ -399,7 +399,11 @@ class Trainer:
             open_epoch: what such a run would be in the middle of.
             early: the run ends by its rule.
         """
-        if self._agenda is None or self._hooks.save is None or not self._agenda.keeps_end(early):
+        if self._agenda is None or self._hooks.save is None:
+            return
+        if not early:
+            self._agenda.hear_last()
+        if not self._agenda.keeps_end(early):
             return
         self.worker.settle()
         state = self._state(open_epoch, self._places(open_epoch, ended=True))
