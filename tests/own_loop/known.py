@@ -18,6 +18,8 @@ REFUSED_LATER: dict[str, tuple[int, ...]] = {
     "a_layer_that_is_added": (2, 3),
     "a_parameter_that_takes_the_place_of_another": (2, 3),
     "one_backward_of_two_uneven_loaders": (2, 3),
+    "weights_that_are_swapped": (2, 3),
+    "weights_that_are_swapped_under_an_optimizer_that_every_rank_steps": (2, 3),
 }
 """Loops that are refused when they come to what is refused, after updates that were right."""
 

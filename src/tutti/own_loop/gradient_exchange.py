@@ -17,7 +17,7 @@ Where `torch.autograd.grad` asks for a parameter's gradient nothing is exchanged
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 from zlib import crc32
@@ -72,7 +72,8 @@ class GradientExchange:
         self.meetings = Meetings(comm)
         self._models: list[ExchangedModel] = []
         self._cells: list[Cell] = []
-        self._numbers: set[int] = set()
+        # By the id of its object, what torch has of a parameter: the tensor that backward() knows.
+        self._inside: dict[int, int] = {}
         self._nodes: list[Any] = []
         self._hooks: list[LateHooks] = []
         self._touched: dict[int, None] = {}
@@ -84,7 +85,7 @@ class GradientExchange:
         one = ExchangedModel(model, len(self._cells), sums)
         self._models.append(one)
         self._cells.extend(model.cells)
-        self._numbers.update(id(cell.parameter) for cell in model.cells)
+        self._inside.update((id(cell.parameter), cell.parameter._cdata) for cell in model.cells)
         for number, cell in enumerate(model.cells, one.first):
             self._watch(number, cell.parameter)
             if model.records:
@@ -93,7 +94,22 @@ class GradientExchange:
 
     def knows(self, parameter: nn.Parameter) -> bool:
         """Return whether the gradient of a parameter is exchanged."""
-        return id(parameter) in self._numbers
+        return id(parameter) in self._inside
+
+    def refuse_swapped(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Refuse parameters that have become other tensors, of which our hooks do not know.
+
+        Raises:
+            BadOption: one has.
+        """
+        for parameter in parameters:
+            if self._inside.get(id(parameter), parameter._cdata) != parameter._cdata:
+                raise BadOption(
+                    f"a parameter of shape {tuple(parameter.shape)} was swapped for another tensor after "
+                    "distribute(), by torch.utils.swap_tensors or with "
+                    "torch.__future__.set_swap_module_params_on_conversion, so that its gradient is not "
+                    "exchanged; swap before distribute(), or copy: parameter.copy_(other)"
+                )
 
     def weigh(self, own: int, whole: int) -> None:
         """Weigh this rank's gradients from now on by its `own` samples among the `whole` batch's."""

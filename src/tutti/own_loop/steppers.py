@@ -139,8 +139,9 @@ class JointStepper(Stepper):
         comm = self.loop.comm
         if comm.size == 1:
             return
-        self.loop.exchange.bring_unseen()
         self._refuse_strangers()
+        self.loop.exchange.refuse_swapped(self._listed)
+        self.loop.exchange.bring_unseen()
         self._fits = self._divided.fits()
         if self._fits:
             self._divided.bring_weights()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -254,3 +255,22 @@ def a_lookahead_copy(job: Job) -> Outcome:
                     held.lerp_(parameter, 0.5)
                     parameter.copy_(held)
     return weights(model)
+
+
+def _swapped(job: Job, make: Callable[[nn.Module], torch.optim.Optimizer]) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, make(model))
+    train(job, model, optimizer, epochs=1)
+    torch.utils.swap_tensors(model[2].weight, nn.Parameter(model[2].weight.detach() * 2))
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def weights_that_are_swapped(job: Job) -> Outcome:
+    return _swapped(job, adam)
+
+
+@loop
+def weights_that_are_swapped_under_an_optimizer_that_every_rank_steps(job: Job) -> Outcome:
+    return _swapped(job, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))
