@@ -75,7 +75,7 @@ TESTS: Final = {
     ),
     "optim": ("optim", "strategies/test_sync.py", "strategies/test_divided.py"),
     "replica.py": ("test_replica.py",),
-    "data/batches.py": ("data/test_batches.py", "data/test_dealing.py"),
+    "data/batches.py": tuple(f"data/test_{name}.py" for name in ("batches", "dealing", "position")),
 }
 """The tests of each part, which is a folder or file of the package: its own, and those of what is nothing
 without it. A file that is a part of its own is in no other.

@@ -725,6 +725,18 @@ def batches_with_a_number(job: Job) -> Outcome:
 
 
 @loop
+def batches_that_begin_with_a_number(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    weight = torch.tensor(0.5, dtype=torch.float64)
+    for share, inputs, targets in job.shard([(weight, *samples(7).tensors)]):
+        optimizer.zero_grad()
+        (share * fit(model, inputs, targets)).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
 def batches_of_graphs(job: Job) -> Outcome:
     """There are more edges than nodes: cutting both by the same rule would lose some."""
     model = net()
