@@ -121,6 +121,17 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.startswith("tutti: error: unknown command 'trian'; did you mean 'train'?")
 
 
+def test_an_option_before_any_command_is_told_from_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--verison"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tutti: error: unknown option '--verison'; did you mean '--version'?")
+    assert main(["--epochs=5"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown option '--epochs'" in said
+    assert "stand after it: tutti COMMAND [OPTIONS]" in said
+    assert "verify" not in said
+
+
 def test_an_unknown_option_names_the_three_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--epoch", "3"]) == 2
     said = capsys.readouterr().err

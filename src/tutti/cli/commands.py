@@ -101,10 +101,11 @@ def _choose(words: Sequence[str]) -> int:
         print(f"tutti {tutti.__version__}")
         return 0
     name, *rest = words
+    if name.startswith("-"):
+        hint = "Those of a command stand after it: tutti COMMAND [OPTIONS]. See 'tutti --help'."
+        raise UnknownName("option", name.partition("=")[0], ("--help", "--version"), hint)
     if name not in COMMANDS:
-        raise UnknownName(
-            "option" if name.startswith("-") else "command", name, COMMANDS, "See 'tutti --help'."
-        )
+        raise UnknownName("command", name, COMMANDS, "See 'tutti --help'.")
     if name in FARMS:
         # scikit-learn loads OpenMP, which may bind this process, and so all that it starts, to one core.
         leave_binding_to_tutti()
