@@ -92,6 +92,8 @@ def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
     ("words", "message"),
     [
         (["--epoch", "3"], "unknown option '--epoch'; did you mean '--epochs'?"),
+        (["mlp", "--hiden", "100"], "unknown option '--hiden'; did you mean '--model.hidden'?"),
+        (["--strategy=easgd", "--force", "2"], "unknown option '--force'; did you mean '--strategy.force'?"),
         (["--batchsize=3"], "unknown option '--batchsize'; did you mean '--batch-size'?"),
         (["mlp", "lenet"], "unknown argument 'lenet'"),
         (["--epochs", "five"], "'five' is not a whole number"),

@@ -11,8 +11,8 @@ from dataclasses import fields
 from textwrap import fill
 from typing import Any, ClassVar
 
-from tutti.cli.options import Parser, split_dotted
-from tutti.errors import UnknownName
+from tutti.cli.options import Parser, flags_of_parts, split_dotted
+from tutti.errors import BadOption, UnknownName
 from tutti.run.config import Options
 
 COLUMN = 30
@@ -90,8 +90,14 @@ class Command(ABC):
         if strange:
             name = strange[0].partition("=")[0]
             kind = "option" if name.startswith("-") else "argument"
-            known = parser.flags() if kind == "option" else ()
-            raise UnknownName(kind, name, known, f"'tutti {self.name} --help' explains every option.")
+            explains = f"'tutti {self.name} --help' explains every option."
+            if kind == "argument":
+                raise UnknownName(kind, name, (), explains)
+            of_parts = [flag for field in parser.dotted for flag in flags_of_parts(field, words)]
+            meant = [flag for flag in of_parts if name == f"--{flag.partition('.')[2]}"]
+            if meant:
+                raise BadOption(f"unknown option '{name}'; did you mean '{meant[0]}'? {explains}")
+            raise UnknownName(kind, name, [*parser.flags(), *of_parts], explains)
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
         return argparse.Namespace(**own), given, dotted

@@ -19,7 +19,7 @@ from typing_extensions import override
 from tutti.cli import ASKED
 from tutti.cli.command import Command
 from tutti.cli.commands import COMMANDS
-from tutti.cli.options import Parser, stem_of
+from tutti.cli.options import Parser, flags_of_parts, stem_of
 from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.run.config import PARTS, Options
@@ -130,11 +130,8 @@ def _completer(action: argparse.Action) -> Callable[..., list[str]] | None:
 def _add_keys(parser: Parser, field: str, words: Sequence[str]) -> None:
     """Add the options of the part that the words name for a field, such as --model.hidden."""
     stem, of = stem_of(field), field.removesuffix("_options")
-    known = PARTS.get(of, ())
-    named = [name for word in words for name in word.rpartition("=")[2].split(",") if name in known]
-    keys = [key.replace("_", "-") for name in named for key in PARTS[of].options(name)]
     typed = [word.partition("=")[0] for word in words if word.startswith(f"{stem}.")]
-    for flag in dict.fromkeys([*(f"{stem}.{key}" for key in keys), *typed]):
+    for flag in dict.fromkeys([*flags_of_parts(field, words), *typed]):
         parser.add_argument(flag, dest=argparse.SUPPRESS, help=f"option of the {of}")
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from typing_extensions import override
 
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import MEASURED, Options, TrainConfig, flag, help_of, type_name
+from tutti.run.config import MEASURED, PARTS, Options, TrainConfig, flag, help_of, type_name
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
@@ -195,6 +195,15 @@ def _help(f: Field[Any], default: str | None = None, auto: bool = False) -> str:
 def stem_of(field: str) -> str:
     """Spell a field of options up to the dot: model_options is --model."""
     return flag(field).removesuffix("-options")
+
+
+def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
+    """Return the options, such as --model.hidden, of the parts that the words name for a field of options."""
+    of = field.removesuffix("_options")
+    known = PARTS.get(of, ())
+    named = [name for word in words for name in word.rpartition("=")[2].split(",") if name in known]
+    keys = (key.replace("_", "-") for name in named for key in PARTS[of].options(name))
+    return list(dict.fromkeys(f"{stem_of(field)}.{key}" for key in keys))
 
 
 def split_dotted(
