@@ -51,6 +51,23 @@ def test_as_long_as_only_losses_are_known_the_cause_is_uncertain() -> None:
     assert cause([Report(0, 1.0)], []) == (None, False)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Got the following error when running the callback: RankLost: lost rank 1: its process ended\n\nAt:",
+        "[/pytorch/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4576",
+        "[/pytorch/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:73: Connection reset by peer",
+    ],
+)
+def test_what_torch_says_of_a_lost_peer_is_a_consequence_of_its_death(text: str) -> None:
+    error = the_cause([report(0, RuntimeError(text), 1.0)], [Death(1, 2.0, -signal.SIGSEGV)])
+    assert isinstance(error, PeerLost)
+    assert (error.ranks, error.why) == ([1], "killed by signal 11 (SIGSEGV)")
+    alone = the_cause([report(0, RuntimeError(text), 1.0)])
+    assert isinstance(alone, RankFailed)
+    assert text in alone.traceback
+
+
 def test_all_dead_ranks_are_named_with_what_happened_to_the_first() -> None:
     deaths = [Death(2, 1.0, -signal.SIGSEGV), Death(0, 2.0, 1)]
     error = the_cause([report(1, PeerLost([2]), 1.5)], deaths)

@@ -82,3 +82,21 @@ def test_a_traceback_begins_in_the_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_program_that_has_saved_and_stopped_is_no_failure(tmp_path: Path, workers: int) -> None:
     assert run(tmp_path, "sys.exit(75)", workers) == 75
+
+
+IN_CPP = """
+import os, signal, torch
+torch.distributed.init_process_group({backend!r})
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+while True:
+    if torch.distributed.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.ones(1, 2)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("backend", ["tutti", "gloo"])
+def test_a_killed_rank_is_named_though_torch_fails_in_the_others(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(PeerLost, match=r"killed by signal 9 \(SIGKILL\)") as caught:
+        run(tmp_path, IN_CPP.format(backend=backend))
+    assert caught.value.ranks == [1]

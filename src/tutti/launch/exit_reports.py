@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import select
 import signal
 import sys
@@ -27,6 +28,12 @@ from tutti.errors import (
 _LENGTH = 8
 _RUNPY = "<frozen runpy>"
 _NAMES = {int(one): one.name for one in signal.Signals}
+
+_LOST_IN_TORCH = re.compile(
+    r"\bRankLost: lost rank|\bgloo/transport/.*(closed by peer|reset by peer|Broken pipe|Connection refused)"
+)
+"""The words of torch for a peer that is lost: what a callback of ours raises, and what gloo does, are errors
+of C++ to it, of which the text is left."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +166,13 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
     text = "".join(traceback.format_exception(type(error), error, frames))
     pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
     # All ranks find together that their values differ: nothing else is the cause.
-    lost = isinstance(error, PeerLost) and not isinstance(error, ReplicasDiffer)
+    lost = (isinstance(error, PeerLost) and not isinstance(error, ReplicasDiffer)) or _says_lost(error)
     return Report(rank, time.monotonic(), None, pickled, text, lost)
+
+
+def _says_lost(error: BaseException) -> bool:
+    """Tell whether an error of torch says that a peer is lost."""
+    return isinstance(error, RuntimeError) and _LOST_IN_TORCH.search(str(error)) is not None
 
 
 def output_closed() -> bool:
