@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -315,3 +316,20 @@ def test_a_disk_that_becomes_full_is_an_error_and_what_has_come_is_kept(
         "copying 2 files",
         "copying 1 files",
     ]
+
+
+def test_a_whole_copy_is_used_where_nothing_more_can_be_written(
+    cache: Path,
+    store: Callable[..., str],
+    images: tuple[np.ndarray, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = store()
+    folder = Path(str(local_copy(address)))
+
+    def fail(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("tutti.data.remote.replace_shared_file", fail)
+    assert Path(str(local_copy(address))) == folder
+    assert np.array_equal(np.load(folder / "x_train.npy"), images[0])

@@ -158,7 +158,8 @@ def _bring(url: str, place: Path, name: str) -> None:
         what = f"{len(wanted):,} files, {needed / 1e9:.2f} GB"
         print(f"copying {what}, from {shown(url)} to {place}", file=sys.stderr, flush=True)
         _copy_all(system, url, place, {to: (path, marks[to]) for to, path in wanted.items()}, known)
-    _note(manifest, marks)
+    if wanted or known != marks:  # A whole copy is used also where nothing more can be written.
+        _note(manifest, marks)
 
 
 def _copy_all(
