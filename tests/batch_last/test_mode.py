@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -199,6 +200,25 @@ def test_second_derivatives_are_those_of_torch(compute: Callable[[Tensor, Tensor
         return torch.stack([one.square().sum() for one in found])
 
     assert_same_as_torch(penalty, images(WIDEST + 1, 2, 7, 8), images(4, 1, 3, 2))
+
+
+@pytest.mark.parametrize("functional_vmap", [False, True])
+def test_gradients_of_several_outputs_at_once_are_those_of_torch(functional_vmap: bool) -> None:
+    x, weight = images(WIDEST, 2, 6, 6), images(4, 2, 3, 3)
+
+    def compute(weight: Tensor) -> Tensor:
+        return functional.max_pool2d(torch.conv2d(x, weight), 2).sum((0, 2, 3))
+
+    def several(weight: Tensor) -> list[Tensor]:
+        leaf, one_each = weight.clone().requires_grad_(), torch.eye(4, dtype=weight.dtype)
+        gradient = partial(torch.autograd.grad, compute(leaf), leaf)
+        if not functional_vmap:
+            return [*gradient(one_each, is_grads_batched=True)]
+        return [torch.func.vmap(lambda one: gradient(one)[0])(one_each)]
+
+    with BatchLast():
+        found = several(weight)
+    assert_close(found, several(weight), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.")

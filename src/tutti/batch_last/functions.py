@@ -76,7 +76,7 @@ class Convolution(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of images, weight and bias, as far as they are wanted."""
         given, stored, weight = cast("tuple[Tensor, Tensor, Tensor]", ctx.saved_tensors)
-        if torch.is_grad_enabled():  # They may be differentiated, which torch's own can be.
+        if torch.is_grad_enabled() or _is_several(gradient):
             return _differentiable(ctx, gradient, given, weight)
         shape, found, of = ctx.shape, batch_last(gradient), library(stored)
         images = weights = bias = None
@@ -96,8 +96,14 @@ class Convolution(Function):
         return images, weights, bias, None, None, None
 
 
+def _is_several(gradient: Tensor) -> bool:
+    """True if a gradient stands for several, of which `torch.vmap` has each computed with."""
+    known = torch._C._functorch
+    return known.is_batchedtensor(gradient) or known.is_legacy_batchedtensor(gradient)
+
+
 def _differentiable(ctx: Any, gradient: Tensor, images: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of a convolution by functions that torch differentiates."""
+    """Compute the gradients of a convolution by functions of torch, which it differentiates and batches."""
     shape, wanted = ctx.shape, list(ctx.needs_input_grad[:3])
     stride, padding = (shape.row_stride, shape.column_stride), (shape.row_padding, shape.column_padding)
     found = torch.ops.aten.convolution_backward(
@@ -127,7 +133,7 @@ class MaximumPooling(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the images."""
         (places,), shape = ctx.saved_tensors, ctx.shape
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or _is_several(gradient):
             return _scattered(gradient, places, shape), None, None, None, None
         found = batch_last(gradient)
         images = _room(found, shape.samples, shape.inputs, shape.height, shape.width)
@@ -136,13 +142,14 @@ class MaximumPooling(Function):
 
 
 def _scattered(gradient: Tensor, places: Tensor, shape: Shape) -> Tensor:
-    """Compute the gradient of pooled images by functions that torch differentiates."""
+    """Compute the gradient of pooled images by functions of torch, as `_differentiable`."""
     size = shape.outputs, shape.rows, shape.columns, shape.samples
     taps = places.view(size).permute(3, 0, 1, 2).long()
     rows = torch.arange(shape.rows) * shape.row_stride - shape.row_padding
     columns = torch.arange(shape.columns) * shape.column_stride - shape.column_padding
     lines = rows[:, None] + taps // shape.kernel_columns
     pixels = lines * shape.width + columns + taps % shape.kernel_columns
+    flat = shape.samples, shape.outputs, shape.rows * shape.columns
     images = gradient.new_zeros(shape.samples, shape.outputs, shape.height * shape.width)
-    found = images.scatter_add(2, pixels.flatten(2), gradient.flatten(2))
+    found = images.scatter_add(2, pixels.reshape(flat), gradient.reshape(flat))
     return found.view(shape.samples, shape.outputs, shape.height, shape.width)
