@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import tutti
+from tests.forked import ForkedRanks
 from tests.run.test_predict import trained
 from tutti.cli.main import main
 from tutti.errors import BadModel
 from tutti.exports.programs import PROGRAMS
 from tutti.exports.programs.base import write_program
+from tutti.exports.programs.torch_export import TorchProgram
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -97,3 +100,12 @@ def test_a_model_that_looks_at_its_inputs_is_refused_in_a_sentence(
 def test_unknown_forms_are_named_with_all_there_are(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run), "--to", "onx"]) == 2
     assert "did you mean 'onnx'" in capsys.readouterr().err
+
+
+def test_a_file_that_finds_no_room_is_an_error_of_the_system(tmp_path: Path) -> None:
+    def write(_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        TorchProgram.write(tmp_path / "a.pt2", nn.Linear(200, 200).eval(), torch.randn(3, 200), {})
+
+    with ForkedRanks(lambda rank: rank, [0]) as ranks, pytest.raises(OSError, match="File too large"):
+        ranks.run(write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -30,8 +31,9 @@ class TorchProgram(Program):
     def write(path: Path, module: nn.Module, example: Tensor, facts: Mapping[str, str]) -> None:
         samples = torch.export.Dim("samples")
         program = torch.export.export(module, (example,), dynamic_shapes=({0: samples},))
-        with open(path, "wb") as file:
-            torch.export.save(program, file, extra_files=dict(facts))
+        buffer = io.BytesIO()  # Of a disk that becomes full torch's writer ends the process.
+        torch.export.save(program, buffer, extra_files=dict(facts))
+        path.write_bytes(buffer.getbuffer())
 
     @override
     @staticmethod
