@@ -36,6 +36,7 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "tutti"
+html_show_copyright = False  # the licence names no owner, and "Copyright ©" alone says nothing
 html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["style.css"]

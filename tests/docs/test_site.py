@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("sphinx")
 
-from website import contents, options, reference, strategies
+from website import conf, contents, options, reference, strategies
 from website.docstrings import to_rst
 from website.equations import latex, lines
 from website.paths import ROOT, SITE_OF, DeadLink, SiteMap, page_of_file
@@ -152,3 +152,7 @@ def test_the_site_loads_nothing_from_elsewhere() -> None:
     for path in (ROOT / "website").rglob("*"):
         if path.suffix in (".css", ".py"):
             assert not re.search(r"(?:url\(|src=|href=)[\"']?https?:", Path(path).read_text(encoding="utf-8"))
+
+
+def test_the_foot_of_a_page_is_no_copyright_of_nobody() -> None:
+    assert getattr(conf, "copyright", "") or not getattr(conf, "html_show_copyright", True)
