@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import nn
 import tutti
 from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import BadOption, PeerLost
+from tutti.errors import BadOption, BadRunFolder, PeerLost
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
@@ -381,6 +382,19 @@ def test_an_exception_is_no_loss(tmp_path: Path) -> None:
 def test_ranks_in_reserve_are_refused_where_they_could_not_take_over(options: dict[str, str]) -> None:
     with pytest.raises(BadOption, match="standby keeps ranks ready on this machine"):
         tutti.train(model(), workers=2, standby=True, **OPTIONS, **options)
+
+
+def test_a_run_does_not_go_on_in_a_folder_that_has_taken_the_place_of_its_own(tmp_path: Path) -> None:
+    with closing(StateMemory()) as memory:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        memory.place.note_folder(folder)
+        assert memory.place.folder == folder
+        folder.rename(tmp_path / "moved")
+        assert memory.place.folder == folder
+        folder.mkdir()
+        with pytest.raises(BadRunFolder, match="another folder is in its place"):
+            _ = memory.place.folder
 
 
 def test_a_copy_counts_only_when_it_is_whole() -> None:

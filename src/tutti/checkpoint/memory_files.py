@@ -20,6 +20,7 @@ from typing import Final
 from tutti.comm.shm import memfd
 from tutti.comm.shm.arena import FIRST, PAGE, Arena
 from tutti.comm.shm.memfd import FileAddress
+from tutti.errors import BadRunFolder
 from tutti.records.json_lines import Json
 
 TABLE_BYTES: Final = 16
@@ -84,13 +85,26 @@ class MemoryPlace:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run; None: it has none, or nobody knows it yet."""
+        """The folder of the run; None: it has none, or nobody knows it yet.
+
+        Raises:
+            BadRunFolder: another folder has taken its place.
+        """
         text = self._read(_FOLDER)
-        return None if text is None else Path(os.fsdecode(text))
+        if text is None:
+            return None
+        before, _, name = text.partition(b" ")
+        path = Path(os.fsdecode(name))
+        if _identity(path) not in (before, b"0:0"):
+            raise BadRunFolder(
+                f"cannot go on in {path}: it was removed or renamed while the run went on, and another "
+                "folder is in its place; name a folder that stays with --out"
+            )
+        return path
 
     def note_folder(self, path: Path) -> None:
         """Keep the folder of the run."""
-        self._write(_FOLDER, os.fsencode(path))
+        self._write(_FOLDER, _identity(path) + b" " + os.fsencode(path))
 
     def files(self, number: int) -> Json:
         """The description of a copy that is whole."""
@@ -128,6 +142,15 @@ class MemoryPlace:
             return os.pread(page, length, slot * _SLOT + _LENGTH) if length else None
         finally:
             os.close(page)
+
+
+def _identity(path: Path) -> bytes:
+    """The numbers of a folder's device and of its inode; zeros: there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return b"0:0"
+    return b"%d:%d" % (found.st_dev, found.st_ino)
 
 
 class StateMemory:

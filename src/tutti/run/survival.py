@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import PeerLost
+from tutti.errors import BadRunFolder, PeerLost
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
@@ -85,7 +85,7 @@ class _Plan:
         """The work of those that go on.
 
         Raises:
-            PeerLost: too many were lost, or all.
+            PeerLost: too many were lost, or all, or their folder.
         """
         now = time.monotonic()
         self._times.append(now)
@@ -95,7 +95,10 @@ class _Plan:
         before = self._placement.workers
         job, self._placement = self._changed(lost)
         self._memory.note_loss()
-        self._job = again(replace(job, losses=len(self._times)))
+        try:
+            self._job = again(replace(job, losses=len(self._times)))
+        except BadRunFolder as error:
+            raise PeerLost(lost.ranks, f"{lost.why}; {error}") from error
         ranks = f"{self._placement.ranks} new rank{'' if self._placement.ranks == 1 else 's'}"
         of_fewer = shrunk_text(job, self._first) if self._placement.workers < before else ""
         print(f"tutti: {lost}; going on with {ranks}{of_fewer}", file=sys.stderr, flush=True)
