@@ -133,14 +133,15 @@ class PeerLost(TuttiError):
     """Another rank of this communicator died or gave up.
 
     Args:
-        ranks: the lost ranks, numbered in the job.
+        ranks: the lost ranks, numbered in the job; none: it cannot be said which, and `why` says all.
         why: what is known about it ("killed by signal 9"), or nothing.
     """
 
     def __init__(self, ranks: Iterable[int], why: str = "") -> None:
         self.ranks, self.why = sorted(ranks), why
         who = ", ".join(map(str, self.ranks))
-        super().__init__(f"lost rank{'s' if len(self.ranks) > 1 else ''} {who}{': ' + why if why else ''}")
+        whole = f"lost rank{'s' if len(self.ranks) > 1 else ''} {who}{': ' + why if why else ''}"
+        super().__init__(whole if self.ranks else why)
 
     def __reduce__(self) -> tuple[type, tuple[list[int], str]]:
         return type(self), (self.ranks, self.why)
@@ -157,11 +158,6 @@ class ReplicasDiffer(PeerLost):
         ranks: those whose values are not the usual ones; none: nobody can tell.
         why: what differs, and since when.
     """
-
-    def __init__(self, ranks: Iterable[int], why: str) -> None:
-        super().__init__(ranks, why)
-        if not self.ranks:
-            self.args = (why,)
 
 
 class HostLost(PeerLost):

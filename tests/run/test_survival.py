@@ -240,12 +240,16 @@ def test_ranks_in_reserve_go_on_with_the_state(tmp_path: Path, policy: str, left
     assert [one.epoch for one in RunFolder(tmp_path / "run").history().records] == [1, 2, 3, 4, 5, 6]
 
 
+def ancestor(process: int, generation: int) -> int:
+    """The parent of a process (1), that one's parent (2), and so on."""
+    for _ in range(generation):
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return process
+
+
 def server_of(process: int) -> int:
     """The process that has forked the server of a rank."""
-    parents = [process]
-    for _ in range(2):
-        parents.append(int(Path(f"/proc/{parents[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
-    return parents[-1]
+    return ancestor(process, 2)
 
 
 def reserve_waits() -> bool:
@@ -273,6 +277,62 @@ def test_ranks_in_reserve_leave_the_memory_alone_into_which_data_are_streamed(tm
         model(), workers=2, callbacks=AwaitsReserve(), on_failure="respawn", standby=True, **options
     )
     assert torch.equal(weights_of(guarded), weights_of(alone))
+
+
+class HitsServers(tutti.Callback):
+    """Sends a signal to processes that fork ranks, and kills rank 1 unless that does it, once.
+
+    Args:
+        folder: notes that it is done.
+        generations: of the rank's ancestors: 1 is the server of its crew, 2 that of all.
+        signal: what they get.
+    """
+
+    def __init__(self, folder: Path, generations: Sequence[int], signal: signal.Signals) -> None:
+        self._note, self._generations, self._signal = folder / "hit", generations, signal
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == 1 and course.step == 7 and not self._note.exists():
+            self._note.touch()
+            for one in self._generations:
+                os.kill(ancestor(os.getpid(), one), self._signal)
+            if self._signal == signal.SIGKILL:
+                time.sleep(60)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("generations", [[1], [2], [1, 2]], ids=str)
+def test_a_run_goes_on_though_what_forks_its_ranks_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generations: list[int]
+) -> None:
+    for module in ("fork_server_client", "succession"):
+        monkeypatch.setattr(f"tutti.launch.{module}.PATIENCE_S", 3.0)
+    survived = tutti.train(
+        model(),
+        workers=2,
+        callbacks=HitsServers(tmp_path, generations, signal.SIGSTOP),
+        on_failure="respawn",
+        **OPTIONS,
+    )
+    torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
+    assert (tmp_path / "hit").exists()
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_as_many_ranks_go_on_when_what_forks_them_was_killed(
+    tmp_path: Path, generation: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    survived = tutti.train(
+        model(),
+        workers=2,
+        callbacks=HitsServers(tmp_path, [generation], signal.SIGKILL),
+        on_failure="shrink",
+        **OPTIONS,
+    )
+    torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
+    told = capfd.readouterr().err
+    assert "the process that forked all ranks was killed" in told
+    assert "going on with 2 new ranks" in told
 
 
 def test_a_single_rank_is_replaced_too(tmp_path: Path) -> None:

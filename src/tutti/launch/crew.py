@@ -99,6 +99,7 @@ class Crew:
         self.orders, self._server = orders, server
         self._kills_before = out_of_memory_kills()
         self._deadline: float | None = None
+        self._all_ended_at_once = False
         with ExitStack() as stack:
             self._arena = arena = stack.enter_context(closing(Arena.create()))
             settings = _settings(orders.placement, relay)
@@ -139,6 +140,8 @@ class Crew:
         error, certain = cause(reports, deaths)
         if certain:
             if not isinstance(error, PeerLost) or not self._are_dying():
+                if self._all_ended_at_once:
+                    error = PeerLost([], f"the process that forked all ranks was {deaths[0].why()}")
                 return Outcome(error)
             # It is lost as well, and is to be named.
             self._deadline = min(self._deadline or math.inf, max(death.at for death in deaths) + TOGETHER_S)
@@ -149,6 +152,16 @@ class Crew:
             self._deadline = self._deadline or time.monotonic() + FINISH_S
         over = self._deadline is not None and time.monotonic() >= self._deadline
         return Outcome(error) if over or all(one.ended for one in self._ranks) else None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the server that forks the ranks has said that it listens."""
+        return self._server.ready
+
+    @property
+    def answers(self) -> bool:
+        """Whether that server has ended the ranks when it was told to, or is gone, and they with it."""
+        return self._server.answers
 
     @property
     def result(self) -> bytes:
@@ -174,7 +187,9 @@ class Crew:
         )
 
     def _note_message(self) -> None:
-        note_server_message(self._ranks, self._server, self._kills_before)
+        worked = all(one.death is None and one.report is None for one in self._ranks)
+        there = note_server_message(self._ranks, self._server, self._kills_before)
+        self._all_ended_at_once = self._all_ended_at_once or (worked and not there)
 
 
 def _receive(selector: selectors.BaseSelector, one: RankProcess) -> None:

@@ -56,10 +56,11 @@ class RankForker:
     Attributes:
         control: the same.
         ready: the process has said that it listens.
+        answers: it has not been silent for `PATIENCE_S` when it was to speak, as one that was stopped is.
     """
 
     def __init__(self, control: socket.socket) -> None:
-        self.control, self.ready = control, False
+        self.control, self.ready, self.answers = control, False, True
 
     def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
         """Have a rank forked. If the server is gone `next_message` says so."""
@@ -110,6 +111,7 @@ class RankForker:
             message = self.next_message()
             if message is None or isinstance(message, Ready):
                 return message is not None
+        self.answers = False
         return False
 
     def close(self) -> None:
@@ -169,11 +171,16 @@ class ForkServer(RankForker):
         """Return the exit code of the server, which is gone."""
         return self._process.wait()
 
+    def give_up(self) -> None:
+        """End the server, which does not answer, and all that it has forked."""
+        self.answers = False
+        self.close()
+
     @override
     def close(self) -> None:
         """End the server, the ranks, and what they have started."""
         self.control.close()
-        if not self.ready:
+        if not (self.ready and self.answers):
             # It may take seconds until it listens.
             self._process.kill()
         try:

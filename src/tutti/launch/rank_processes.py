@@ -126,8 +126,8 @@ def _folder() -> str:
         return ""
 
 
-def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_before: int) -> None:
-    """Record which rank has ended; if the fork server is gone, all have.
+def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_before: int) -> bool:
+    """Record which rank has ended; if the fork server is gone, all have. Returns whether it is there.
 
     Args:
         ranks: of the server.
@@ -142,6 +142,7 @@ def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_
         returncode = server.returncode()
         for one in ranks:
             one.end(returncode, starved=out_of_memory_kills() > kills_before)
+    return message is not None
 
 
 def out_of_memory_kills() -> int:

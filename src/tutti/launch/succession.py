@@ -7,7 +7,8 @@
 Without a reserve the next crew is forked once a rank is lost, and prepares itself while the others are ended.
 
 Each crew comes from a fork server of its own, so that the ends of one do not touch the other. What the ranks
-of the reserve prepare, and what they wait for, is theirs to know.
+of the reserve prepare, and what they wait for, is theirs to know. A server that does not answer, as one that
+was stopped, is killed with all that it has forked, and the next crew comes from a new one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final, Protocol
 from tutti.errors import PeerLost, TuttiError
 from tutti.launch.crew import Crew, Orders
 from tutti.launch.fork_server import GRACE_S
-from tutti.launch.fork_server_client import ForkServer, fork_server
+from tutti.launch.fork_server_client import PATIENCE_S, ForkServer, fork_server
 from tutti.launch.stop_request import Stopping
 
 RESERVE_S: Final = 1.0
@@ -64,6 +65,7 @@ class Line:
         self._crew: Crew | None = None
         self._reserve: Crew | None = None
         self._without_reserve = False
+        self._server_listens = False
 
     def follow(self, orders: Orders, stopping: Stopping) -> tuple[Crew, TuttiError | None]:
         """Have the crews work until one is done, none goes on, or a signal ends all.
@@ -83,6 +85,11 @@ class Line:
             for key, _ in self._selector.select(min(limit for limit in limits if limit is not None)):
                 key.data()
             outcome = crew.outcome()
+            if self._is_overdue(crew, since):
+                self._give_server_up()
+                crew, since = self._replace(crew, orders), time.monotonic()
+                self._crew = crew
+                continue
             if outcome is None:
                 if time.monotonic() - since > RESERVE_S:
                     self._look_after_reserve()
@@ -109,7 +116,7 @@ class Line:
         if self._server is None or not self._server.runs:
             placement = orders.placement
             server = fork_server(placement.threads or 1, crowded=bool(placement.warnings))
-            self._server = self._servers.enter_context(server)
+            self._server, self._server_listens = self._servers.enter_context(server), False
         crew = Crew(
             self._server.branch(self._entry), self._entry, orders, self._stop, None, self._hang_timeout_s
         )
@@ -126,9 +133,24 @@ class Line:
         self._end(crew)
         after, self._reserve = self._reserve, None
         if after is None:
-            return self._begin(orders)
+            after = self._begin(orders)
         self._succession.release()
         return after
+
+    def _is_overdue(self, crew: Crew, since: float) -> bool:
+        """Tell whether a crew ought to have been forked long ago, by a server that had imported torch."""
+        if crew.is_there:
+            self._server_listens = True
+            return False
+        return self._server_listens and time.monotonic() - since > PATIENCE_S
+
+    def _give_server_up(self) -> None:
+        if self._server is not None:
+            self._server.give_up()
+            self._server = None
+        if self._reserve is not None:
+            reserve, self._reserve = self._reserve, None
+            self._end(reserve)
 
     def _look_after_reserve(self) -> None:
         if self._reserve is None:
@@ -147,3 +169,5 @@ class Line:
     def _end(self, crew: Crew, grace_s: float = 0.0) -> None:
         crew.unregister(self._selector)
         crew.end(grace_s)
+        if not crew.answers:
+            self._give_server_up()
