@@ -260,10 +260,19 @@ def reserve_waits() -> bool:
 
 
 class AwaitsReserve(tutti.Callback):
-    """Goes on with the run once ranks in reserve wait."""
+    """Goes on with the run behind a step once ranks in reserve wait.
+
+    Args:
+        at: the step.
+    """
+
+    def __init__(self, at: int = 2) -> None:
+        self._at = at
 
     def step(self, course: tutti.Course) -> None:
-        while course.step == 2 and not reserve_waits():
+        until = time.monotonic() + 60
+        while course.step == self._at and not reserve_waits():
+            assert time.monotonic() < until, "no rank in reserve waits"
             time.sleep(0.01)
 
 
@@ -277,6 +286,44 @@ def test_ranks_in_reserve_leave_the_memory_alone_into_which_data_are_streamed(tm
         model(), workers=2, callbacks=AwaitsReserve(), on_failure="respawn", standby=True, **options
     )
     assert torch.equal(weights_of(guarded), weights_of(alone))
+
+
+def with_memory() -> nn.Module:
+    torch.manual_seed(3)
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 2)
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers", "repeats"),
+    [
+        ("sync", 0, True),
+        ("local", 0, True),
+        ("gossip", 0, True),
+        ("easgd", 0, False),
+        ("hogwild", 0, False),
+        ("downpour", 1, False),
+        ("paramserver", 1, False),
+    ],
+)
+def test_what_ranks_in_reserve_rehearse_leaves_no_trace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str, servers: int, repeats: bool
+) -> None:
+    options = {"strategy": strategy, "servers": servers, "workers": 2, **OPTIONS}
+    alone = tutti.train(with_memory(), **options)
+    survived = tutti.train(
+        with_memory(),
+        callbacks=[AwaitsReserve(8), Killed(tmp_path, [(1, 9)])],
+        on_failure="respawn",
+        standby=True,
+        **options,
+    )
+    assert (tmp_path / "1-9").exists()
+    assert "in reserve have ended" not in capfd.readouterr().err
+    assert [one.train.samples for one in survived.history] == [48] * 6
+    if repeats:
+        assert torch.equal(weights_of(survived), weights_of(alone))
+        assert survived.history[-1].validation == alone.history[-1].validation
 
 
 class HitsServers(tutti.Callback):

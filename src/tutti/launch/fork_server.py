@@ -137,6 +137,7 @@ def main(supervisor: int, control: int, idle_s: float) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Imported modules stay: collecting garbage meanwhile takes a sixth of the time until ranks start.
     gc.disable()
+    import psutil  # noqa: F401
     import torch  # noqa: F401
 
     # From here on the supervisor's pidfd tells that it is gone, which leaves time to end the ranks.

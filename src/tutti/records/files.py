@@ -41,6 +41,15 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
         flush_folder(path.parent)
 
 
+def has_content(path: Path, content: bytes) -> bool:
+    """Tell whether a file has this content; one that is a link, or cannot be read, has not."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return os.fstat(file.fileno()).st_size == len(content) and file.read(len(content)) == content
+    except OSError:
+        return False
+
+
 def replace_shared_file(path: Path, content: bytes) -> None:
     """Make `content` the content of `path`, as `replace_file` does, while others may do so too.
 

@@ -50,7 +50,13 @@ from typing import Final, TypeVar
 from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import LATEST, present
-from tutti.records.files import flush_file_system, refusing, replace_file, unfinished_file
+from tutti.records.files import (
+    flush_file_system,
+    has_content,
+    refusing,
+    replace_file,
+    unfinished_file,
+)
 from tutti.records.folder_lock import LOCK, FolderLock, is_locked, refuse_locked
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import (
@@ -350,10 +356,10 @@ class RunFolder:
             self._write(POINTS, lines.encode(errors="backslashreplace"))
         return len(kept)
 
-    def note_start(self, start: RunStart) -> None:
-        """Add a start of the run to those before."""
+    def note_start(self, start: RunStart, flush: bool = True) -> None:
+        """Add a start of the run to those before; it need not survive a power cut unless it is flushed."""
         with refusing(self.path / STARTS):
-            append_line(self.path / STARTS, start, flush=not self.together)
+            append_line(self.path / STARTS, start, flush=flush and not self.together)
 
     def starts(self) -> JsonLinesFile[RunStart]:
         """Read all starts of the run; none if it has left none."""
@@ -545,7 +551,9 @@ class RunFolder:
         self._refuse_lost()
         path = self.path / name
         with refusing(path):
-            replace_file(path, content, flush=not self.together)
+            # A run that goes on writes what is there; until that is on the disk again would take a while.
+            if not has_content(path, content):
+                replace_file(path, content, flush=not self.together)
         return path
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -15,14 +16,16 @@ from tutti.checkpoint.sharing import for_all
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
+from tutti.model_parallel.layout import portion_of
 from tutti.model_parallel.places import APART, PORTION
 from tutti.optim.state import lost_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
+from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import layout_of
+from tutti.run.jobs import Job, layout_of
 from tutti.run.resume import Resume
 from tutti.state import Held, Saved
 from tutti.strategies import Solo, Strategy
@@ -119,6 +122,36 @@ def _refuse_apart(checkpoint: Checkpoint, saved: Saved, earlier: TrainConfig) ->
             f"be put together for another layout; resume as the run was, with -n {checkpoint.ranks} "
             f"--parallel {earlier.parallel}"
         )
+
+
+@contextmanager
+def laid_out(
+    job: Job, comm: Communicator, task: Task, strategy: Strategy, checkpoint: Checkpoint | None
+) -> Iterator[tuple[Assembly, Saved | None]]:
+    """Lay the model out for training, with the state of a checkpoint if there is one (collective).
+
+    Args:
+        job: what is to be done.
+        comm: all ranks that train.
+        task: what is learned.
+        strategy: fits the ranks.
+        checkpoint: what the run goes on from; None: it begins.
+
+    Yields:
+        The parts of the run, and what is left to be loaded into its trainer.
+
+    Raises:
+        UserError: as of `assemble` and `saved_for`.
+    """
+    layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
+    saved, before = None, None
+    if checkpoint is not None:
+        saved = saved_for(checkpoint, comm, strategy, job.config, task.dataset)
+        load_model(task.module, saved)
+        before = None if saved.own is None else saved.shared.get(PORTION)
+    with closing(portion_of(layout, comm, task.module, work, before)) as portion:
+        saved = None if saved is None else portion.to_portion(saved)
+        yield assemble(job, comm, task, strategy, portion, saved), saved
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:

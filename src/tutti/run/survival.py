@@ -79,7 +79,8 @@ class _Plan:
             job, placement = self._changed(PeerLost([0], ""))
         except PeerLost:
             return None  # The last one has none to go on with.
-        return Orders(pickle.dumps(replace(job, gate=self._memory.shut_gate())), placement, waits=True)
+        job = replace(job, gate=self._memory.shut_gate(), rehearses=True)
+        return Orders(pickle.dumps(job), placement, waits=True)
 
     def after(self, lost: PeerLost) -> Orders:
         """The work of those that go on.

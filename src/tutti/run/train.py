@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,6 @@ from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
-from tutti.model_parallel.layout import portion_of
-from tutti.model_parallel.places import PORTION
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
@@ -40,7 +38,6 @@ from tutti.run import summary_lines
 from tutti.run.build import (
     Assembly,
     Task,
-    assemble,
     callbacks_of,
     default_floats,
     open_config_data,
@@ -52,10 +49,11 @@ from tutti.run.build import (
 )
 from tutti.run.checks import check_predictions, check_strategy
 from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
-from tutti.run.jobs import layout_of, load_job
+from tutti.run.jobs import load_job
 from tutti.run.kept_data import KeptData
 from tutti.run.recording import Recording, observed
-from tutti.run.restore import anew, found_by, history_of, load_model, refuse_shorter, saved_for
+from tutti.run.rehearsal import rehearse
+from tutti.run.restore import anew, found_by, history_of, laid_out, refuse_shorter
 from tutti.run.rollback import take_back_after_me
 from tutti.run.saving import refuse_over, saving
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
@@ -130,8 +128,8 @@ class Surroundings:
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
         on_step: called before each step of this rank, with the number of updates made before.
-        waits: for ranks that prepare themselves while others may still train: called when all that needs no
-            state is prepared, returns when they are needed, with the job as it is by then.
+        prepare: for ranks that prepare themselves while others may still train: called with the data when
+            all that needs no state is prepared, returns when they are needed, with the job as it is by then.
     """
 
     follower: Progress = field(default_factory=Progress)
@@ -140,7 +138,7 @@ class Surroundings:
     successor: Path | None = None
     alone: bool = True
     on_step: Callable[[int], None] | None = None
-    waits: Callable[[TrainJob], TrainJob] | None = None
+    prepare: Callable[[TrainJob, DataSet], TrainJob] | None = None
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -159,8 +157,9 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         kept = KeptData(job.memory.data)
         around = replace(around, open_data=kept.open)
         if job.gate is not None:
-            waits = partial(_until_needed, kept)
-            around = replace(around, open_data=partial(_open_beside_others, kept), waits=waits)
+            copy = load_job(payload, TrainJob) if job.rehearses else None
+            prepare = partial(_until_needed, kept, comm, copy)
+            around = replace(around, open_data=partial(_open_beside_others, kept), prepare=prepare)
     # Nobody watches a process that a supervisor has not started.
     if isinstance(comm, HostCommunicator) and started_by().launcher is Launcher.TUTTI:
         if job.hang_timeout_s is not None:
@@ -181,7 +180,7 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         UserError: the input is wrong.
     """
     config, checkpoint = job.config, None
-    if around.waits is None:
+    if around.prepare is None:
         if job.write and job.resume is None and comm.rank == 0 and around.alone:
             check_writable(config.out)
         checkpoint = _checkpoint(comm, job)
@@ -192,12 +191,13 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with ExitStack() as stack:
-            if around.waits is None:
+            if around.prepare is None:
                 sampler = stack.enter_context(sampling(crew, job.write and around.alone))
                 task = prepare_task(job, around.open_data(job, comm))
             else:
-                task = prepare_task(job, around.open_data(job, comm))
-                job = around.waits(job)
+                dataset = around.open_data(job, comm)
+                task = prepare_task(job, dataset)
+                job = around.prepare(job, dataset)
                 checkpoint = _checkpoint(comm, job)
                 sampler = stack.enter_context(sampling(crew, job.write and around.alone))
             check_predictions(config, task.dataset)
@@ -233,8 +233,20 @@ def _open_beside_others(kept: KeptData, job: TrainJob, comm: Communicator) -> Da
     return kept.open(job, comm)
 
 
-def _until_needed(kept: KeptData, job: TrainJob) -> TrainJob:
-    """Wait until ranks in reserve are needed; returns their job as it is by then."""
+def _until_needed(
+    kept: KeptData, comm: HostCommunicator, rehearsed: TrainJob | None, job: TrainJob, dataset: DataSet
+) -> TrainJob:
+    """Wait until ranks in reserve are needed; returns their job as it is by then.
+
+    Args:
+        kept: has the gate.
+        comm: all ranks.
+        rehearsed: a copy of the job, to make a step of; None: there is no time for that.
+        job: theirs.
+        dataset: likewise.
+    """
+    if rehearsed is not None:
+        rehearse(rehearsed, comm, dataset, check_strategy(rehearsed, comm.size, comm.hosts))
     assert job.gate is not None
     assert job.memory is not None
     kept.pass_gate(job.gate)
@@ -252,15 +264,7 @@ def _train(
     checkpoint: Checkpoint | None,
 ) -> RunOutcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
-    layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
-    saved, before = None, None
-    if checkpoint is not None:
-        saved = saved_for(checkpoint, comm, strategy, job.config, task.dataset)
-        load_model(task.module, saved)
-        before = None if saved.own is None else saved.shared.get(PORTION)
-    with closing(portion_of(layout, comm, task.module, work, before)) as portion:
-        saved = None if saved is None else portion.to_portion(saved)
-        parts = assemble(job, comm, task, strategy, portion, saved)
+    with laid_out(job, comm, task, strategy, checkpoint) as (parts, saved):
         callbacks = callbacks_of(job, comm, parts.task.module)
         told: list[Callable[[], str | None]] = [] if around.ends is None else [partial(around.ends, comm)]
         told += [] if callbacks is None else [callbacks.why_end]
@@ -268,7 +272,7 @@ def _train(
         graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
         if graph is not None:
             parts = replace(parts, workers=replace(parts.workers, compute=graph))
-        reseed(job.config.seed, 1 + portion.peers.rank)
+        reseed(job.config.seed, 1 + parts.portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
         warn_if_much(task, comm)
         warn_if_undefined(task.objective, task.dataset, comm)
@@ -522,7 +526,7 @@ def _run_folder(
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
             folder.write(trained_on(data, of_classes))
             folder.write(facts)
-            folder.note_start(start)
+            folder.note_start(start, flush=not job.losses)
             yield folder
         except Exception:
             if folder.begun or not around.alone:

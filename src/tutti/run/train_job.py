@@ -65,6 +65,7 @@ class TrainJob(Job):
         losses: how often ranks were lost before.
         gate: of the memory; ranks wait at it once they are prepared, until those before them are gone. None:
             there are none before them.
+        rehearses: they make a step of their own before they wait, so that the first that counts is quick.
     """
 
     entry: ClassVar[str] = "tutti.run.train:work"
@@ -82,6 +83,7 @@ class TrainJob(Job):
     memory: MemoryPlace | None = None
     losses: int = 0
     gate: int | None = None
+    rehearses: bool = False
 
     @property
     def hang_timeout_s(self) -> float | None:
