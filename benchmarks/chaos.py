@@ -12,9 +12,9 @@ The trainings are disturbed as by `tutti chaos`: after each kill the time is tak
 finished the next step, and until the training is as far as it was. The final weights are compared with those
 of a training that was left alone, in fp64.
 
-Wanted: all kills survived, and the next step within 0.1 s (shrink) or 0.15 s (respawn) with ranks that stand
-by, or 4 s without; 90 % of the speed in a storm; at most 1 % less of it when nothing fails. Of a soak: no recovery
-above 10 s, ranks and causes named, nothing left.
+Wanted: all kills survived, and the next step within 0.1 s (shrink) or 0.15 s (respawn) with ranks that
+stand by, or 4 s without; 90 % of the speed in a storm; at most 1 % less of it when nothing fails. Of a
+soak: no recovery above 10 s, ranks and causes named, nothing left.
 """
 
 from __future__ import annotations
