@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -16,12 +18,15 @@ import pytest
 import torch
 
 import tutti
-from tests.launch.processes import lives, wait_until_gone
+from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tutti.errors import PeerLost, RankFailed
 from tutti.launch import fork_server_client
+from tutti.launch.crew import Crew, Orders
 from tutti.launch.fork_server_client import ForkServer
+from tutti.launch.guard import is_being_killed
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
+from tutti.launch.stop_request import StopPage
 
 TWO = Placement(2, 1)
 OF_A_FARM = "tutti.farm.messages:TrainTask"
@@ -221,3 +226,24 @@ def test_a_server_that_cannot_be_started_leaves_no_socket_open(monkeypatch: pyte
     with pytest.raises(BlockingIOError):
         ForkServer(1, False)
     assert [one.fileno() for one in made] == [-1, -1]
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.2])
+def test_ranks_that_are_killed_run_no_more_before_they_are_gone(tmp_path: Path, grace_s: float) -> None:
+    at_once: list[bool] = []
+    selector, stop = selectors.DefaultSelector(), StopPage.make_file()
+    with fork_server_client.fork_server(1, crowded=False) as server:
+        entry = "tests.launch.entries:wait_for_ever"
+        crew = Crew(server.branch(entry), entry, Orders(str(tmp_path).encode(), TWO), stop)
+        crew.register(selector)
+        notes = [tmp_path / f"rank-{rank}" for rank in range(2)]
+        wait_for_files(notes)
+        processes = [json.loads(note.read_text())[what] for note in notes for what in ("rank", "child")]
+        # The process that forks them says that it listens before it says anything else.
+        selector.select()
+        crew._note_message()
+        crew.unregister(selector)
+        crew.end(grace_s, lambda: at_once.extend(map(is_being_killed, processes)))
+    os.close(stop)
+    assert at_once == ([True] * 4 if grace_s == 0 else [])
+    assert not any(map(lives, processes))

@@ -189,3 +189,12 @@ def test_a_second_command_with_the_folder_of_the_first_is_refused(
         forked.kill(0)
         forked.processes[0].join()
         refuse_locked(folder)
+
+
+def test_who_has_just_been_killed_may_take_a_while_to_be_gone(tmp_path: Path) -> None:
+    held = FolderLock(tmp_path)
+    with pytest.raises(BadRunFolder, match="is being written by"):
+        FolderLock(tmp_path, patience_s=0.05)
+    threading.Timer(0.2, held.__exit__).start()
+    with FolderLock(tmp_path, patience_s=60.0), pytest.raises(BadRunFolder):
+        refuse_locked(tmp_path)

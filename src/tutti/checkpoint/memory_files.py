@@ -165,11 +165,17 @@ class StateMemory:
         page, *copies = map(FileAddress.of, self._made)
         self._data = Arena.create()
         self._data.allocate(PAGE)
+        self._table = self._data.words(FIRST, TABLE_BYTES // 8)
         self._gates = 0
         self._shut = ExitStack()
         token = os.urandom(_TOKEN_BYTES)
         os.pwrite(self._made[0], token, _TOKEN)
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the data set is kept."""
+        return bool(self._table[1])
 
     def note_loss(self) -> None:
         """Count that ranks were lost."""

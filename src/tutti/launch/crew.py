@@ -15,6 +15,7 @@ import math
 import os
 import selectors
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -168,9 +169,14 @@ class Crew:
         """The pickled result of rank 0, which has reported it."""
         return cast("bytes", cast("Report", self._ranks[0].report).value)
 
-    def end(self, grace_s: float) -> None:
-        """End the ranks, what they have started, and the server; they have so long to exit on SIGTERM."""
-        self._server.clear(grace_s)
+    def end(self, grace_s: float, killed: Callable[[], None] = lambda: None) -> None:
+        """End the ranks, what they have started, and the server.
+
+        Args:
+            grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
+            killed: called, without grace, as soon as they run no more; they are gone a little later.
+        """
+        self._server.clear(grace_s, killed)
         self._server.close()
         self.close()
 

@@ -1,7 +1,7 @@
 """A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
 
     supervisor ──Load, RankPlace, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
-               ◀──RankEnded, Ready──
+               ◀──RankEnded, Killed, Ready──
 
 It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
 ranks before it did. It ends with the supervisor, or when that closes the socket, or after `IDLE_S` without
@@ -10,7 +10,7 @@ ranks; processes that ranks have left running end before it.
 For groups of ranks that begin and end without each other it forks servers like itself, with a socket each:
 
     supervisor ──Branch──▶ fork server ──fork──▶ branch ──fork──▶ rank 0, rank 1 of group 0
-               ◀──RankEnded, Ready──────────────┘
+               ◀──RankEnded, Killed, Ready──────┘
 """
 
 from __future__ import annotations
@@ -88,11 +88,19 @@ class RankEnded:
 
 
 @dataclass(frozen=True)
+class Killed:
+    """All ranks, and what they have started, run no more: sent after `EndRanks` without grace, then `Ready`.
+
+    To be gone takes them longer, as the kernel takes their memory back first.
+    """
+
+
+@dataclass(frozen=True)
 class Ready:
     """There is no rank, nor anything that one has started: sent at the beginning, and after `EndRanks`."""
 
 
-Message = RankPlace | EndRanks | Load | Branch | RankEnded | Ready
+Message = RankPlace | EndRanks | Load | Branch | RankEnded | Killed | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -231,6 +239,9 @@ class ForkServerProcess:
                 for descriptor in descriptors:
                     os.close(descriptor)
             elif isinstance(message, EndRanks):
+                if not message.grace_s:
+                    _kill_descendants()
+                    send(control, Killed())
                 self._clear(children, message.grace_s)
                 send(control, Ready())
             elif isinstance(message, Load):
@@ -307,6 +318,12 @@ class ForkServerProcess:
             select.select([ended], [], [], _POLL_S)
             ended.acknowledge()
             self._reap()
+
+
+def _kill_descendants() -> None:
+    import psutil  # Not in the supervisor, which imports this module too.
+
+    signal_all({child.pid for child in psutil.Process().children(recursive=True)}, signal.SIGKILL)
 
 
 def _load(entry: str) -> None:

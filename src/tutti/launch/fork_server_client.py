@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
@@ -23,6 +23,7 @@ from tutti.launch.fork_server import (
     IDLE_S,
     Branch,
     EndRanks,
+    Killed,
     Load,
     RankEnded,
     Ready,
@@ -66,12 +67,13 @@ class RankForker:
         """Have a rank forked. If the server is gone `next_message` says so."""
         self._send(start, [one for one in descriptors if one is not None])
 
-    def next_message(self) -> RankEnded | Ready | None:
+    def next_message(self) -> RankEnded | Killed | Ready | None:
         """Return the server's next message; None when it is gone."""
         message, _ = receive(self.control)
         if isinstance(message, Ready):
             self.ready = True
-        assert message is None or isinstance(message, RankEnded | Ready), "what a fork server says"
+        said = RankEnded | Killed | Ready
+        assert message is None or isinstance(message, said), "what a fork server says"
         return message
 
     def returncode(self) -> int:
@@ -94,11 +96,12 @@ class RankForker:
                 # So many descriptors may be under way at a time; the server is about to take them.
                 time.sleep(_POLL_S)
 
-    def clear(self, grace_s: float) -> bool:
+    def clear(self, grace_s: float, killed: Callable[[], None] = lambda: None) -> bool:
         """End all ranks and what they have started; returns whether the server can take others.
 
         Args:
             grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
+            killed: called, without grace, as soon as they run no more; they are gone a little later.
         """
         if not self.ready:
             # No rank is there yet.
@@ -109,7 +112,9 @@ class RankForker:
             return False
         while select.select([self.control], [], [], grace_s + PATIENCE_S)[0]:
             message = self.next_message()
-            if message is None or isinstance(message, Ready):
+            if isinstance(message, Killed):
+                killed()
+            elif message is None or isinstance(message, Ready):
                 return message is not None
         self.answers = False
         return False

@@ -16,6 +16,7 @@ from __future__ import annotations
 import selectors
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final, Protocol
 
@@ -42,8 +43,11 @@ class Succession(Protocol):
             PeerLost: nobody does.
         """
 
+    def hand_over(self) -> None:
+        """Let those go on that have prepared themselves, if it is enough that the others run no more."""
+
     def release(self) -> None:
-        """Let those go on that have prepared themselves."""
+        """Let those go on that have prepared themselves, as the others are gone."""
 
 
 class Line:
@@ -130,7 +134,7 @@ class Line:
             self._reserve = None
         if self._reserve is None and orders.waits:
             self._reserve = self._begin(orders)
-        self._end(crew)
+        self._end(crew, killed=self._succession.hand_over)
         after, self._reserve = self._reserve, None
         if after is None:
             after = self._begin(orders)
@@ -166,8 +170,8 @@ class Line:
                 flush=True,
             )
 
-    def _end(self, crew: Crew, grace_s: float = 0.0) -> None:
+    def _end(self, crew: Crew, grace_s: float = 0.0, killed: Callable[[], None] = lambda: None) -> None:
         crew.unregister(self._selector)
-        crew.end(grace_s)
+        crew.end(grace_s, killed)
         if not crew.answers:
             self._give_server_up()

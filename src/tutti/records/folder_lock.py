@@ -35,6 +35,7 @@ class FolderLock:
 
     Args:
         folder: the folder, which exists.
+        patience_s: how long whoever has it may take to be gone.
 
     Attributes:
         problem: why the file system has no locks; None: it has.
@@ -43,8 +44,9 @@ class FolderLock:
         BadRunFolder: another job has it; or the file of the lock cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patience_s: float = 0.0) -> None:
         self.problem: str | None = None
+        self._until = time.monotonic() + patience_s
         self._path, self._at = folder / LOCK, str(folder)
         with refusing(self._path):
             # As long as it is open no other folder gets its number.
@@ -95,7 +97,8 @@ class FolderLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _refuse_held(file, self._path.parent)
+            if time.monotonic() >= self._until:
+                _refuse_held(file, self._path.parent)
             return False
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):

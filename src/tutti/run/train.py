@@ -78,6 +78,9 @@ from tutti.training.weights import weights_to_bytes
 FLOAT: Final = 4
 """The bytes of an output."""
 
+GONE_S: Final = 10.0
+"""The time that a killed process may take to be gone."""
+
 MUCH: Final = 1 << 30
 """The bytes of outputs from which on a metric that needs all of them gets a warning."""
 
@@ -506,7 +509,8 @@ def _run_folder(
         folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
     else:
         folder = RunFolder.take(cast("str", job.config.out))
-    with FolderLock(folder.path) as lock:
+    # Ranks that were lost may not be gone yet, though they write no more.
+    with FolderLock(folder.path, GONE_S if job.losses else 0.0) as lock:
         folder = replace(folder, lock=lock, together=not around.alone, successor=around.successor)
         if lock.problem is not None:
             print(
