@@ -46,7 +46,7 @@ GRACE_S: Final = 1.0
 
 _MESSAGE_BYTES: Final = 1 << 16
 _DESCRIPTORS: Final = 8
-_POLL_S: Final = 0.01
+_POLL_S: Final = 0.05
 _OWN: Final = "tutti."
 
 
@@ -314,7 +314,8 @@ class ForkServerProcess:
             else:
                 signal_all(children - asked, signal.SIGTERM)
             asked |= children
-            # A process that has just become ours sends no signal: so not for longer.
+            # Those of a child that has ended have become ours by then. Looking for them takes milliseconds of
+            # those that take over.
             select.select([ended], [], [], _POLL_S)
             ended.acknowledge()
             self._reap()
