@@ -118,11 +118,21 @@ def supervisor_killed(training: subprocess.Popen[bytes], folder: Path) -> None:
     (folder.parent / "note").write_text("no rank is left" if not left else "ranks are left")
 
 
+def parent_of(process: int) -> int:
+    """The process that has forked another one."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def server_killed(training: subprocess.Popen[bytes], folder: Path) -> None:
     """Kill the process that ranks are forked from."""
+    os.kill(parent_of(ranks_of(training)[1]), signal.SIGKILL)
+
+
+def server_stopped(training: subprocess.Popen[bytes], folder: Path) -> None:
+    """Stop the process that ranks are forked from, which is told of their ends, and kill rank 1."""
     rank = ranks_of(training)[1]
-    parent = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(parent, signal.SIGKILL)
+    os.kill(parent_of(rank), signal.SIGSTOP)
+    os.kill(rank, signal.SIGKILL)
 
 
 @contextmanager
@@ -288,7 +298,13 @@ FAULTS_KNOWN = [
     Fault("data file cut off", r"cut\.npz", around=contextmanager(corrupt), code=2),
     Fault("run folder deleted", r"(gone|deleted|not there|No such file)", unblamed="lost rank"),
     Fault("supervisor killed", "", cause=supervisor_killed, code=-signal.SIGKILL),
-    Fault("fork server killed", r"lost ranks? 0, 1: killed by signal 9", cause=server_killed, unblamed="^$"),
+    Fault(
+        "fork server killed",
+        r"the process that forked all ranks was killed by signal 9",
+        cause=server_killed,
+        unblamed="lost rank",
+    ),
+    Fault("fork server stopped, a rank killed", LOST + "its process ended", cause=server_stopped),
     Fault("clock set back", "", HANG, code=0, unblamed="lost rank|hung"),
     Fault("no fault", "", HANG, code=0, unblamed="lost rank|hung|failed|warning"),
 ]
