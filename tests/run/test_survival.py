@@ -491,14 +491,15 @@ def test_ranks_in_reserve_are_refused_where_they_could_not_take_over(options: di
         tutti.train(model(), workers=2, standby=True, **OPTIONS, **options)
 
 
-def test_a_run_does_not_go_on_in_a_folder_that_has_taken_the_place_of_its_own(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_without_its_folder_or_in_one_that_has_taken_its_place(tmp_path: Path) -> None:
     with closing(StateMemory()) as memory:
         folder = tmp_path / "run"
         folder.mkdir()
         memory.place.note_folder(folder)
         assert memory.place.folder == folder
         folder.rename(tmp_path / "moved")
-        assert memory.place.folder == folder
+        with pytest.raises(BadRunFolder, match="removed or renamed while the run went on; name"):
+            _ = memory.place.folder
         folder.mkdir()
         with pytest.raises(BadRunFolder, match="another folder is in its place"):
             _ = memory.place.folder

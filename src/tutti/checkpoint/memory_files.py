@@ -88,17 +88,19 @@ class MemoryPlace:
         """The folder of the run; None: it has none, or nobody knows it yet.
 
         Raises:
-            BadRunFolder: another folder has taken its place.
+            BadRunFolder: it is gone, or another folder has taken its place.
         """
         text = self._read(_FOLDER)
         if text is None:
             return None
         before, _, name = text.partition(b" ")
         path = Path(os.fsdecode(name))
-        if _identity(path) not in (before, b"0:0"):
+        now = _identity(path)
+        if now != before:
+            place = "" if now == b"0:0" else ", and another folder is in its place"
             raise BadRunFolder(
-                f"cannot go on in {path}: it was removed or renamed while the run went on, and another "
-                "folder is in its place; name a folder that stays with --out"
+                f"cannot go on in {path}: it was removed or renamed while the run went on{place}; name a "
+                "folder that stays with --out"
             )
         return path
 
