@@ -258,6 +258,24 @@ def test_a_reading_leaves_no_trace_on_the_staleness() -> None:
     assert VirtualWorld(2).run(train)[0] == 1
 
 
+def test_who_wakes_late_from_an_overwriting_has_missed_nothing_that_came_after_it() -> None:
+    def train(comm: Communicator) -> int | None:
+        replica, centre = join(comm)
+        if comm.rank == 1:
+            barrier = comm.barrier
+
+            def barrier_and_more() -> None:
+                barrier()
+                comm.compute(1.0)
+
+            comm.barrier = barrier_and_more
+        centre.overwrite(vectors(replica, 5.0))
+        comm.compute(0.1 if comm.rank == 0 else 10.0)
+        return centre.push(vectors(replica, 0.0)).staleness
+
+    assert VirtualWorld(2).run(train) == [0, 1]
+
+
 @pytest.mark.parametrize("consumes", [True, False])
 def test_a_message_is_zero_afterwards_where_the_rule_uses_it_up(consumes: bool) -> None:
     def train(comm: Communicator) -> list[set[float]]:

@@ -132,6 +132,26 @@ def test_the_steps_since_the_last_exchange_are_not_lost(strategy: EASGD | EASGDS
     assert float((found - mean).norm()) < 0.4 * float((start() - mean).norm())
 
 
+def test_a_worker_without_a_batch_does_not_hold_the_centre_back() -> None:
+    """It has made no step that could be lost, and is where the centre was at first."""
+
+    def train(comm: Communicator) -> Tensor:
+        module, strategy = Point(), EASGD(every=1)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        if comm.rank == 0:
+            replica.flats[0].grads.fill_(1.0)
+            worker.step()
+            comm.compute(1.0)
+        else:
+            comm.compute(2.0)
+        worker.finish()
+        return module().detach().clone()
+
+    # The first worker goes back by LR, and then moves the centre by 0.9 / 2 of that.
+    assert_close(VirtualWorld(2).run(train)[0], start() - 0.45 * LR)
+
+
 def test_workers_without_a_batch_take_part_in_the_synchronous_exchange() -> None:
     def train(comm: object) -> Tensor:
         from tests.strategies.alone import Point

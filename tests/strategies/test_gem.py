@@ -10,10 +10,23 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
+from tests.strategies.alone import (
+    LENGTH,
+    SPEEDS,
+    Point,
+    Setting,
+    assert_close,
+    finishes,
+    gradient,
+    run,
+    sgd,
+    start,
+)
+from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import GEM, Clip
+from tutti.strategies.placement import place
 
 LR = 0.05
 WORKERS = 3
@@ -99,6 +112,25 @@ def test_the_same_run_twice_is_bit_equal() -> None:
 def test_an_evaluation_in_between_changes_nothing() -> None:
     setting = Setting(GEM(), sgd(LR), speeds=SPEEDS[:1])
     assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
+
+
+def test_the_proxys_momentum_is_lost_with_the_weights_that_it_was_for() -> None:
+    """What moves the new weights first is one plain step, as in the beginning."""
+
+    def train(comm: Communicator) -> Tensor:
+        module, strategy = Point(), GEM()
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        replica.flats[0].grads.fill_(3.0)
+        worker.step()
+        replica.flats[0].weights.fill_(0.25)
+        worker.adopt()
+        replica.flats[0].grads.fill_(1.0)
+        worker.step()
+        worker.finish()
+        return module().detach().clone()
+
+    assert_close(VirtualWorld(1).run(train)[0], torch.full_like(start(), 0.25 - LR))
 
 
 @pytest.mark.parametrize(

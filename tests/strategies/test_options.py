@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from typing import Any
 
 import pytest
 
 from tutti.errors import BadOption
-from tutti.strategies import EASGD, DiLoCo, Local
+from tutti.strategies import EASGD, DiLoCo, Local, Solo
+from tutti.strategies.options import choice, number, whole
 
 
 @pytest.mark.parametrize("value", [0, True, 2.0, "2", None])
@@ -27,3 +31,58 @@ def test_a_refusal_names_an_upper_bound_where_there_is_one() -> None:
         DiLoCo(outer_lr=-1.0)
     with pytest.raises(BadOption, match=r"a number from 0 to below 1$"):
         DiLoCo(outer_momentum=1.0)
+
+
+def having(option: Any) -> type[Solo]:
+    """A strategy with one hyper-parameter."""
+    return make_dataclass("Having", [("size", Any, option)], bases=(Solo,), frozen=True)
+
+
+@pytest.mark.parametrize(
+    ("declare", "values", "words", "allowed", "refused"),
+    [
+        (whole, {}, "a whole number from 1", [1, 3], [0, -1, 2.0, "2", True]),
+        (whole, {"least": 0}, "a whole number from 0", [0, 1], [-1]),
+        (number, {"least": 0, "most": 1}, "a number from 0 to 1", [0, 0.5, 1], [-0.1, 1.1, None]),
+        (number, {"above": 0, "below": 2}, "a number above 0 to below 2", [0.1, 1.9], [0, 2, -1, 3]),
+        (number, {"above": 0}, "a number above 0", [0.1, 1e300], [0, -1, math.inf, math.nan]),
+        (number, {"most": 2}, "a number to 2", [-1e300, 2], [2.1, math.inf, -math.inf, "1", True]),
+        (choice, {"values": (1, 2)}, "one of 1, 2", [1, 2], [3, None]),
+    ],
+)
+def test_a_strategy_of_ones_own_takes_the_values_that_it_declares_and_no_others(
+    declare: Callable[..., Any],
+    values: dict[str, Any],
+    words: str,
+    allowed: list[object],
+    refused: list[object],
+) -> None:
+    strategy = having(declare(1, "size", **values))
+    assert strategy().size == 1
+    assert [strategy(size=value).size for value in allowed] == allowed
+    for value in refused:
+        with pytest.raises(BadOption, match=f"expected {words}$"):
+            strategy(size=value)
+
+
+def test_a_number_may_be_left_open_where_that_is_the_default() -> None:
+    strategy = having(number(None, "size", least=1))
+    assert strategy().size is None
+    assert [strategy(size=value).size for value in (None, 1, 7.5)] == [None, 1, 7.5]
+    for value in (0.9, "1", True):
+        with pytest.raises(BadOption, match="expected a number from 1$"):
+            strategy(size=value)
+
+
+@pytest.mark.parametrize(
+    ("declare", "values", "help"),
+    [
+        (whole, {}, "how many, from 1"),
+        (number, {"least": 0, "below": 1}, "how many, from 0 to below 1"),
+        (choice, {"values": (1, 2)}, "how many: 1, 2"),
+    ],
+)
+def test_the_help_of_an_option_says_what_it_may_be(
+    declare: Callable[..., Any], values: dict[str, Any], help: str
+) -> None:
+    assert declare(1, "how many", **values).metadata["help"] == help

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from tests.optim.odd import Odd
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.optim.optimizers.lars import LARS
+from tutti.state import Saved, State, saved_by
 from tutti.strategies import ADPSGD, Clip, DiLoCo, Gossip, Hogwild, Local, Solo, Strategy, Sync, Worker
 from tutti.strategies.local_steps import OwnWeightsWorker
 from tutti.strategies.placement import place
@@ -128,6 +130,29 @@ def test_a_worker_without_a_state_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match=r"abstract methods '?load_state'?, '?state"):
         Silent()  # type: ignore[abstract]
+
+
+def test_nobody_averages_with_who_has_not_gone_on_yet() -> None:
+    """A row that is not yet what its worker had kept of it is nobody's weights."""
+
+    def steps(comm: Communicator, saved: list[Saved] | None) -> tuple[State | None, float]:
+        module = nn.Linear(1, 1, bias=False).double()
+        nn.init.zeros_(module.weight)
+        replica = place(module, comm, ADPSGD.home)
+        worker = ADPSGD(every=2).worker(replica, comm, torch.optim.SGD(module.parameters(), lr=1.0), Clip())
+        if saved is None:
+            replica.flats[0].grads.fill_(-1.0 - comm.rank)
+            worker.step()
+            worker.settle()
+            return deepcopy(worker.state()), 0.0
+        comm.compute(5.0 * comm.rank)
+        worker.load_state(saved[comm.rank])
+        worker.step()
+        return None, module.weight.item()
+
+    kept = saved_by([state for state, _ in VirtualWorld(2).run(steps, None)])
+    # They had gone to 1 and 2, and the second step begins with the mean of those.
+    assert [weight for _, weight in VirtualWorld(2).run(steps, kept)] == [1.5, 1.5]
 
 
 def test_a_row_stays_while_its_worker_says_what_it_knows() -> None:
