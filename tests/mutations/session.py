@@ -25,13 +25,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 
 from tests import forked
 from tests.mutations.operators import Mutant
 from tests.mutations.patching import HIT, put_in_place, with_hits
+from tutti.checkpoint.writer import PROGRAM
 
 SLACK: Final = 5.0
 """A test may take so many times what it takes without a mutant."""
@@ -317,12 +318,21 @@ def _fork_ranks_here() -> None:
 
 
 def _refuse_other_processes() -> None:
-    """Skip tests that start processes otherwise: those would run the code as it is in its file."""
+    """Skip tests that start processes otherwise: those would run the code as it is in its file.
+
+    So does a writer of checkpoints, but tests are about what the ranks give it and read again.
+    """
+    start = subprocess.Popen.__init__
+
+    def start_writer(self: subprocess.Popen, args: Any, *others: Any, **options: Any) -> None:
+        if PROGRAM not in args:
+            pytest.skip("starts processes")
+        start(self, args, *others, **options)
 
     def refuse(*_: object, **__: object) -> NoReturn:
         pytest.skip("starts processes")
 
-    subprocess.Popen.__init__ = refuse  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = start_writer  # type: ignore[method-assign]
     for method in ("spawn", "forkserver"):
         multiprocessing.get_context(method).Process.start = refuse  # type: ignore[method-assign]
 
