@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -41,16 +42,26 @@ def loop(comm: Communicator, what: str | None, strategy: str | None = None, ever
                 flip(next(iter(model.parameters())))
 
 
+def run(world: VirtualWorld, *arguments: object, every: int = 2) -> None:
+    """Run the loop on virtual ranks, in a thread of its own.
+
+    These take turns inside of `backward()`, so that torch does not notice its end, and holds what it was for
+    until the thread ends; after the interpreter has ended it cannot be let go of any more.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(world.run, partial(loop, every=every), *arguments).result()
+
+
 @pytest.mark.parametrize(("what", "strategy"), [("weights", None), ("momentum", None), ("anchor", "diloco")])
 def test_the_rank_whose_copy_has_changed_is_named(what: str, strategy: str | None) -> None:
     with pytest.raises(ReplicasDiffer, match=rf"^lost rank 1: '{HELD[what]}.*after step 4") as caught:
-        VirtualWorld(3).run(loop, what, strategy)
+        run(VirtualWorld(3), what, strategy)
     assert caught.value.ranks == [1]
 
 
 @pytest.mark.parametrize("strategy", [None, "diloco"])
 def test_nobody_is_named_without_a_fault(strategy: str | None) -> None:
-    VirtualWorld(3, ranks_per_host=2).run(partial(loop, every=1), None, strategy)
+    run(VirtualWorld(3, ranks_per_host=2), None, strategy, every=1)
 
 
 def test_steps_that_are_no_number_are_refused() -> None:
