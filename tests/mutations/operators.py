@@ -60,7 +60,7 @@ class Mutant:
         source: the module, unchanged.
         line: where.
         lines: a test may notice it if it runs one of them: the first line of its statement, any line of the
-            function whose signature it is in, or any line at all; what is outside of functions even without.
+            function whose signature it is in, or any line at all.
         function: the qualified name of the outermost function or method around it; "" outside of all.
         change: the code before and after, on one line.
         place: the number of the syntax node.

@@ -211,6 +211,7 @@ class Session:
         while left or running:
             while left and len(running) < self.workers:
                 target, mutant, tests = left.pop()
+                tests = sorted(tests, key=lambda at: seconds[at])
                 deadline = Deadline()
                 work = partial(_try, session, target, mutant, [(at, seconds[at]) for at in tests], deadline)
                 process = _start(work)
@@ -230,19 +231,12 @@ class Session:
 
 
 def _tests_of(target: Target, mutant: Mutant, usable: dict[int, dict]) -> list[int]:
-    """The tests that run one of the mutant's lines, the quickest first.
-
-    What is outside of all functions, such as an attribute of a class, may be read without running a line of
-    the module: there all others follow.
-    """
-    quickest = sorted(usable, key=lambda at: usable[at]["seconds"])
-    hit = {
+    """The tests that run one of the mutant's lines."""
+    return [
         at
-        for at in quickest
-        if any(name == target.module and line in mutant.lines for name, line in usable[at]["hits"])
-    }
-    others = [] if mutant.function else [at for at in quickest if at not in hit]
-    return [at for at in quickest if at in hit] + others
+        for at, one in usable.items()
+        if any(name == target.module and line in mutant.lines for name, line in one["hits"])
+    ]
 
 
 def _try(
