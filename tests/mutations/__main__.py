@@ -32,10 +32,13 @@ WANTED: Final = 0.9
 """The share of mutants that tests notice."""
 
 OWN_LOOPS: Final = (
-    *(f"own_loop/test_{name}.py" for name in ("figures", "loops", "settling", "sums")),
+    *(f"own_loop/test_{name}.py" for name in ("figures", "loops", "replica_check", "settling", "sums")),
     *(f"own_loop/test_distribute{name}.py" for name in ("", "_agreement", "_paces")),
 )
 """The tests of the code behind a user's own loop."""
+
+GOING_ON: Final = ("own_loop/test_checkpoints.py", "own_loop/test_saving.py")
+"""The tests of its checkpoints."""
 
 TESTS: Final = {
     "allreduce": ("allreduce", "strategies/test_sync_options.py"),
@@ -47,29 +50,45 @@ TESTS: Final = {
     "strategies": (
         "strategies",
         "optim/test_missing.py",
+        "reports/test_advice.py",
+        "training/test_replica_check.py",
         "training/test_timers.py",
         "own_loop/test_strategies_of_one.py",
     ),
-    "own_loop/divided_optimizer.py": ("strategies/test_divided.py", *OWN_LOOPS),
+    "own_loop/divided_optimizer.py": ("strategies/test_divided.py", *OWN_LOOPS, *GOING_ON),
     "strategies/joint_gradients.py": (
         "strategies/test_joint_gradients.py",
         *OWN_LOOPS,
         "own_loop/test_loading.py",
     ),
-    "own_loop/gradient_exchange.py": (*OWN_LOOPS, "own_loop/test_loading.py"),
+    "own_loop/checkpoints.py": (*GOING_ON, "own_loop/test_distribute.py", "own_loop/test_ways_apart.py"),
+    "own_loop/distribute.py": (
+        *OWN_LOOPS,
+        *GOING_ON,
+        "own_loop/test_loading.py",
+        "own_loop/test_other_samples.py",
+        "own_loop/test_strategies_of_several.py",
+        "own_loop/test_ways_apart.py",
+    ),
+    "own_loop/gradient_exchange.py": (*OWN_LOOPS, "own_loop/test_hooks.py", "own_loop/test_loading.py"),
+    "own_loop/places.py": GOING_ON,
     "own_loop/steppers.py": (
         *OWN_LOOPS,
+        *GOING_ON,
         *(f"own_loop/test_strategies_of_{how}.py" for how in ("one", "several")),
     ),
+    "own_loop/structure.py": (*OWN_LOOPS, "own_loop/test_other_samples.py"),
     "own_loop/fingerprints.py": ("own_loop/test_other_samples.py",),
     "own_loop/meetings.py": (*OWN_LOOPS, "own_loop/test_ways_apart.py"),
     "own_loop/loop.py": (
         *OWN_LOOPS,
+        *GOING_ON,
         "own_loop/test_strategies_of_several.py",
         "own_loop/test_ways_apart.py",
     ),
     "own_loop/shard.py": (
         *OWN_LOOPS,
+        *GOING_ON,
         "own_loop/test_strategies_of_several.py",
         "own_loop/test_ways_apart.py",
     ),
