@@ -304,6 +304,15 @@ def test_the_first_parameter_that_is_not_finite_is_named() -> None:
     assert replica.first_not_finite() == "0.bias"
 
 
+def test_large_numbers_are_finite_also_where_their_sum_is_not() -> None:
+    module = mlp()
+    replica = Replica(module)
+    with torch.no_grad():
+        module[0].bias.fill_(3e38)
+        module[2].weight.fill_(-3e38)
+    assert replica.first_not_finite() is None
+
+
 def test_a_parameter_that_is_not_finite_is_found_in_every_dtype() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     replica = Replica(module)

@@ -96,6 +96,19 @@ def test_the_rmsprop_warmup() -> None:
     assert step(optimizer, weights, 4.0) == pytest.approx([expected])
 
 
+def test_the_rmsprop_warmup_is_half_over_after_as_many_updates_as_its_centre() -> None:
+    weights = parameter(1.0)
+    optimizer = RMSpropWarmup([weights], lr=0.1, momentum=0.0, eps=1.0, rmsprop_lr=1e-9, centre=2, period=8)
+    moves, before = [], 1.0
+    for _ in range(5):
+        (after,) = step(optimizer, weights, 1.0)
+        moves.append((before - after) / 0.1)
+        before = after
+    # What is left is SGD's share: exp(2 (t - 2) / 8) / 2 before the centre, 1/2 + (t - 2) / 8 behind it.
+    expected = [math.exp(-0.5) / 2, math.exp(-0.25) / 2, 0.5, 0.625, 0.75]
+    assert moves == pytest.approx(expected, abs=1e-6)
+
+
 def test_after_its_warmup_it_is_sgd_with_momentum() -> None:
     weights, other = parameter(1.0, -2.0), parameter(1.0, -2.0)
     ours = RMSpropWarmup([weights], lr=0.1, momentum=0.9, centre=0, period=1e-9, weight_decay=0.1)
@@ -110,7 +123,8 @@ def test_a_cosine_follows_a_warm_up() -> None:
     made = schedule("warmup_cosine", optim.SGD([parameter(1.0)], lr=1.0), 12, {"warmup": 3, "final": 0.1})
     assert isinstance(made, WarmupCosineLR)
     expected = [0.25, 0.5, 0.75, *(0.1 + 0.9 * (1 + math.cos(math.pi * t / 9)) / 2 for t in range(10))]
-    assert rates(made, 13) == pytest.approx(expected, rel=1e-12)
+    # Behind the end of the run the rate stays as it is there.
+    assert rates(made, 16) == pytest.approx([*expected, 0.1, 0.1, 0.1], rel=1e-12)
     assert rates(WarmupCosineLR(optim.SGD([parameter(1.0)], lr=1.0), 100), 6)[-1] == 1.0
     for options in ({"warmup": 12}, {"warmup": -1}, {"final": 2}):
         with pytest.raises(BadOption, match="expected warmup from 0 to below 12 updates"):

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from tests.own_loop.custom import Counting
 from tests.parameter_server.test_optimizer_state import LR, Summing
-from tests.strategies.alone import Point, assert_close, sgd, start
+from tests.strategies.alone import Point, assert_close, sgd, start, wake_late
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
@@ -152,7 +152,8 @@ def test_each_param_group_keeps_what_its_own_options_make_it_keep() -> None:
         assert_close(found, torch.tensor([-2.0] * 3 + [-2.5] * 2, dtype=torch.float64))
 
 
-def test_a_loaded_state_without_entries_ends_those_that_there_were() -> None:
+@pytest.mark.parametrize("late", [None, 0, 1])
+def test_a_loaded_state_without_entries_ends_those_that_there_were(late: int | None) -> None:
     def train(comm: Communicator) -> Tensor:
         loop = Loop(comm)
         fresh = deepcopy(loop.optimizer.state_dict())
@@ -160,6 +161,8 @@ def test_a_loaded_state_without_entries_ends_those_that_there_were() -> None:
         comm.barrier()
         assert loop.optimizer.state_dict()["state"]
         loop.optimizer.load_state_dict(fresh)
+        if comm.rank == late:
+            wake_late(comm)
         loop.rule.adopt()
         assert not loop.optimizer.state_dict()["state"]
         comm.barrier()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from tests.comm.ranks import World
+from tests.strategies.alone import wake_late
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost
@@ -17,6 +18,7 @@ from tutti.parameter_server.base import Outcome, Push, Rule, cut_slots
 from tutti.parameter_server.rules import AddRule, ElasticRule, OptimizerRule
 from tutti.parameter_server.shared_memory import SMALLEST_SLOT, SharedCentre, slots_for
 from tutti.replica import Replica
+from tutti.state import named
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 
@@ -262,18 +264,47 @@ def test_who_wakes_late_from_an_overwriting_has_missed_nothing_that_came_after_i
     def train(comm: Communicator) -> int | None:
         replica, centre = join(comm)
         if comm.rank == 1:
-            barrier = comm.barrier
-
-            def barrier_and_more() -> None:
-                barrier()
-                comm.compute(1.0)
-
-            comm.barrier = barrier_and_more
+            wake_late(comm)
         centre.overwrite(vectors(replica, 5.0))
         comm.compute(0.1 if comm.rank == 0 else 10.0)
         return centre.push(vectors(replica, 0.0)).staleness
 
     assert VirtualWorld(2).run(train) == [0, 1]
+
+
+def test_what_a_host_moves_its_centre_by_counts_as_one_update_of_who_moves_it() -> None:
+    def train(comm: Communicator) -> int | None:
+        replica, centre = join(comm)
+        comm.compute(1.0 + comm.rank)
+        if comm.rank:
+            return centre.push(vectors(replica, 0.0)).staleness
+        centre.move(vectors(replica, 1.0))
+        comm.compute(5.0)
+        return centre.push(vectors(replica, 0.0)).staleness
+
+    assert VirtualWorld(2).run(train) == [1, 1]
+
+
+def test_a_centres_optimizer_is_cut_into_as_many_slots_as_any_rule() -> None:
+    def slots(comm: Communicator) -> int:
+        replica, _ = join(comm)
+        rule = OptimizerRule(optim.SGD(replica.module.parameters(), lr=0.1), replica)
+        return len(SharedCentre(comm, replica.flats, rule, 3).slots)
+
+    assert VirtualWorld(1).run(slots) == [3]
+
+
+def test_of_what_the_optimizer_keeps_each_slot_gets_that_of_its_own_parameters() -> None:
+    module = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    optimizer = optim.Adagrad(module.parameters(), lr=0.1)
+    replica = Replica(module)
+    rule = OptimizerRule(optimizer, replica)
+    slots = cut_slots(replica.flats, rule, 2)
+    kept = named([rule.given()])
+    assert [{piece.name.split("/")[1] for piece in rule.part_of(kept, slot).pieces} for slot in slots] == [
+        {"0.weight"},
+        {"1.weight"},
+    ]
 
 
 @pytest.mark.parametrize("consumes", [True, False])

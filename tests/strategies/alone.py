@@ -135,5 +135,16 @@ def run(setting: Setting, world: VirtualWorld | None = None) -> list[Outcome]:
     return found
 
 
+def wake_late(comm: Communicator) -> None:
+    """Have a rank go on from every barrier a second later than the others, as if its core were taken."""
+    barrier = comm.barrier
+
+    def late() -> None:
+        barrier()
+        comm.compute(1.0)
+
+    comm.barrier = late
+
+
 def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)

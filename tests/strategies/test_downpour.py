@@ -340,6 +340,14 @@ def test_what_a_loop_makes_of_its_weights_after_the_last_push_is_pushed_in_the_e
     assert VirtualWorld(1).run(train) == [(2, [0.25] * LENGTH)]
 
 
+def test_between_two_pulls_an_optimizer_that_maximizes_goes_uphill() -> None:
+    setting = Setting(Downpour(pull_every=3), sgd(0.05, maximize=True), steps=2, speeds=SPEEDS[:1])
+    expected = start()
+    for step in range(2):
+        expected = expected + 0.05 * gradient(expected, 0, step)
+    assert_close(run(setting)[0].steps[-1], expected)
+
+
 def test_a_frozen_group_is_passed_over_between_two_pulls() -> None:
     def train(comm: Communicator) -> list[float]:
         module, strategy = Point(), Downpour(pull_every=2)

@@ -48,6 +48,15 @@ def test_an_exchange_of_which_no_more_is_known_is_just_counted() -> None:
     assert traffic == Traffic(exchanges=1)
 
 
+def test_all_that_is_counted_goes_on_from_a_checkpoint() -> None:
+    traffic, resumed = Traffic(), Traffic()
+    traffic.add(bytes_sent=8, wait_s=0.5, staleness=3, age_s=0.25)
+    traffic.dropped, traffic.skipped = 2, 1
+    resumed.load(traffic.values())
+    assert resumed == traffic
+    assert resumed.ages_s.maxlen == LATEST
+
+
 def test_the_latest_ages_are_kept() -> None:
     traffic = Traffic()
     for age in range(LATEST + 1):
