@@ -126,7 +126,7 @@ class GroupOptimizer:
         self._user, self.group, self._vectors = user, group, (flat.weights, grads)
         self._whole = not is_elementwise(user)
         self._theirs = frozenset(share.parameter for stretch in stretches for share in stretch.shares)
-        self._split = self._has_new = False
+        self._has_new = False
         self._lay(stretches)
         theirs = user.param_groups[group]
         self._own = {**theirs, "params": self.parameters}
@@ -145,7 +145,7 @@ class GroupOptimizer:
             missing: parameters that have no gradient; they and their state are left as they are.
         """
         turns: Sequence[Sequence[int]] = (range(len(self.parameters)),)
-        if self._split or not missing.isdisjoint(self._theirs):
+        if not missing.isdisjoint(self._theirs):
             turns = self._turns(missing)
         elif self._has_new:
             known, new = self._by_age(range(len(self.parameters)))
@@ -185,8 +185,7 @@ class GroupOptimizer:
 
     def _turns(self, missing: Missing) -> list[list[int]]:
         """Return the parameters to be moved, by what can be moved in one call."""
-        if not self._split:
-            self._split_up()
+        self._split_up()
         present = [
             number
             for number, stretch in enumerate(self._stretches)
@@ -202,7 +201,6 @@ class GroupOptimizer:
 
     def _split_up(self) -> None:
         """Give each of the user's parameters a state of its own, which goes on from the joined one."""
-        self._split = True
         if all(len(stretch.shares) == 1 for stretch in self._stretches):
             return
         parts, states = [], []

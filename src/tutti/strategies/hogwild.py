@@ -68,7 +68,7 @@ class _HogwildWorker(Worker):
             ShardedOptimizer(optimizer, replica, [dense if f is flat else slice(0, 0) for f in replica.flats])
             for flat, dense in places
         ]
-        self._rows = RowOptimizer(optimizer, tables) if tables else None
+        self._rows = RowOptimizer(optimizer, tables)
         self._names = replica.names
         self._updates, self._seen = comm.counter(), 0
         self._read_at = comm.clock()
@@ -76,14 +76,13 @@ class _HogwildWorker(Worker):
     @override
     @torch.no_grad()
     def step(self) -> None:
-        rows = self._rows.gradients() if self._rows is not None else []
+        rows = self._rows.gradients()
         clip_gradient([*self._grads, *rows], self._clip.norm, self._clip.value)
         written = self._written + sum(values.nbytes for values in rows)
         with self.updating:
             for optimizer in self._dense:
                 optimizer.step()
-            if self._rows is not None:
-                self._rows.step()
+            self._rows.step()
         applied_at = self._comm.clock()
         before = self._updates.add()
         for grads in self._grads:
@@ -102,8 +101,7 @@ class _HogwildWorker(Worker):
         alone = Held()
         for optimizer in self._dense:
             alone.add(optimizer.state())
-        if self._rows is not None:
-            alone.add(self._rows.state(self._names))
+        alone.add(self._rows.state(self._names))
         return State(alone=alone)
 
     @override

@@ -123,7 +123,6 @@ class _ParamServerWorker(CentredWorker):
     @override
     def give_up(self) -> None:
         self._rounds.spoiled = True
-        self.replica.zero_grad()
         self.step()
         self._rounds.spoiled = False
 
