@@ -142,7 +142,9 @@ def test_a_torus_takes_steps_for_one_row_and_one_column_and_the_least_bytes(
         assert sent.nbytes == 2 * (here.ranks - 1) * BYTES // here.ranks
 
 
-@pytest.mark.parametrize(("size", "hosts", "across"), [(8, 2, 4), (8, 4, 2), (8, 8, 4), (8, 3, 4), (7, 1, 7), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("size", "hosts", "across"), [(8, 2, 4), (8, 4, 2), (8, 8, 4), (8, 3, 4), (7, 1, 7), (1, 1, 1)]
+)
 def test_rows_of_a_torus_are_hosts_where_these_are_even(size: int, hosts: int, across: int) -> None:
     assert width(size, hosts) == across
 

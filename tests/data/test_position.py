@@ -135,3 +135,26 @@ def test_a_queue_deals_every_batch_after_a_state_between_two_epochs_or_at_a_shor
         one.load_state(epoch, saved)
     rest = [target for one in after for _, passes in one.epoch(epoch) for target in taken(passes)]
     assert sorted(rest if stop is None else found + rest) == list(range(50))
+
+
+def test_a_state_takes_no_batch_from_who_goes_on_training() -> None:
+    batches = crew("queue", 50, 6, 3, 1)
+    dealt = [one.epoch(0) for one in batches]
+    found = [target for one in dealt for target in taken(next(one)[1])]
+    for one in batches:
+        one.state(0, [1, 1, 1])
+    found += [target for one in dealt for _, passes in one for target in taken(passes)]
+    assert sorted(found) == list(range(50))
+
+
+@pytest.mark.parametrize("ranks", [3, 2])
+def test_a_queue_goes_on_with_the_order_of_the_epoch_where_the_ranks_are_as_many(ranks: int) -> None:
+    _, states = leave(crew("queue", 50, 6, 3, 1), 1, [1, 2, 1], [0, 0, 0])
+    for rank, (one, saved) in enumerate(
+        zip(crew("queue", 50, 6, ranks, 1), saved_by(states, ranks), strict=True)
+    ):
+        first = one.load_state(1, saved)
+        assert first == (saved.shared["rounds"][rank] if ranks == 3 else 0)
+        # Others have to remember which samples are left.
+        order = one.state(1, [first] * ranks).shared["order"]
+        assert (order is None) == (ranks == 3)

@@ -94,7 +94,11 @@ TESTS: Final = {
     ),
     "optim": ("optim", "strategies/test_sync.py", "strategies/test_divided.py"),
     "replica.py": ("test_replica.py",),
-    "data/batches.py": tuple(f"data/test_{name}.py" for name in ("batches", "dealing", "position")),
+    "data/batches.py": (
+        *(f"data/test_{name}.py" for name in ("batches", "dealing", "position", "sampling")),
+        *(f"data/streaming/test_{name}.py" for name in ("streaming", "training")),
+        *(f"training/test_{name}.py" for name in ("augmentations", "resuming", "stopping")),
+    ),
 }
 """The tests of each part, which is a folder or file of the package: its own, and those of what is nothing
 without it. A file that is a part of its own is in no other.

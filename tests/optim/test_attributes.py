@@ -106,6 +106,27 @@ class ScheduleFree(Optimizer):
                     p.lerp_(z, group["k"] ** 0.5 / group["sum"])
 
 
+class Decaying(Optimizer):
+    """Another one with param groups of its own moves the weights, at a rate that falls."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = optim.SGD(self.param_groups[0]["params"], lr=0.1, momentum=0.9)
+
+    def step(self, closure: Closure) -> None:  # type: ignore[override]
+        closure()
+        self.inner.step()
+        self.inner.param_groups[0]["lr"] *= 0.7
+
+
+class Averaging(Optimizer):
+    """Keeps the model that it moves, and another one that follows it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module.parameters(), {"lr": 0.1})
+        self.module, self.average = module, copy.deepcopy(module)
+
+
 class Noisy(Optimizer):
     """Keeps what cannot be kept, in attributes and inside of another optimizer."""
 
@@ -147,7 +168,7 @@ def names_of(module: nn.Module) -> dict[nn.Parameter, str]:
     return {parameter: name for name, parameter in module.named_parameters()}
 
 
-@pytest.mark.parametrize("make", [Sam, Lookahead, History, ScheduleFree, optim.LBFGS])
+@pytest.mark.parametrize("make", [Sam, Lookahead, History, ScheduleFree, Decaying, optim.LBFGS])
 def test_an_optimizer_goes_on_with_what_its_attributes_have(
     make: Callable[[Iterable[nn.Parameter]], Optimizer],
 ) -> None:
@@ -181,3 +202,15 @@ def test_what_cannot_go_on_is_named() -> None:
     assert resumed.generator is generator
     assert torch.equal(generator.get_state(), optimizer.generator.get_state())
     assert lost_of([saved.joint]) == lost_of([held])
+
+
+def test_of_the_models_that_an_optimizer_has_only_the_trained_one_goes_on() -> None:
+    module, other = network(0), network(1)
+    optimizer, resumed = Averaging(module), Averaging(other)
+    average = resumed.average
+    held = held_by(optimizer, names_of(module))
+    assert lost_of([held]) == ["'average' (Sequential) of the optimizer"]
+    (saved,) = saved_by([State(copy.deepcopy(held))])
+    load(resumed, names_of(other), saved, options_of(optimizer))
+    assert resumed.module is other
+    assert resumed.average is average

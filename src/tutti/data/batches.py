@@ -143,7 +143,7 @@ class Batches:
         self.updates = self.rounds(len(part))
         self._speeds: Sequence[float] = ()
         self._last_size = self._last_of(len(part))
-        self._full, self._last = self._spans(self.round_size), self._spans(self._last_size)
+        self._full = self._spans(self.round_size)
 
     @property
     def fewest(self) -> int:
@@ -166,7 +166,7 @@ class Batches:
             speeds: of each rank, above 0; only their ratios count.
         """
         self._speeds = speeds
-        self._full, self._last = self._spans(self.round_size), self._spans(self._last_size)
+        self._full = self._spans(self.round_size)
 
     def state(self, epoch: int, rounds: Sequence[int]) -> State:
         """Return the position in the middle of an epoch, while no rank is in a round.
@@ -283,9 +283,7 @@ class Batches:
         skipped = self.updates - self.rounds(len(order))
         for update in range(first, self.updates if stop is None else min(self.updates, stop)):
             start = (update - skipped) * self.round_size
-            spans = self._full
-            if update == self.updates - 1:
-                spans = self._spans(len(order) - start) if epoch in self._cut_short else self._last
+            spans = self._full if update < self.updates - 1 else self._spans(len(order) - start)
             mine = ((order[start + a : start + b], share) for a, b, share in spans)
             batches = tuple(Batch(*take(samples), share, samples) for samples, share in mine)
             yield epoch * self.updates + update, batches
@@ -389,7 +387,7 @@ class Queue(Batches):
     def load_state(self, epoch: int, saved: Saved) -> int:
         at = saved.shared
         self._keep_order(epoch, at)
-        if at["dealt"] is not None and at["size"] == self.size and saved.own is not None:
+        if at["dealt"] is not None and saved.own is not None:
             drawn, self._ticket = at["drawn"], saved.own["ticket"]
         else:
             self._take_only(epoch, self._left(epoch, at))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import PurePath
 from typing import Final, cast
 from zlib import crc32
@@ -104,7 +105,7 @@ class Fingerprint:
         if tensor.layout is not torch.strided or tensor.is_meta:
             return
         rows = cast("Tensor", _some(tensor.detach())) if tensor.dim() else tensor.detach().view(1)
-        flat = rows.reshape(len(rows), -1) if len(rows) else rows.reshape(1, -1)
+        flat = rows.reshape(len(rows), prod(rows.shape[1:]))
         flat = flat[:, :: max(1, flat.shape[1] // VALUES)].cpu()
         if flat.is_complex():
             flat = torch.view_as_real(flat)
@@ -186,4 +187,4 @@ def _length(value: object) -> int:
 
 
 def _some(samples: Sequence[object] | Tensor | np.ndarray) -> Sequence[object] | Tensor | np.ndarray:
-    return samples[:: max(1, len(samples) // ROWS)] if len(samples) else samples
+    return samples[:: max(1, len(samples) // ROWS)]

@@ -20,7 +20,7 @@ from tutti.data.streaming import shards as shards_module
 from tutti.data.streaming.options import decided
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.streaming.ring import SLOTS, Ring
-from tutti.data.streaming.windows import Windows
+from tutti.data.streaming.windows import WindowOrder, Windows
 from tutti.errors import BadData, BadOption, NotFinite
 from tutti.run.config import TrainConfig
 from tutti.state import State, saved_by
@@ -58,6 +58,29 @@ def epochs(folder: Path, ranks: int, count: int = 2) -> list[list[list[tuple[lis
         ]
 
     return VirtualWorld(ranks=ranks).run(walk)
+
+
+def test_an_epoch_goes_through_its_windows_and_says_so_that_they_are_read_ahead(
+    shards: Path, streamed: Callable[..., DataSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = streamed(shards, validation=0).train
+    assert isinstance(part, StreamedPart)
+    entered, enter = [], StreamedPart.enter
+
+    def noted(part: StreamedPart, order: WindowOrder, samples: torch.Tensor) -> None:
+        entered.append((order, samples))
+        enter(part, order, samples)
+
+    monkeypatch.setattr(StreamedPart, "enter", noted)
+    batches = Batches(part, 12, seed=5)
+    for epoch in (0, 1):
+        entered.clear()
+        wanted = part.windows.order(5, epoch)[:]
+        taken = [batch.samples for _, (batch,) in batches.epoch(epoch)]
+        assert torch.equal(torch.cat(taken), wanted)
+        assert torch.equal(torch.cat([samples for _, samples in entered]), wanted)
+        for order, _ in entered:
+            assert torch.equal(order[:], wanted)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
