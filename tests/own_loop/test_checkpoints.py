@@ -35,13 +35,16 @@ from tests.own_loop.loops.base import (
 )
 from tests.own_loop.worlds import Worlds
 from tutti import strategies
+from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
 from tutti.object_state import load_state_of, state_of
 from tutti.own_loop import distribute
 from tutti.own_loop.checkpoints import Checkpoints
 from tutti.own_loop.loop import OwnLoop, SampleCounts
 from tutti.records.folder_lock import FolderLock
+from tutti.state import State
 from tutti.strategies import Strategy, Sync
 
 COUNT, SIZE, EPOCHS = 26, 4, 3
@@ -600,6 +603,156 @@ def test_a_damaged_checkpoint_is_passed_over(worlds: Worlds, tmp_path: Path) -> 
         assert (step, values.pop("table")[1].tolist()) == (1, [0, 1, 2])
         assert values == {"pair": [1, 0.5], "mean": 0.25, "no": None}
         assert "rank-00001.safetensors has other contents than were written" in said
+
+
+def test_where_no_checkpoint_is_whole_all_ranks_are_told_so(worlds: Worlds, tmp_path: Path) -> None:
+    two = partial(_call, loop=_two_saved, folder=tmp_path / "of" / "runs")
+    worlds.call(partial(two, stop=True), 2)
+    for path in tmp_path.rglob("*.safetensors"):
+        path.write_bytes(b"")
+    for told in worlds.outcomes(partial(two, stop=False), 2):
+        assert isinstance(told, BadCheckpoint)
+        assert "has no checkpoint that is whole; begin anew in another folder" in str(told)
+
+
+def test_a_checkpoint_of_a_command_is_refused(worlds: Worlds, tmp_path: Path) -> None:
+    def save(comm: Communicator) -> None:
+        with Saver(comm, tmp_path) as saver:
+            saver.save(3, State())
+
+    VirtualWorld(1).run(save)
+    with pytest.raises(BadCheckpoint, match=r"was written by 'tutti train'; give .* another folder"):
+        worlds.call(partial(_call, loop=_two_saved, folder=tmp_path, stop=False), 1)
+
+
+class Dicing(Optimizer):
+    """Keeps what cannot be kept: random numbers of Python."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.dice = random.Random(0)
+
+    def step(self, closure: Any = None) -> None: ...  # type: ignore[override]
+
+
+def _dicing(folder: Path | None, stop: bool) -> list[str]:
+    """What is said when it saves, saves again, and goes on from that."""
+    made(lambda model: Dicing(model.parameters()))
+    run, said = kept(folder), []
+    assert run is not None
+    for call in (partial(run.save, 1, wait=True), partial(run.save, 2, wait=True), run.restore):
+        with redirect_stderr(StringIO()) as text:
+            call()
+        said.append(text.getvalue())
+    return said
+
+
+def test_what_no_checkpoint_can_have_is_said_once_and_again_where_it_begins_anew(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    (saved, again, restored), other = worlds.call(
+        partial(_call, loop=_dicing, folder=tmp_path, stop=False), 2
+    )
+    assert "'dice' (Random) of the optimizer" in saved
+    assert again == ""
+    assert "'dice' (Random) of the optimizer cannot go on from this checkpoint" in restored
+    assert other == ["", "", ""]
+
+
+def _drawing(folder: Path | None, stop: bool) -> Any:
+    """Each rank has random numbers of torch of its own, and all have the same of Python."""
+    made(adam)
+    run, rank = kept(folder), distribute._current().comm.rank
+    assert run is not None
+    torch.manual_seed(rank if stop else 100 + rank)
+    random.seed(5 if stop else 6)
+    if stop:
+        run.save(1, wait=True)
+    else:
+        run.restore()
+    return torch.rand(1).item(), random.random()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_on_other_ranks_random_numbers_go_on_that_were_alike_and_those_of_the_first_rank(
+    worlds: Worlds, tmp_path: Path, before: int, after: int
+) -> None:
+    wanted = worlds.call(partial(_call, loop=_drawing, folder=tmp_path, stop=True), before)
+    found = worlds.call(partial(_call, loop=_drawing, folder=tmp_path, stop=False), after)
+    assert found[0] == wanted[0]
+    for rank, (own, shared) in enumerate(found[1:], 1):
+        torch.manual_seed(100 + rank)
+        assert own == torch.rand(1).item()
+        assert shared == wanted[0][1]
+
+
+def _with_noise(folder: Path | None, stop: bool) -> Any:
+    """Something is new in the program, and given before what the checkpoint has."""
+    made(adam)
+    noise = torch.Generator().manual_seed(3 if stop else 4)
+    run = kept(folder, noise=noise) if stop else kept(folder, new=torch.Generator(), noise=noise)
+    assert run is not None
+    if stop:
+        run.save(1, wait=True)
+    else:
+        with redirect_stderr(StringIO()):
+            run.restore()
+    return torch.rand(1, generator=noise).item()
+
+
+def test_what_is_new_in_a_program_keeps_nothing_else_from_going_on(worlds: Worlds, tmp_path: Path) -> None:
+    wanted = worlds.call(partial(_call, loop=_with_noise, folder=tmp_path, stop=True), 1)
+    assert worlds.call(partial(_call, loop=_with_noise, folder=tmp_path, stop=False), 1) == wanted
+
+
+def _closes(folder: Path | None, stop: bool) -> list[bool]:
+    """A folder may be closed more than once, and used again by the same program."""
+    made(adam)
+    first = kept(folder)
+    assert first is not None
+    saved = [first.save(1, wait=True)]
+    second = kept(folder)
+    assert second is not None
+    first.close()
+    saved.append(second.save(2, wait=True))
+    second.close()
+    second.close()
+    return saved
+
+
+def test_a_folder_that_is_closed_or_used_anew_is_left_once(worlds: Worlds, tmp_path: Path) -> None:
+    assert worlds.call(partial(_call, loop=_closes, folder=tmp_path, stop=False), 2) == [[True] * 2] * 2
+    with FolderLock(tmp_path):
+        assert {path.name for path in tmp_path.glob("step-*")} == {"step-00000001", "step-00000002"}
+
+
+def _apart(folder: Path | None, stop: bool) -> list[str]:
+    """What is said where ranks save after other steps, and in other loops."""
+    made(adam)
+    run, rank, said = kept(folder), distribute._current().comm.rank, []
+    assert run is not None
+    with pytest.raises(BadOption) as refused:
+        run.save(rank)
+    said.append(str(refused.value))
+    for _ in distribute.shard(batches()):
+        if rank:
+            break
+        with pytest.raises(BadOption) as refused:
+            run.save(1)
+        break
+    if rank:
+        with pytest.raises(BadOption) as refused:
+            run.save(1)
+    return [*said, str(refused.value)]
+
+
+def test_ranks_save_after_the_same_steps_in_the_same_loops(worlds: Worlds, tmp_path: Path) -> None:
+    for steps, loops in worlds.call(partial(_call, loop=_apart, folder=tmp_path, stop=False), 2):
+        assert "save() is given different steps: by rank, [0, 1]" in steps
+        assert (
+            "save() is called inside of different numbers of loops over tutti.shard(): by rank, [1, 0]"
+            in loops
+        )
 
 
 def _another(comm: Communicator, folder: Path, model: nn.Module, names: tuple[str, ...]) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -117,9 +118,12 @@ def test_another_reduction_is_refused() -> None:
         distribute.distribute(*make(), reduction="max")
 
 
-def test_learning_rates_that_differ_are_refused_with_both_values(worlds: Worlds) -> None:
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_learning_rates_that_differ_are_refused_with_both_values(
+    worlds: Worlds, kind: Callable[[float], Any]
+) -> None:
     def work() -> None:
-        model, optimizer = distribute.distribute(*make([0.125, 0.25][distribute.init().rank]))
+        model, optimizer = distribute.distribute(*make(kind([0.125, 0.25][distribute.init().rank])))
         model(INPUTS).sum().backward()
         optimizer.step()
 
@@ -305,6 +309,21 @@ def test_a_batch_fetched_ahead_is_weighed_as_the_model_is_called_with_a_view_of_
     for found, wanted in zip(worlds.run(2, work, True), worlds.run(2, work, False), strict=True):
         assert len(found) == 2
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_model_that_is_trained_on_one_batch_after_the_other_is_not_watched(worlds: Worlds) -> None:
+    """Its calls cost what they cost in plain torch, and a compiler sees nothing of ours in them."""
+
+    def work() -> int:
+        model, optimizer = distribute.distribute(*make())
+        for _ in range(2):
+            for (part,) in distribute.shard(DataLoader(TensorDataset(INPUTS), 4)):
+                optimizer.zero_grad()
+                model(part).square().mean().backward()
+                optimizer.step()
+        return len(model._forward_hooks)
+
+    assert worlds.run(2, work) == [0, 0]
 
 
 def test_a_copy_of_a_model_that_is_watched_for_its_batches_can_be_pickled_and_is_not_watched(

@@ -70,7 +70,7 @@ def test_a_number_may_be_left_open_where_that_is_the_default() -> None:
     assert strategy().size is None
     assert [strategy(size=value).size for value in (None, 1, 7.5)] == [None, 1, 7.5]
     for value in (0.9, "1", True):
-        with pytest.raises(BadOption, match="expected a number from 1$"):
+        with pytest.raises(BadOption, match=r"expected a number from 1$"):
             strategy(size=value)
 
 

@@ -415,6 +415,21 @@ def a_sparse_embedding_that_accumulates(job: Job) -> Outcome:
 
 
 @loop
+def a_sparse_gradient_that_the_loop_replaces(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)).double()
+    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    words = torch.randint(6, (9, 2), generator=torch.Generator().manual_seed(1))
+    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(9) % 3), 4)):
+        optimizer.zero_grad()
+        fit(model, part, targets).backward()
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad * 0.5
+        optimizer.step()
+    return weights(model)
+
+
+@loop
 def a_sparse_embedding_that_is_also_the_output(job: Job) -> Outcome:
     """Its gradient is the sum of a sparse and a dense one."""
     torch.manual_seed(3)

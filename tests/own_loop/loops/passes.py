@@ -476,6 +476,24 @@ def the_first_batch_is_trained_on_again_after_each(job: Job) -> Outcome:
 
 
 @loop
+def both_batches_of_an_epoch_are_trained_on_again_behind_it(job: Job) -> Outcome:
+    """They have 6 and 5 samples, of which a rank has other shares."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    kept = []
+    for inputs, targets in job.shard(batches(6)):
+        kept.append((inputs, targets))
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    for inputs, targets in kept:
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
 def batches_of_dicts_from_a_collate_function(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
