@@ -131,6 +131,28 @@ def test_learning_rates_that_differ_are_refused_with_both_values(
         worlds.run(2, work)
 
 
+@pytest.mark.parametrize(
+    "make_option",
+    [lambda rank: torch.tensor([1.0, 2.0 + rank]), lambda rank: (0.5, torch.tensor(2.0 + rank))],
+    ids=["several numbers", "a tensor in a tuple"],
+)
+def test_tensors_among_the_options_are_compared_by_their_numbers(
+    worlds: Worlds, make_option: Callable[[int], Any]
+) -> None:
+    def work(differ: bool) -> None:
+        model, optimizer = make()
+        optimizer.param_groups[0]["scale"] = make_option(differ * distribute.init().rank)
+        distribute.distribute(model, optimizer)
+        model(INPUTS).sum().backward()
+        optimizer.step()
+
+    worlds.run(2, work, False)
+    with pytest.raises(
+        BadOption, match=r"'scale' .* is \([\d.]+, 2.0\) on rank 0 and \([\d.]+, 3.0\) on rank 1"
+    ):
+        worlds.run(2, work, True)
+
+
 def test_state_that_only_one_rank_has_loaded_is_refused(worlds: Worlds) -> None:
     def work() -> None:
         model, optimizer = distribute.distribute(*make())

@@ -394,12 +394,19 @@ def _options_of(optimizer: Optimizer) -> list[dict[str, object]]:
     """The numbers among the optimizer's options, group by group."""
     return [
         {
-            name: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            name: _numbers_in(value)
             for name, value in group.items()
             if isinstance(value, (int, float, tuple, Tensor))
         }
         for group in optimizer.param_groups
     ]
+
+
+def _numbers_in(value: object) -> object:
+    """The same with numbers in place of tensors, which processes can compare."""
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 else tuple(value.flatten().tolist())
+    return tuple(map(_numbers_in, value)) if isinstance(value, tuple) else value
 
 
 def _hash_of(optimizer: Optimizer) -> int:
