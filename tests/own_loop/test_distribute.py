@@ -72,17 +72,20 @@ def test_distributed_loop_ends_with_the_weights_of_the_plain_one(
         torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
 
 
-def test_accumulated_passes_give_the_mean_over_all_their_samples(worlds: Worlds) -> None:
+@pytest.mark.parametrize("limit", [None, 0.05])
+def test_accumulated_passes_give_the_mean_over_all_their_samples(worlds: Worlds, limit: float | None) -> None:
     model, optimizer = make()
     inputs, targets = SAMPLES.tensors
     for start, stop in ((0, 12), (12, 23)):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs[start:stop].double()), targets[start:stop]).backward()
+        if limit is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
         optimizer.step()
     plain = [parameter.detach() for parameter in model.parameters()]
 
     def work() -> list[Tensor]:
-        model, optimizer = distribute.distribute(*make(), Sync(every=2))
+        model, optimizer = distribute.distribute(*make(), Sync(every=2), clip_norm=limit)
         return train(model, optimizer, distribute.shard(DataLoader(SAMPLES, 6)), epochs=1)
 
     for weights in worlds.run(2, work):

@@ -105,7 +105,7 @@ def test_all_ranks_are_told_who_is_where(worlds: Worlds, way: Loop, place: str) 
     told = worlds.call(partial(refusal, way=way), 2)
     assert told[0] == told[1]
     assert "after 3 steps: " in told[0]
-    assert re.search(r"rank 0 is in backward\(\) \([\w.]+, line \d+, training batch 4\)", told[0])
+    assert re.search(r"rank 0 is in backward\(\) \(test_ways_apart.py, line \d+, training batch 4\)", told[0])
     assert re.search(rf"rank 1 is in {place} \([\w.]+, line \d+, training batch \d\)", told[0])
 
 

@@ -223,7 +223,8 @@ def rates_set_by_hand(job: Job) -> Outcome:
 
 @loop
 def a_closure(job: Job) -> Outcome:
-    model = net()
+    """What `step` returns is the loss."""
+    model, losses = net(), []
     model, optimizer = job.distribute(model, adam(model))
     for inputs, targets in job.shard(batches()):
 
@@ -233,8 +234,27 @@ def a_closure(job: Job) -> Outcome:
             loss.backward()
             return loss
 
-        optimizer.step(closure)
-    return weights(model)
+        losses.append(optimizer.step(closure).item())
+    return [weights(model), losses]
+
+
+@loop
+def a_step_of_the_programs_that_returns_something(job: Job) -> Outcome:
+    model, found = net(), []
+    optimizer = adam(model)
+    native = optimizer.step
+
+    def step(closure: None = None) -> str:
+        native(closure)
+        return "moved"
+
+    optimizer.step = step
+    model, optimizer = job.distribute(model, optimizer)
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        found.append(optimizer.step())
+    return [weights(model), found]
 
 
 @loop
