@@ -308,8 +308,9 @@ def test_several_hosts_need_a_server() -> None:
         run(Setting(Downpour()), VirtualWorld(3, (2, 1)))
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("side", ["centre", "worker"])
-def test_what_was_not_pushed_is_dropped_with_the_weights_that_it_was_for(side: str) -> None:
+def test_what_was_not_pushed_is_dropped_with_the_weights_that_it_was_for(side: str, goes_on: bool) -> None:
     def train(comm: Communicator) -> tuple[int, list[float]]:
         module, strategy = Point(), Downpour(push_every=2, pull_every=2, side=side)
         replica = place(module, comm, strategy.home)
@@ -321,10 +322,23 @@ def test_what_was_not_pushed_is_dropped_with_the_weights_that_it_was_for(side: s
             for parameter in module.parameters():
                 parameter.fill_(0.25)
         worker.adopt()
+        if goes_on:
+            worker.step()
         worker.finish()
         return worker.traffic.exchanges, module().tolist()
 
-    assert VirtualWorld(1).run(train) == [(0, [0.25] * LENGTH)]
+    assert VirtualWorld(1).run(train) == [(int(goes_on), [0.25] * LENGTH)]
+
+
+def test_what_is_not_pushed_yet_begins_anew_on_other_ranks() -> None:
+    def named(comm: Communicator, strategy: Downpour) -> bool:
+        module = Point()
+        worker = strategy.worker(place(module, comm, strategy.home), comm, sgd(LR)(module), Clip())
+        return "what each worker has not pushed yet" in worker.anew
+
+    for side in ("centre", "worker"):
+        assert VirtualWorld(1).run(named, Downpour(side=side, push_every=2)) == [True]
+        assert VirtualWorld(1).run(named, Downpour(side=side)) == [False]
 
 
 def test_what_a_loop_makes_of_its_weights_after_the_last_push_is_pushed_in_the_end() -> None:

@@ -290,6 +290,7 @@ def test_springs_that_would_throw_a_worker_beyond_the_centre_are_refused() -> No
     EASGD(force=2.0).check(workers=2)
     with pytest.raises(BadOption, match=r"'force' .* is 2\.5, which throws 2 workers"):
         EASGD(force=2.5).check(workers=2)
+    EASGD(force=2.5).check(workers=4, hosts=2, servers=1)
     # With levels it is the workers of a host, and the hosts, that share a centre.
     EASGD(force=2.0).check(workers=4, hosts=2, servers=1, levels=2)
     for workers, hosts in ((6, 2), (4, 3)):

@@ -14,6 +14,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.strategies import Clip, Gossip
 from tutti.strategies.averaged import MOST_ROWS
+from tutti.strategies.gossip import links
 from tutti.strategies.placement import place
 
 LR = 0.1
@@ -126,6 +127,27 @@ def test_exchanges_are_counted(hosts: tuple[int, ...], messages: int) -> None:
 def test_a_worker_alone_sends_nothing() -> None:
     traffic = run(Setting(Gossip(), speeds=SPEEDS[:1]))[0].traffic
     assert traffic.bytes_sent == 0
+
+
+@pytest.mark.parametrize("hosts", [(8,), (4, 4)], ids=str)
+def test_eight_workers_reach_one_hop_further_in_each_step(hosts: tuple[int, ...]) -> None:
+    """Each begins with a number of its own at its own place, so that its weights say whose they are."""
+
+    def program(comm: Communicator) -> list[float]:
+        module, strategy = nn.Linear(8, 1, bias=False).double(), Gossip("shift_one", every=1)
+        replica = place(module, comm, strategy.home)
+        with torch.no_grad():
+            module.weight.copy_(torch.eye(8)[comm.rank])
+        worker = strategy.worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
+        for _ in range(2):
+            worker.skip()
+        return module.weight.flatten().tolist()
+
+    x = torch.eye(8, dtype=torch.float64)
+    for step in range(2):
+        sources = [[source for _, source in links("shift_one", rank, 8, step)] for rank in range(8)]
+        x = torch.stack([(x[rank] + x[source]) / 2 for rank, (source,) in enumerate(sources)])
+    assert VirtualWorld(8, hosts).run(program) == x.tolist()
 
 
 @pytest.mark.parametrize("graph", MATRICES)

@@ -430,6 +430,16 @@ def a_sparse_gradient_that_the_loop_replaces(job: Job) -> Outcome:
 
 
 @loop
+def parameters_of_whole_lines(job: Job) -> Outcome:
+    """Of 16 and of 48 numbers, behind which there is no gap in memory."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES, bias=False)).double()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
 def a_sparse_embedding_that_is_also_the_output(job: Job) -> Outcome:
     """Its gradient is the sum of a sparse and a dense one."""
     torch.manual_seed(3)
