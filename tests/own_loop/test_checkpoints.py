@@ -525,6 +525,21 @@ def test_a_checkpoint_at_the_wrong_moment_is_refused(worlds: Worlds, tmp_path: P
             assert sentence.startswith(beginning)
 
 
+def _begins_late(folder: Path | None, stop: bool) -> None:
+    made(adam)
+    for _ in distribute.shard(batches()):
+        run = kept(folder)
+        assert run is not None
+        with pytest.raises(
+            BadOption, match=r"checkpoints\(\) was called inside of a loop over tutti.shard\(\)"
+        ):
+            run.save(1)
+
+
+def test_a_loop_that_began_before_there_were_checkpoints_is_refused(worlds: Worlds, tmp_path: Path) -> None:
+    worlds.call(partial(_call, loop=_begins_late, folder=tmp_path, stop=False), 2)
+
+
 def _gathers(comm: Communicator, folder: Path) -> None:
     distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     try:
@@ -723,7 +738,8 @@ def _closes(folder: Path | None, stop: bool) -> list[bool]:
 def test_a_folder_that_is_closed_or_used_anew_is_left_once(worlds: Worlds, tmp_path: Path) -> None:
     assert worlds.call(partial(_call, loop=_closes, folder=tmp_path, stop=False), 2) == [[True] * 2] * 2
     with FolderLock(tmp_path):
-        assert {path.name for path in tmp_path.glob("step-*")} == {"step-00000001", "step-00000002"}
+        facts = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("step-*/run.json")}
+        assert facts == {f"step-0000000{step}": {"step": step} for step in (1, 2)}
 
 
 def _apart(folder: Path | None, stop: bool) -> list[str]:
