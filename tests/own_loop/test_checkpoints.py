@@ -270,6 +270,31 @@ def _two_models_and_loaders(folder: Path | None, stop: bool) -> Any:
     return numbers(one, other)
 
 
+def _labelled_and_unlabelled(folder: Path | None, stop: bool) -> Any:
+    """A loader that begins again whenever it has come to its end, inside of the loop over another one."""
+    ((model, optimizer),) = made(adam)
+    run = kept(folder)
+    step = run.restore() if run else 0
+    labelled, unlabelled = (DataLoader(samples(n, n), 4, shuffle=True) for n in (20, 9))
+    source = iter(distribute.shard(unlabelled))
+    for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
+        for inputs, targets in distribute.shard(labelled):
+            try:
+                more, _ = next(source)
+            except StopIteration:
+                source = iter(distribute.shard(unlabelled))
+                more, _ = next(source)
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            model(more).square().mean().backward()
+            optimizer.step()
+            step += 1
+            if run and stop and step == 4:
+                run.save(step, wait=True, epoch=epoch)
+                return None
+    return numbers(model)
+
+
 def _two_optimizers(folder: Path | None, stop: bool) -> Any:
     """Of one model, with a scaler and averaged weights; gradients are accumulated over two batches."""
     torch.manual_seed(5)
@@ -444,7 +469,10 @@ def _drawn_ahead(folder: Path | None, stop: bool) -> Any:
     return _sampler(Counting, 1, folder, stop)
 
 
-LOOPS = [_two_models_and_loaders, _two_optimizers, _at_the_top, _iterable, _generators, _curriculum]
+LOOPS = [
+    *(_two_models_and_loaders, _labelled_and_unlabelled, _two_optimizers, _at_the_top, _iterable),
+    *(_generators, _curriculum),
+]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tutti.launch.world import join, warn_of_crowding
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
 from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.places import IterationStart, behind, generators_of
+from tutti.own_loop.places import IterationStart, behind, generators_of, length_of
 from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
 from tutti.parameter_server.base import Centre
@@ -392,34 +392,42 @@ class shard:
         )
         resumed, mine = None, OpenIteration(replace(loop.counts))
         if loop.keeps_places and torch.is_grad_enabled():
-            resumed = loop.resumed.pop(0) if loop.resumed else None
-            mine.start = resumed.start if resumed else IterationStart()
+            resumed = loop.take_resumed(length_of(self.batches))
+            mine.start = resumed.start if resumed else IterationStart(length=length_of(self.batches))
             mine.around = (loop.open[-1], loop.open[-1].dealt) if loop.open else None
             _warn_of_unkept_generators(self.batches, loop)
         if resumed is not None:
             mine.first, mine.dealt, mine.stepped = resumed.first, resumed.own, resumed.own
             mine.check = resumed.check
             resumed.begin(loop.kept_samplers(self.batches))
+        # Here, and not when the first batch is asked for: a loader draws random numbers now.
         own = from_loader(cast("DataLoader[Any]", self.batches), loop, mine.start, resumed) if loads else None
-        all_batches = own or behind(compared(self.batches, loop), mine.start, resumed)
+        all_batches = own or compared(behind(self.batches, mine.start, resumed), loop)
+        if resumed is not None:
+            resumed.interrupt()
         if loop.pace is Pace.TOGETHER:
             dealt = own or (own_part(batch, loop) for batch in all_batches)
         else:
             dealt = own or whole_batches(all_batches, loop, resumed.own if resumed else 0)
-        loop.exchange.meetings.iterations += torch.is_grad_enabled()
-        loop.open.append(mine)
-        try:
-            for batch in dealt:
-                mine.counts, mine.trained = loop.last, torch.is_grad_enabled()
-                mine.samples += loop.last.own
-                mine.dealt += 1
-                yield batch
-        finally:
-            loop.close(mine)
+        return _in_loop(dealt, mine, loop)
 
     def __len__(self) -> int:
         loop, batches = _current(), len(cast("Sized", self.batches))
         return batches if loop.pace is Pace.TOGETHER else len(range(loop.comm.rank, batches, loop.comm.size))
+
+
+def _in_loop(dealt: Iterator[Any], mine: OpenIteration, loop: OwnLoop) -> Iterator[Any]:
+    """Yield the batches that are dealt; the iteration is under way from the first one on."""
+    loop.exchange.meetings.iterations += torch.is_grad_enabled()
+    loop.open.append(mine)
+    try:
+        for batch in dealt:
+            mine.counts, mine.trained = loop.last, torch.is_grad_enabled()
+            mine.samples += loop.last.own
+            mine.dealt += 1
+            yield batch
+    finally:
+        loop.close(mine)
 
 
 def _warn_of_unkept_generators(batches: object, loop: OwnLoop) -> None:

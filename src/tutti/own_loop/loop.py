@@ -145,6 +145,20 @@ class OwnLoop:
         """Return the samplers of a loader whose states checkpoints have."""
         return [one for one in samplers_of(batches) if any(one is kept for kept in self.objects)]
 
+    def take_resumed(self, length: int) -> ResumedIteration | None:
+        """Take the place where an iteration that begins now goes on; None: it begins anew.
+
+        Several may have been under way, and the program may begin them in another order than then.
+
+        Args:
+            length: how many samples its data set has.
+        """
+        alike = [one for one in self.resumed if one.start.length == length]
+        for one in (alike or self.resumed)[:1]:
+            self.resumed.remove(one)
+            return one
+        return None
+
     def note_step(self) -> None:
         """Take the batches that are there for trained, as an optimizer has been stepped."""
         self.passed = False

@@ -10,7 +10,7 @@ they were saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -40,6 +40,7 @@ class IterationStart:
         samplers: the states of the user's samplers, at the first point.
         again: how many of the points are still to be gone through again.
         drawn: how many batches of all ranks were drawn; a loader with workers draws more than it has dealt.
+        length: how many samples its data set has; -1: nobody knows.
     """
 
     random: list[Values] = field(default_factory=list)
@@ -47,6 +48,7 @@ class IterationStart:
     samplers: list[Any] = field(default_factory=list)
     again: int = 0
     drawn: int = 0
+    length: int = -1
 
     def pass_point(self, batches: object, samplers: Sequence[Any] = ()) -> None:
         """Note the random numbers at the next point; or, in an iteration that goes on, go back to them.
@@ -88,7 +90,7 @@ class LoopPlace:
     check: int
 
 
-@dataclass
+@dataclass(eq=False)
 class ResumedIteration:
     """The place where an iteration goes on.
 
@@ -148,6 +150,10 @@ class ResumedIteration:
         self._after = random_state()
         self._samplers = [(one, deepcopy(state_of(one, "sampler"))) for one in samplers]
 
+    def interrupt(self) -> None:
+        """Go back to the random numbers with which the loop goes on, until the first batch is asked for."""
+        load_random_state(self._after)
+
     def leave_out(self, source: Iterator[T]) -> tuple[list[T], Iterator[T]]:
         """Draw what was drawn before; returns the batches that are left out, and an iterator of the rest."""
         again = list(islice(source, self.drawn))
@@ -180,6 +186,12 @@ def generators_of(batches: object) -> list[torch.Generator]:
     return list(dict.fromkeys(one for one in found if isinstance(one, torch.Generator)))
 
 
+def length_of(batches: object) -> int:
+    """Return how many samples the data set of a loader has; -1: nobody knows."""
+    data = batches.dataset if isinstance(batches, DataLoader) else None
+    return len(data) if isinstance(data, Sized) else -1
+
+
 def samplers_of(batches: object) -> list[Any]:
     """Return the samplers of a loader."""
     if not isinstance(batches, DataLoader):
@@ -202,10 +214,17 @@ def _alike(one: Any, other: Any) -> bool:
 def behind(
     batches: Iterable[T], start: IterationStart | None, resumed: ResumedIteration | None
 ) -> Iterator[T]:
-    """Yield batches that have no indices; without those that are left out, which are read all the same."""
+    """Begin an iteration over batches that have no indices; those that are left out are read all the same."""
     if start is not None:
         start.pass_point(batches)
-    source = iter(batches)
+    return _go_on(iter(batches), batches, start, resumed)
+
+
+def _go_on(
+    source: Iterator[T], batches: Iterable[T], start: IterationStart | None, resumed: ResumedIteration | None
+) -> Iterator[T]:
+    if start is not None:
+        start.pass_point(batches)
     if resumed is not None:
         _, source = resumed.leave_out(source)
     yield from source

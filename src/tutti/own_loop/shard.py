@@ -153,8 +153,12 @@ def from_loader(
         loop.loaders[loader] = own
     sampler = cast("ShardSampler", own.batch_sampler)
     sampler.start, sampler.resumed = start, resumed
-    before = [stepper.steps - (resumed.own if resumed else 0) for stepper in loop.steppers]
-    for batch in own:
+    return _each_dealt(iter(own), sampler, loop, resumed.own if resumed else 0)
+
+
+def _each_dealt(batches: Iterator[Any], sampler: ShardSampler, loop: OwnLoop, left_out: int) -> Iterator[Any]:
+    before = [stepper.steps - left_out for stepper in loop.steppers]
+    for batch in batches:
         yield _dealt(batch, sampler.counts.pop(0), loop)
     if loop.pace is not Pace.TOGETHER:
         _complete_round(sampler.seen, before, loop)

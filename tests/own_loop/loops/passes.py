@@ -265,6 +265,19 @@ def two_loaders_side_by_side(job: Job) -> Outcome:
 
 
 @loop
+def two_shuffled_loaders_side_by_side(job: Job) -> Outcome:
+    """Both draw a random number when their iteration begins, before either draws its order."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    loaders = [job.shard(DataLoader(samples(12, seed), 6, shuffle=True)) for seed in (1, 2)]
+    for (inputs, targets), (more, others) in zip(*loaders, strict=True):
+        optimizer.zero_grad()
+        (fit(model, inputs, targets) + fit(model, more, others)).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
 def two_loaders_with_a_backward_for_each_after_both(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
