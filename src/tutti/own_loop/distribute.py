@@ -364,8 +364,9 @@ class shard:
     Args:
         batches: a `DataLoader` (only this rank's samples are read; the order is that of rank 0's sampler), or
             any iterable, also a loader of an `IterableDataset` or of a class with an `__iter__` of its own,
-            that yields the same batches on every rank: tensors, or tuples, lists, dicts and dataclasses of
-            them. A list or tuple of as many numbers or words as there are samples has one for each of them.
+            that yields the same batches on every rank: tensors or arrays, or tuples, lists, dicts and
+            dataclasses of them. A list or tuple of as many numbers or words as there are samples has one for
+            each of them.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:

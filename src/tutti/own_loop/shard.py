@@ -10,7 +10,6 @@ from weakref import ref
 from zlib import crc32
 
 import torch
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,7 +26,7 @@ from tutti.own_loop.fingerprints import Fingerprint, of_dataset
 from tutti.own_loop.loop import OwnLoop, SampleCounts
 from tutti.own_loop.meetings import DETAILS, Purpose
 from tutti.own_loop.places import IterationStart, ResumedIteration
-from tutti.own_loop.structure import Values, mapped, tensors_in
+from tutti.own_loop.structure import BLOCKS, Values, blocks_in, mapped, tensors_in
 from tutti.strategies.base import Pace
 
 LOADER_OPTIONS = (
@@ -271,17 +270,17 @@ def own_part(batch: Any, loop: OwnLoop) -> Any:
     counts = SampleCounts(part.stop - part.start, length)
 
     def own(values: Values) -> Values:
-        of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == length
+        of_samples = values.ndim > 0 if isinstance(values, BLOCKS) else len(values) == length
         return (values[part] if counts.own else values[:1]) if of_samples else values
 
     return _dealt(mapped(batch, own), counts, loop)
 
 
 def _check_lengths(batch: Any, length: int) -> None:
-    for tensor in tensors_in(batch):
-        if tensor.dim() and len(tensor) != length:
+    for block in blocks_in(batch):
+        if block.ndim and len(block) != length:
             raise BadOption(
-                f"a batch has tensors of {length} and of {len(tensor)} along the first dimension; shard() "
+                f"a batch has tensors of {length} and of {len(block)} along the first dimension; shard() "
                 "cuts batches whose tensors all have the samples along it"
             )
 
@@ -299,14 +298,14 @@ def _dealt(batch: Any, counts: SampleCounts, loop: OwnLoop) -> Any:
 
 def _none_of(values: Values) -> Values:
     """The empty part of one sample."""
-    of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == 1
+    of_samples = values.ndim > 0 if isinstance(values, BLOCKS) else len(values) == 1
     return values[:0] if of_samples else values
 
 
 def _length(batch: Any) -> int:
-    for tensor in tensors_in(batch):
-        if tensor.dim():
-            return len(tensor)
+    for block in blocks_in(batch):
+        if block.ndim:
+            return len(block)
     raise BadOption(
         f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}"
     )

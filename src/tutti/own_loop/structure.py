@@ -1,4 +1,4 @@
-"""Batches as programs have them: tensors, and tuples, lists, mappings and dataclasses of them."""
+"""Batches as programs have them: tensors and arrays, and tuples, lists, mappings and dataclasses of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
+import numpy as np
 from torch import Tensor
 
 from tutti.errors import BadOption
 
-Values = Tensor | list[Any] | tuple[Any, ...]
+Block = Tensor | np.ndarray[Any, Any]
+"""Numbers that may have the samples along their first dimension."""
+
+BLOCKS: Final = (Tensor, np.ndarray)
+"""Their types."""
+
+Values = Block | list[Any] | tuple[Any, ...]
 """One of the things that a batch consists of: an item for each of its samples."""
 
 PLAIN: Final = (int, float, str, bytes)
@@ -29,22 +36,27 @@ def values_in(batch: Any) -> Iterable[Any]:
     return ()
 
 
-def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a batch, which may be nested."""
-    if isinstance(batch, Tensor):
+def blocks_in(batch: Any) -> Iterator[Block]:
+    """Yield the tensors and arrays in a batch, which may be nested."""
+    if isinstance(batch, BLOCKS):
         yield batch
     else:
         for value in values_in(batch):
-            yield from tensors_in(value)
+            yield from blocks_in(value)
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a batch, which may be nested."""
+    return (block for block in blocks_in(batch) if isinstance(block, Tensor))
 
 
 def mapped(batch: Any, function: Callable[[Values], Values]) -> Any:
-    """Apply `function` to all tensors in a batch, and to the lists and tuples of numbers or text.
+    """Apply `function` to all tensors and arrays in a batch, and to the lists and tuples of numbers or text.
 
     Raises:
         BadOption: there is something else in it.
     """
-    if isinstance(batch, Tensor):
+    if isinstance(batch, BLOCKS):
         return function(batch)
     if batch is None or isinstance(batch, PLAIN):
         return batch
@@ -63,7 +75,7 @@ def mapped(batch: Any, function: Callable[[Values], Values]) -> Any:
             object.__setattr__(found, one.name, mapped(getattr(batch, one.name), function))
         return found
     raise BadOption(
-        "shard() can cut tensors, and tuples, lists, dicts and dataclasses of them, not "
+        "shard() can cut tensors, arrays, and tuples, lists, dicts and dataclasses of them, not "
         f"{type(batch).__name__}"
     )
 

@@ -58,6 +58,14 @@ def batches_of_a_mapping(job: Job) -> Outcome:
 
 
 @loop
+def batches_of_arrays(job: Job) -> Outcome:
+    def apart(batch: Any) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"])
+
+    return _trained(job, lambda x, y: {"x": x.numpy(), "y": y.numpy()}, apart)
+
+
+@loop
 def batches_of_a_dataclass(job: Job) -> Outcome:
     return _trained(job, Pair, lambda batch: (batch.inputs, batch.targets))
 
