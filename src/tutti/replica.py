@@ -25,6 +25,8 @@ from tutti.errors import BadModel
 ALIGNMENT = 16
 """Every parameter begins at a multiple of this many elements: in fp32, at a cache line."""
 
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The other order of elements in memory, by the number of a tensor's dimensions."""
 
 Vectors = Callable[[int, torch.dtype, torch.device], Tensor]
 
@@ -228,10 +230,19 @@ def is_finite(tensor: Tensor) -> bool:
 
 def view_like(vector: Tensor, like: Tensor) -> Tensor:
     """`vector` with the shape of `like`, and its memory format too (channels_last stays channels_last)."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if like.dim() in formats and like.is_contiguous(memory_format=formats[like.dim()]):
+    if like.dim() in _FORMATS and like.is_contiguous(memory_format=_FORMATS[like.dim()]):
         return vector.as_strided(like.shape, like.stride())
     return vector.view(like.shape)
+
+
+def vector_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The elements of `tensor`, which is as large as `like`, in the order of `view_like`.
+
+    It shares the memory of a tensor whose elements lie in that order.
+    """
+    tensor = tensor.expand_as(like)
+    last = like.dim() in _FORMATS and like.is_contiguous(memory_format=_FORMATS[like.dim()])
+    return (tensor.movedim(1, -1) if last else tensor).reshape(-1)
 
 
 def is_there(tensor: Tensor, place: Tensor, address: int) -> bool:

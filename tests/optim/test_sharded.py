@@ -10,6 +10,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
+from tutti.model_parallel.memory import PeakMemory
 from tutti.optim.kernels import KERNELS as BY_CLASS
 from tutti.optim.runs import ELEMENTWISE, FUSED, is_plain
 from tutti.optim.sharded import PIECE, FlatPiece, ShardedOptimizer, own_slices
@@ -262,6 +263,19 @@ def test_state_from_before_is_carried_over_in_memory_order() -> None:
     assert torch.equal(found, expected)
     sharded = state["exp_avg"].data_ptr()
     assert sharded != optimizer.state[module.weight]["exp_avg"].data_ptr()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_state_from_before_is_copied_once_however_many_pieces_there_are(layout: torch.memory_format) -> None:
+    module = nn.Conv2d(500, 200, 3, bias=False).to(memory_format=layout)
+    optimizer = optim.Adam(module.parameters())
+    module.weight.grad = torch.ones_like(module.weight)
+    optimizer.step()
+    replica = Replica(module)
+    with PeakMemory() as memory:
+        pieces = ShardedOptimizer(optimizer, replica, whole(replica)).pieces
+    assert len(pieces) > 5
+    assert memory.peak < 2.1 * module.weight.nbytes
 
 
 def test_state_is_cut_as_the_slice_is_where_that_spans_several_parameters() -> None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from tutti.optim.kernels import KERNELS
 from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.state import add_stretch, add_whole
-from tutti.replica import Flat, view_like
+from tutti.replica import Flat, vector_like, view_like
 from tutti.state import Held
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
@@ -285,8 +285,6 @@ def _cut_state(kept: Mapping[Any, dict[str, Any]], stretch: Stretch, fused: bool
             continue
         state[name] = first.new_zeros(length)
         for share in stretch.shares:
-            vector = first.new_zeros(share.parameter.numel())
-            view_like(vector, share.parameter).copy_(kept[share.parameter][name])
-            held = vector[share.elements]
+            held = vector_like(kept[share.parameter][name], share.parameter)[share.elements]
             state[name][share.at : share.at + len(held)] = held
     return state
