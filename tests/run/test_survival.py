@@ -178,32 +178,73 @@ def test_data_that_ranks_have_read_are_there_for_those_that_come_after_them(
     assert readings == [1, 2]
 
 
-class Relieved(tutti.Callback):
-    """Kills rank 1 once the reserve has built its models; the ranks that end the run note themselves.
+def pids(folder: Path, what: str) -> set[str]:
+    """The processes that have noted this."""
+    return {note.name.split("-")[1] for note in folder.glob(f"{what}-*")}
+
+
+def ancestor(process: int, generation: int) -> int:
+    """The parent of a process (1), that one's parent (2), and so on."""
+    for _ in range(generation):
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return process
+
+
+def server_of(process: int) -> int:
+    """The process that has forked the server of a rank."""
+    return ancestor(process, 2)
+
+
+def waiting_of_reserve() -> list[int]:
+    """The ranks of the same run that wait for a lock."""
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    waiting = [int(words[5]) for words in lines if Path(f"/proc/{words[5]}").exists()]
+    own = server_of(os.getpid())
+    return [one for one in waiting if server_of(one) == own]
+
+
+def reserve_waits() -> bool:
+    """Tell whether a rank of the same run waits for a lock."""
+    return bool(waiting_of_reserve())
+
+
+class AwaitsReserve(tutti.Callback):
+    """Goes on with the run behind a step once ranks in reserve wait.
+
+    Args:
+        at: the step.
+    """
+
+    def __init__(self, at: int = 2) -> None:
+        self._at = at
+
+    def step(self, course: tutti.Course) -> None:
+        until = time.monotonic() + 60
+        while course.step == self._at and not reserve_waits():
+            assert time.monotonic() < until, "no rank in reserve waits"
+            time.sleep(0.01)
+
+
+class Relieved(AwaitsReserve):
+    """Kills rank 1 once the reserve waits; the ranks that end the run note themselves.
 
     Args:
         folder: has a note of each process that has built a model.
-        built: how many there are then.
     """
 
-    def __init__(self, folder: Path, built: int) -> None:
-        self._folder, self._built = folder, built
+    def __init__(self, folder: Path) -> None:
+        super().__init__(9)
+        self._folder = folder
 
     def step(self, course: tutti.Course) -> None:
         note = self._folder / "killed"
         if course.rank == 1 and course.step == 9 and not note.exists():
-            while len(built := pids(self._folder, "built")) < self._built:
-                time.sleep(0.01)
-            note.write_text(" ".join(built))
+            super().step(course)
+            note.write_text(" ".join(pids(self._folder, "built")))
             os.kill(os.getpid(), signal.SIGKILL)
 
     def end(self, course: tutti.Course) -> None:
         (self._folder / f"ended-{os.getpid()}").touch()
-
-
-def pids(folder: Path, what: str) -> set[str]:
-    """The processes that have noted this."""
-    return {note.name.split("-")[1] for note in folder.glob(f"{what}-*")}
 
 
 BUILT = """
@@ -226,7 +267,7 @@ def test_ranks_in_reserve_go_on_with_the_state(tmp_path: Path, policy: str, left
         note.unlink()
     survived = tutti.train(
         workers=2,
-        callbacks=Relieved(tmp_path, 2 + left),
+        callbacks=Relieved(tmp_path),
         on_failure=policy,
         standby=True,
         out=str(tmp_path / "run"),
@@ -238,42 +279,6 @@ def test_ranks_in_reserve_go_on_with_the_state(tmp_path: Path, policy: str, left
     assert len(ended) == left
     assert ended < {*(tmp_path / "killed").read_text().split()}
     assert [one.epoch for one in RunFolder(tmp_path / "run").history().records] == [1, 2, 3, 4, 5, 6]
-
-
-def ancestor(process: int, generation: int) -> int:
-    """The parent of a process (1), that one's parent (2), and so on."""
-    for _ in range(generation):
-        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    return process
-
-
-def server_of(process: int) -> int:
-    """The process that has forked the server of a rank."""
-    return ancestor(process, 2)
-
-
-def reserve_waits() -> bool:
-    """Tell whether a rank of the same run waits for a lock."""
-    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
-    own = server_of(os.getpid())
-    return any(server_of(int(words[5])) == own for words in waiting if Path(f"/proc/{words[5]}").exists())
-
-
-class AwaitsReserve(tutti.Callback):
-    """Goes on with the run behind a step once ranks in reserve wait.
-
-    Args:
-        at: the step.
-    """
-
-    def __init__(self, at: int = 2) -> None:
-        self._at = at
-
-    def step(self, course: tutti.Course) -> None:
-        until = time.monotonic() + 60
-        while course.step == self._at and not reserve_waits():
-            assert time.monotonic() < until, "no rank in reserve waits"
-            time.sleep(0.01)
 
 
 def test_ranks_in_reserve_leave_the_memory_alone_into_which_data_are_streamed(tmp_path: Path) -> None:
@@ -324,6 +329,90 @@ def test_what_ranks_in_reserve_rehearse_leaves_no_trace(
     if repeats:
         assert torch.equal(weights_of(survived), weights_of(alone))
         assert survived.history[-1].validation == alone.history[-1].validation
+
+
+HINDERED = """
+import os, signal, threading
+from pathlib import Path
+import torch
+
+built = 0
+
+def net(folder, how, caller):
+    global built
+    built += 1
+    if built == 2 and os.getpid() != caller:
+        notes = Path(folder)
+        (notes / f"rehearses-{os.getpid()}").touch()
+        while any(Path("/proc", note.name.split("-")[1]).exists() for note in notes.glob("trains-*")):
+            threading.Event().wait(0.01)
+        if how == "fails":
+            raise RuntimeError("cannot be built twice")
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        threading.Event().wait()
+    torch.manual_seed(3)
+    return torch.nn.Linear(4, 2).double()
+"""
+
+
+class KilledMeanwhile(tutti.Callback):
+    """Kills rank 1 once ranks in reserve rehearse.
+
+    Args:
+        folder: where they note it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def step(self, course: tutti.Course) -> None:
+        note = self._folder / "killed"
+        if course.step == 9 and not note.exists():
+            (self._folder / f"trains-{os.getpid()}").touch()
+        if course.rank == 1 and course.step == 10 and not note.exists():
+            while not pids(self._folder, "rehearses"):
+                time.sleep(0.01)
+            note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["fails", "stopped", "hangs"])
+def test_a_run_does_not_wait_for_a_rehearsal(tmp_path: Path, how: str) -> None:
+    (tmp_path / "made.py").write_text(HINDERED)
+    options = {**OPTIONS, "model": f"{tmp_path / 'made.py'}:net", "workers": 2}
+    options["model_options"] = {"folder": str(tmp_path), "how": how, "caller": os.getpid()}
+    alone = tutti.train(**options)
+    survived = tutti.train(callbacks=KilledMeanwhile(tmp_path), on_failure="respawn", standby=True, **options)
+    assert torch.equal(weights_of(survived), weights_of(alone))
+    assert (tmp_path / "killed").exists()
+
+
+class StopsReserve(AwaitsReserve):
+    """Stops a rank in reserve that waits, and kills rank 1.
+
+    Args:
+        folder: notes that it is done.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(9)
+        self._note = folder / "stopped"
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == 1 and course.step == 9 and not self._note.exists():
+            super().step(course)
+            self._note.touch()
+            os.kill(waiting_of_reserve()[0], signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_new_ranks_go_on_in_place_of_a_reserve_of_which_one_was_stopped(tmp_path: Path) -> None:
+    survived = tutti.train(
+        model(), workers=2, callbacks=StopsReserve(tmp_path), on_failure="respawn", standby=True, **OPTIONS
+    )
+    torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
+    assert (tmp_path / "stopped").exists()
 
 
 class HitsServers(tutti.Callback):

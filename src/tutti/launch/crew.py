@@ -22,12 +22,12 @@ from functools import partial
 from typing import Final, NamedTuple, cast
 
 from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import PID, ControlLayout
+from tutti.comm.shm.layout import PID, PREPARED, ControlLayout
 from tutti.errors import PeerLost, TuttiError
 from tutti.launch.exit_reports import Report, cause
 from tutti.launch.fork_server_client import RankForker
 from tutti.launch.guard import is_being_killed
-from tutti.launch.hangs import LOOK_S, HangWatch
+from tutti.launch.hangs import LOOK_S, STOPPED, HangWatch, state_of
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
@@ -158,6 +158,15 @@ class Crew:
     def is_there(self) -> bool:
         """Whether the server that forks the ranks has said that it listens."""
         return self._server.ready
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all ranks wait to be needed, and can go on at once: none has ended or was stopped."""
+        layout = ControlLayout(len(self._ranks))
+        words = self._arena.words(FIRST, layout.words)
+        states = [state_of(words[layout.line(one.rank) + PID]) for one in self._ranks]
+        over = any(one.ended or one.report for one in self._ranks) or self._are_dying()
+        return bool(words[PREPARED]) and not over and STOPPED not in states
 
     @property
     def answers(self) -> bool:

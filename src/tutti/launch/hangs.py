@@ -5,7 +5,8 @@
     supervisor                         looks once a second    ─┘
 
 A rank that trains stores the number of its steps, and all ranks whether they wait for another one: see
-`tutti.comm.shm.layout`. Who waits is not to blame, unless all do. Needs no torch.
+`tutti.comm.shm.layout`. Who waits is not to blame, unless all do. One that a
+signal has stopped is lost whatever it does. Needs no torch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ PRINTING_S: Final = 0.5
 STACKS: Final = signal.SIGUSR2
 """The signal on which a rank that trains prints the stacks of its threads."""
 
-_STOPPED: Final = "T"
+STOPPED: Final = "T"
+"""The state of a process that a signal has stopped."""
+
 _TRACED: Final = "t"
 
 
@@ -59,12 +62,14 @@ class _Course:
         since: the time since when it is that.
         seen: the time of the last look, at which it was that.
         longest_s: the longest time of a step so far; None: it has finished none.
+        stopped_at: the time since when it is stopped by a signal; None: it is not.
     """
 
     beat: int
     since: float
     seen: float = 0.0
     longest_s: float | None = None
+    stopped_at: float | None = None
 
 
 class HangWatch:
@@ -94,15 +99,19 @@ class HangWatch:
         if passed > PAUSE_S:
             for course in self._courses:
                 course.since += passed
+                course.stopped_at = None
         stuck = [rank for rank, course in enumerate(self._courses) if self._is_stuck(rank, course, now)]
-        if not stuck or self._done:
+        states = {one.rank: state_of(self._word(one.rank, PID)) for one in self._ranks if not one.ended}
+        stand = [
+            rank for rank, state in states.items() if self._stands_still(self._courses[rank], state, now)
+        ]
+        if not (stuck or stand) or self._done:
             return
-        states = {one.rank: _state(self._word(one.rank, PID)) for one in self._ranks if not one.ended}
         if _TRACED in states.values():
             return  # Somebody looks at it with a debugger.
         # Their deaths end the job.
         self._done = True
-        stopped = [rank for rank, state in states.items() if state == _STOPPED]
+        stopped = [rank for rank, state in states.items() if state == STOPPED]
         busy = [rank for rank in stuck if not self._word(rank, WAITS)]
         guilty = stopped or busy or stuck
         for rank in guilty:
@@ -130,6 +139,14 @@ class HangWatch:
             return now - course.since > FIRST_STEP * self._timeout_s
         return now - course.since > max(self._timeout_s, LONG_STEPS * course.longest_s)
 
+    def _stands_still(self, course: _Course, state: str, now: float) -> bool:
+        """Tell whether a rank was stopped for too long, whether it makes steps or not."""
+        if state != STOPPED:
+            course.stopped_at = None
+            return False
+        course.stopped_at = now if course.stopped_at is None else course.stopped_at
+        return now - course.stopped_at > self._timeout_s
+
     def _why(self, rank: int, stopped: bool, busy: bool, now: float) -> str:
         passed = f"it made no step for {now - self._courses[rank].since:.0f} s"
         if stopped:
@@ -143,7 +160,7 @@ class HangWatch:
         return int(self._words[self._layout.line(rank) + word])
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
     """The state of a process in one letter, as in /proc; "X" if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

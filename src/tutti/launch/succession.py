@@ -129,9 +129,11 @@ class Line:
 
     def _replace(self, crew: Crew, orders: Orders) -> Crew:
         """End a crew; returns the next one, which prepares itself meanwhile if it can."""
-        if self._reserve is not None and self._reserve.orders.placement != orders.placement:
-            self._end(self._reserve)
+        reserve = self._reserve
+        if reserve is not None and (reserve.orders.placement != orders.placement or not reserve.is_prepared):
+            # Ranks that still prepare themselves may take long, or fail: new ones are no slower.
             self._reserve = None
+            self._end(reserve)
         if self._reserve is None and orders.waits:
             self._reserve = self._begin(orders)
         self._end(crew, killed=self._succession.hand_over)

@@ -160,8 +160,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         kept = KeptData(job.memory.data)
         around = replace(around, open_data=kept.open)
         if job.gate is not None:
-            copy = load_job(payload, TrainJob) if job.rehearses else None
-            prepare = partial(_until_needed, kept, comm, copy)
+            prepare = partial(_until_needed, kept, comm, payload)
             around = replace(around, open_data=partial(_open_beside_others, kept), prepare=prepare)
     # Nobody watches a process that a supervisor has not started.
     if isinstance(comm, HostCommunicator) and started_by().launcher is Launcher.TUTTI:
@@ -230,29 +229,39 @@ def _open_beside_others(kept: KeptData, job: TrainJob, comm: Communicator) -> Da
 
     If it is not kept, they wait until these are gone, whose memory they take.
     """
-    assert job.gate is not None
     if not kept.is_there:
-        kept.pass_gate(job.gate)
+        _pass_gate(kept, job, comm)
     return kept.open(job, comm)
 
 
+def _pass_gate(kept: KeptData, job: TrainJob, comm: Communicator) -> None:
+    """Say that all ranks are prepared, and wait until they are needed (collective)."""
+    assert isinstance(comm, HostCommunicator), "lost ranks are replaced on one host"
+    assert job.gate is not None
+    comm.barrier()
+    if comm.rank == 0:
+        comm.peers.note_prepared()
+    kept.pass_gate(job.gate)
+
+
 def _until_needed(
-    kept: KeptData, comm: HostCommunicator, rehearsed: TrainJob | None, job: TrainJob, dataset: DataSet
+    kept: KeptData, comm: HostCommunicator, payload: bytes, job: TrainJob, dataset: DataSet
 ) -> TrainJob:
     """Wait until ranks in reserve are needed; returns their job as it is by then.
 
     Args:
         kept: has the gate.
         comm: all ranks.
-        rehearsed: a copy of the job, to make a step of; None: there is no time for that.
-        job: theirs.
+        payload: their job, pickled, of which a rehearsal gets a copy.
+        job: the same.
         dataset: likewise.
     """
-    if rehearsed is not None:
-        rehearse(rehearsed, comm, dataset, check_strategy(rehearsed, comm.size, comm.hosts))
-    assert job.gate is not None
+    if job.rehearses:
+        copy = load_job(payload, TrainJob)
+        rehearse(copy, comm, dataset, check_strategy(copy, comm.size, comm.hosts))
+        del copy
     assert job.memory is not None
-    kept.pass_gate(job.gate)
+    _pass_gate(kept, job, comm)
     return again(replace(job, losses=job.memory.losses))
 
 

@@ -1,7 +1,7 @@
 """The places of a host communicator's control words and buffers in the arena; the supervisor reads it.
 
     block ┌────────────────┐
-          │ header line    │  who is lost
+          │ header line    │  who is lost, whether all are prepared
           ├────────────────┤
           │ line of rank 0 │  phases, calls, process id, left: written by that rank only
           │ line of rank 1 │
@@ -37,6 +37,9 @@ LOST: Final = 0
 -(1 + rank) is a rank of another host, numbered in the whole job. Two processes that find 0 at the same time
 may both store: either rank is dead, and all that matters is that the word stays other than 0.
 """
+
+PREPARED: Final = 1
+"""Word of the header line: 1 once all ranks wait that are in reserve; rank 0 writes it."""
 
 PHASE, CALL, PID, LEFT, BEAT, WAITS = 0, 2, 4, 5, 6, 7
 """Words of a rank's line: twice the number of its latest phase of the barrier, plus 1 if it called more than

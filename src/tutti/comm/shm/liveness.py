@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import BEAT, LOST, PID, WAITS, HostGroup
+from tutti.comm.shm.layout import BEAT, LOST, PID, PREPARED, WAITS, HostGroup
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
@@ -103,6 +103,10 @@ class Peers:
     def beat(self, steps: int | None) -> None:
         """Tell who watches the ranks how many steps this one has made; None: it does something else."""
         self._words[self.group.layout.line(self.group.rank) + BEAT] = 0 if steps is None else 1 + steps
+
+    def note_prepared(self) -> None:
+        """Tell who has had the ranks started that all are prepared, in reserve, and wait to be needed."""
+        self._words[PREPARED] = 1
 
     def waits(self, long: bool) -> None:
         """Tell who watches the ranks whether this one has been waiting for others for more than a moment."""
