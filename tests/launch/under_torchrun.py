@@ -3,4 +3,5 @@
 import tutti
 
 comm = tutti.init()
-print(f"{comm.rank} of {comm.size}: {tutti.total(float(comm.rank + 1))}", flush=True)
+# In one piece: all ranks write to the same pipe.
+print(f"{comm.rank} of {comm.size}: {tutti.total(float(comm.rank + 1))}\n", end="", flush=True)

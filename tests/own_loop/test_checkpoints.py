@@ -440,6 +440,22 @@ class Counting(Sampler[int]):
         self.begins = state["drawn"]
 
 
+class Levelled(Sampler[int]):
+    """Eight samples, from the one that the program has come to when an epoch begins."""
+
+    def __init__(self) -> None:
+        self.level = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.level, self.level + 8))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"level": self.level}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.level = state["level"]
+
+
 def _sampler(sampler: Callable[[], Any], workers: int, folder: Path | None, stop: bool) -> Any:
     """The sampler has a state; it stops in the middle of the first epoch."""
     ((model, optimizer),) = made(adam)
@@ -454,6 +470,8 @@ def _sampler(sampler: Callable[[], Any], workers: int, folder: Path | None, stop
                 fit(model, inputs, targets).backward()
                 optimizer.step()
                 step += 1
+                if isinstance(own, Levelled):
+                    own.level += 1
                 if run and stop and step == 3:
                     run.save(step, wait=True, epoch=epoch)
                     return None
@@ -464,6 +482,11 @@ def _curriculum(folder: Path | None, stop: bool) -> Any:
     return _sampler(Curriculum, 0, folder, stop)
 
 
+def _levelled(folder: Path | None, stop: bool) -> Any:
+    """The loop changes the sampler while it is at work."""
+    return _sampler(Levelled, 0, folder, stop)
+
+
 def _drawn_ahead(folder: Path | None, stop: bool) -> Any:
     """The loader's processes are given more than the loop has trained on."""
     return _sampler(Counting, 1, folder, stop)
@@ -471,7 +494,7 @@ def _drawn_ahead(folder: Path | None, stop: bool) -> Any:
 
 LOOPS = [
     *(_two_models_and_loaders, _labelled_and_unlabelled, _two_optimizers, _at_the_top, _iterable),
-    *(_generators, _curriculum),
+    *(_generators, _curriculum, _levelled),
 ]
 
 
