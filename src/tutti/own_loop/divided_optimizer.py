@@ -130,9 +130,16 @@ class DividedOptimizer:
         self._divisions: dict[tuple[object, ...], StepDivision] = {}
         self._last: StepDivision | None = None
 
-    def fits(self) -> bool:
-        """Return whether this optimizer, as it is now, may be divided."""
+    def fits(self, native: Callable[..., object]) -> bool:
+        """Return whether this optimizer, as it is now, may be divided.
+
+        Args:
+            native: its own step.
+        """
         groups = self._optimizer.param_groups
+        # What looks on is to see the program's parameters, and all that the step has made of them.
+        if self._is_watched(native):
+            return False
         # With `foreach`, and with a scale, torch changes the gradients in a step, which are everyone's.
         if "grad_scale" in vars(self._optimizer):
             return False
@@ -190,7 +197,7 @@ class DividedOptimizer:
         """Move the weights of all ranks (collective); `native` is the optimizer's own step."""
         self._bring_gradients()
         division = self._division()
-        if division.new or not all(division.kernels) or self._is_watched(native):
+        if division.new or not all(division.kernels) or "found_inf" in vars(self._optimizer):
             with self._lent(division):
                 found = native()
         else:
@@ -217,8 +224,8 @@ class DividedOptimizer:
                 moved = kernel(group, parameters, grads, division.state)
                 assert moved, "the first step by a division has made the state"
 
-    def _is_watched(self, native: Callable[[], object]) -> bool:
-        """Return whether a hook or subclass would notice that the optimizer's own step is not called."""
+    def _is_watched(self, native: Callable[..., object]) -> bool:
+        """Return whether there are hooks of the step, or the program has wrapped it."""
         held, own = vars(self._optimizer), type(self._optimizer).step
         # A scheduler's wrapper only notes that there was a step.
         scheduled = getattr(native, "_wrapped_by_lr_sched", False)
@@ -229,7 +236,6 @@ class DividedOptimizer:
             or held.get("_optimizer_step_post_hooks")
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
-            or "found_inf" in held
         )
 
     @contextmanager

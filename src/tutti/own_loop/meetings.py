@@ -59,7 +59,7 @@ class Purpose(IntEnum):
 UPDATING: Final = (Purpose.REDUCE, Purpose.AGREE, Purpose.STEP)
 """Ranks that have come for one of these may meet others that have come for another."""
 
-DETAILS: Final = 4
+DETAILS: Final = 5
 """Words for the other ranks, behind the purpose."""
 
 ITERATION: Final = 1 + DETAILS

@@ -60,7 +60,7 @@ class JointStepper(Stepper):
     @override
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
         self._native = partial(self._divide, native)
-        self._meet()
+        self._meet(native)
         self._made += 1
         if self.check.is_due(self._made):
             self.check.compare(self._replicated, self._made)
@@ -135,25 +135,26 @@ class JointStepper(Stepper):
         if self._calls:
             self._use_gathered()
 
-    def _meet(self) -> None:
+    def _meet(self, native: Callable[..., Any]) -> None:
         comm = self.loop.comm
         if comm.size == 1:
             return
         self._refuse_strangers()
         self.loop.exchange.refuse_swapped(self._listed)
         self.loop.exchange.bring_unseen()
-        self._fits = self._divided.fits()
+        self._fits = self._divided.fits(native)
         if self._fits:
             self._divided.bring_weights()
-        changed = self._fits and self._divided.changed()
+        changed = self._divided.changed()
         exchange = self.loop.exchange
-        details = (self._number, _hash_of(self.optimizer), int(changed), exchange.passes)
+        details = (self._number, _hash_of(self.optimizer), int(changed), exchange.passes, int(self._fits))
         table = exchange.meet(Purpose.STEP, details)
         exchange.passes = 0
         exchange.meetings.steps += 1
         if len(table):
             _refuse_difference(table, self.optimizer, comm)
-        if changed:
+            self._fits = bool(table[:, 5].all())
+        if self._fits and changed:
             self._divided.adopt()
 
     def _refuse_strangers(self) -> None:

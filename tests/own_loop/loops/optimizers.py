@@ -311,6 +311,46 @@ def step_hooks(job: Job) -> Outcome:
 
 
 @loop
+def step_hooks_that_look_at_the_model(job: Job) -> Outcome:
+    """They clip by the norm of all gradients, average the new weights, limit them, and read the state."""
+    model = net()
+    optimizer = adam(model)
+    model, optimizer = job.distribute(model, optimizer)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    seen = []
+
+    def clip(o: Optimizer, *_: Any) -> None:
+        listed = [p for group in o.param_groups for p in group["params"]]
+        seen.append(nn.utils.clip_grad_norm_(listed, 0.1))
+
+    @torch.no_grad()
+    def limit(o: Optimizer, *_: Any) -> None:
+        averaged.update_parameters(model)
+        for p in model.parameters():
+            p.div_(p.norm().clamp(min=1))
+            seen.append(o.state[p]["exp_avg"].clone())
+
+    train(job, model, optimizer, epochs=1)
+    hooks = optimizer.register_step_pre_hook(clip), optimizer.register_step_post_hook(limit)
+    train(job, model, optimizer, epochs=1)
+    for hook in hooks:
+        hook.remove()
+    train(job, model, optimizer, epochs=1)
+    return weights(model, averaged), seen
+
+
+@loop
+def a_step_hook_on_one_rank(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    seen = []
+    if job.rank == 0:
+        optimizer.register_step_post_hook(lambda *_: seen.append(model[0].weight.norm().item()))
+    train(job, model, optimizer)
+    return weights(model), job.rank > 0 or seen[-1] == model[0].weight.norm().item()
+
+
+@loop
 def a_group_that_counts(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, Counting(model.parameters(), lr=0.1))
@@ -570,6 +610,25 @@ def a_step_that_the_loop_has_wrapped(job: Job) -> Outcome:
     model, optimizer = job.distribute(model, optimizer)
     train(job, model, optimizer)
     return weights(model), calls
+
+
+@loop
+def a_wrapped_step_that_centres_gradients(job: Job) -> Outcome:
+    model = net()
+    optimizer = sgd(model)
+    native = optimizer.step
+
+    def step(*arguments: Any, **options: Any) -> Any:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.dim() > 1:
+                    p.grad.sub_(p.grad.mean(dim=1, keepdim=True))
+        return native(*arguments, **options)
+
+    optimizer.step = step
+    model, optimizer = job.distribute(model, optimizer)
+    train(job, model, optimizer)
+    return weights(model)
 
 
 class _Counted(torch.optim.SGD):
