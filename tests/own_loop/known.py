@@ -8,6 +8,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "an_embedding_with_a_largest_norm": (2, 3),
     "weights_that_are_assigned": (2, 3),
     "batches_of_graphs": (2, 3),
+    "batches_that_another_thread_fetches": (2, 3),
     "one_backward_of_all_batches": (2, 3),
     "a_hook_on_what_is_added_to_a_gradient_of_the_loop": (2, 3),
 }

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
+from threading import get_ident
 from typing import Any, TypeVar, cast
 
 import torch
@@ -421,6 +422,8 @@ def _in_loop(dealt: Iterator[Any], mine: OpenIteration, loop: OwnLoop) -> Iterat
     """Yield the batches that are dealt; the iteration is under way from the first one on."""
     loop.exchange.meetings.iterations += torch.is_grad_enabled()
     loop.open.append(mine)
+    thread = get_ident()
+    loop.exchange.meetings.dealing.append(thread)
     try:
         for batch in dealt:
             mine.counts, mine.trained = loop.last, torch.is_grad_enabled()
@@ -428,6 +431,7 @@ def _in_loop(dealt: Iterator[Any], mine: OpenIteration, loop: OwnLoop) -> Iterat
             mine.dealt += 1
             yield batch
     finally:
+        loop.exchange.meetings.dealing.remove(thread)
         loop.close(mine)
 
 

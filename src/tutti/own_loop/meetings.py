@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
@@ -87,14 +88,29 @@ class Meetings:
         iterations: how many iterations over `shard` this rank has begun, to train.
         batches: how many batches it was dealt in them.
         steps: how many steps of optimizers it has made.
+        dealing: the threads in which iterations over `shard` are under way.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self.iterations = self.batches = self.steps = 0
+        self.dealing: list[int] = []
         self._known: dict[tuple[int, ...], tuple[Tensor, NDArray[np.int64]]] = {}
         self._width, self._turn = HEAD, 0
         self._tables: Tensor | None = None
+
+    def refuse_other_threads(self) -> None:
+        """Refuse that a thread is dealt batches while this one trains: which of them meets others first?
+
+        Raises:
+            BadOption: there is one.
+        """
+        if any(thread != get_ident() for thread in self.dealing):
+            raise BadOption(
+                "one thread goes through tutti.shard() and another one trains, so that ranks may meet in one "
+                "order here and in another there; give shard() what fetches batches ahead, "
+                "shard(Prefetcher(loader)), or let the loader do that (num_workers, prefetch_factor)"
+            )
 
     def widen(self, parameters: int) -> None:
         """Make room for `parameters` words; all ranks do so between the same two meetings."""
@@ -119,6 +135,8 @@ class Meetings:
         """
         if self._comm.size == 1:
             return None
+        if purpose in UPDATING:
+            self.refuse_other_threads()
         words, numbers = self._words(purpose, details, touched)
         numbers[ITERATION], numbers[BATCH] = self.iterations, self.batches
         try:

@@ -220,6 +220,7 @@ class WorkerStepper(Stepper):
         self.latest = max(stepper.latest for stepper in self.loop.steppers) + 1
         if self.loop.comm.size > 1:
             _refuse_strangers(self.optimizer, self._known.__contains__, self._refusal)
+            self.loop.exchange.meetings.refuse_other_threads()
         self._meet(Purpose.STEP)
         with self._stepping(Purpose.STEP), _unscaled(self.optimizer) as overflown:
             if overflown and self.strategy.passes == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from typing import Any
 
@@ -371,6 +372,22 @@ def leaving_an_epoch_early(job: Job) -> Outcome:
             optimizer.zero_grad()
             fit(model, inputs, targets).backward()
             optimizer.step()
+    return weights(model)
+
+
+@loop
+def batches_that_another_thread_fetches(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    source = iter(job.shard(batches()))
+    with ThreadPoolExecutor(1) as thread:
+        batch = thread.submit(next, source, None).result()
+        while batch is not None:
+            after = thread.submit(next, source, None)
+            optimizer.zero_grad()
+            fit(model, *batch).backward()
+            optimizer.step()
+            batch = after.result()
     return weights(model)
 
 
