@@ -331,6 +331,23 @@ def test_what_ranks_in_reserve_rehearse_leaves_no_trace(
         assert survived.history[-1].validation == alone.history[-1].validation
 
 
+@pytest.mark.parametrize("layout", ["pipeline", "sharded", "tensor"])
+def test_ranks_in_reserve_rehearse_with_a_model_that_is_laid_out_over_them(
+    tmp_path: Path, layout: str
+) -> None:
+    options = {"parallel": layout, "workers": 2, **OPTIONS}
+    alone = tutti.train(model(), **options)
+    survived = tutti.train(
+        model(),
+        callbacks=[AwaitsReserve(8), Killed(tmp_path, [(1, 9)])],
+        on_failure="respawn",
+        standby=True,
+        **options,
+    )
+    assert (tmp_path / "1-9").exists()
+    assert torch.equal(weights_of(survived), weights_of(alone))
+
+
 HINDERED = """
 import os, signal, threading
 from pathlib import Path

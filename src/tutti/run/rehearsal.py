@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import cast
 
 from typing_extensions import override
@@ -22,7 +23,7 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.memfd import FileAddress
 from tutti.data import DataSet
 from tutti.data.streaming.part import StreamedPart
-from tutti.run.build import prepare_task, seeded
+from tutti.run.build import Task, prepare_task, seeded
 from tutti.run.restore import facts_of, laid_out
 from tutti.run.servers import take_sides, work_or_serve
 from tutti.run.train_job import TrainJob
@@ -71,10 +72,9 @@ def rehearse(job: TrainJob, comm: HostCommunicator, dataset: DataSet, strategy: 
         apart = comm.over(stack.enter_context(closing(_own_memory(comm))), HostCommunicator)
         memory = stack.enter_context(closing(StateMemory())) if comm.rank == 0 else None
         place = cast("MemoryPlace", comm.broadcast_object(None if memory is None else memory.place))
-        task = prepare_task(job, dataset)
         team = take_sides(apart, job.config)
 
-        def step() -> None:
+        def step(task: Task) -> None:
             with (
                 closing(MemorySaver(team, place)) as saver,
                 laid_out(job, team, task, strategy, kept_in(team, place)) as (parts, saved),
@@ -88,7 +88,8 @@ def rehearse(job: TrainJob, comm: HostCommunicator, dataset: DataSet, strategy: 
                 Trainer(parts.workers, task.objective, parts.schedule, hooks=hooks, agenda=agenda).fit(saved)
 
         for _ in range(2):
-            work_or_serve(job, team, task.module, strategy, step)
+            task = prepare_task(job, dataset)  # Layouts over ranks change the model for good.
+            work_or_serve(job, team, task.module, strategy, partial(step, task))
         comm.barrier()
     gc.collect()
 
