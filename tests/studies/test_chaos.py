@@ -165,6 +165,8 @@ def test_of_two_groups_of_ranks_the_one_that_trains_is_seen(monkeypatch: pytest.
         (["train", "--hosts", "a,b", "--on-failure", "respawn"], "leave --hosts out"),
         (["train", "--resume", "runs/a", "--on-failure", "respawn"], "leave --resume out"),
         (["--most", "0", "train", "--on-failure", "respawn"], "--most at least 1"),
+        (["--every", "nan", "train", "--on-failure", "respawn"], "--every is at least 0"),
+        (["--events", ",", "train", "--on-failure", "respawn"], "--events names no fault"),
     ],
 )
 def test_a_training_that_has_nothing_to_survive_is_refused(words: list[str], message: str) -> None:

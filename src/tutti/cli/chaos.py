@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -74,7 +75,7 @@ def _question(own: argparse.Namespace) -> Question:
             "chaos disturbs a training; give one behind the options of chaos, such as: tutti chaos train "
             "lenet --data mnist -n 2 --on-failure respawn"
         )
-    if own.every < 0 or (own.most is not None and own.most < 1):
+    if not 0 <= own.every < math.inf or (own.most is not None and own.most < 1):
         raise BadOption("--every is at least 0, and --most at least 1")
     training, given, dotted = TrainCommand().parse(words[1:])
     config = config_of(training, given, dotted)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from tutti.errors import UnknownName
+from tutti.errors import BadOption, UnknownName
 
 KILL: Final = "kill"
 KILL_FIRST: Final = "kill-first"
@@ -81,8 +81,11 @@ def check_kinds(names: Collection[str]) -> None:
     """Refuse what is no kind of fault.
 
     Raises:
+        BadOption: there is no name.
         UnknownName: a name is none.
     """
+    if not names:
+        raise BadOption(f"--events names no fault; leave it out, or name some of: {', '.join(KINDS)}")
     for name in names:
         if name not in KINDS:
             raise UnknownName("fault", name, KINDS, of="--events")
