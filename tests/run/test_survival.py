@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from torch import nn
 import tutti
 from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import StateMemory
+from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption, BadRunFolder, PeerLost
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
-from tutti.run.train_job import TrainJob
+from tutti.run.train import Surroundings, _run_folder
+from tutti.run.train_job import TrainJob, again
 
 INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
 TARGETS = (INPUTS[:, 0] > 0).long()
@@ -609,6 +612,30 @@ def test_a_run_does_not_go_on_without_its_folder_or_in_one_that_has_taken_its_pl
         folder.mkdir()
         with pytest.raises(BadRunFolder, match="another folder is in its place"):
             _ = memory.place.folder
+
+
+def test_ranks_know_the_folder_of_those_that_were_lost_before_they_wrote_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(BaseException):
+        pass
+
+    def lose(folder: RunFolder, nbytes: int) -> None:
+        raise Lost
+
+    monkeypatch.setattr(RunFolder, "reserve_weights", lose)
+    config = TrainConfig(model="mlp", data="digits", out=str(tmp_path / "run"))
+    task: Any = SimpleNamespace(name="mlp", nbytes=0, dataset=SimpleNamespace(name="digits"))
+    none: Any = None
+    with closing(StateMemory()) as memory, closing(HostCommunicator.alone()) as comm:
+        job = TrainJob(config, memory=memory.place)
+        folder = _run_folder(job, comm, config, task, none, Surroundings(), none, none, none)
+        with pytest.raises(Lost), folder:
+            pass
+        assert memory.place.folder == tmp_path / "run"
+        after = again(job).resume
+        assert after is not None
+        assert after.folder == tmp_path / "run"
 
 
 def test_a_copy_counts_only_when_it_is_whole() -> None:

@@ -140,8 +140,6 @@ def saving(
                 yield made
         return
     path = cast("Path", comm.broadcast_object(None if folder is None else folder.path.absolute()))
-    if job.memory is not None and comm.rank == 0:
-        job.memory.note_folder(path)
     try:
         with Saving(job, comm, parts, path).open() as made:
             yield made

@@ -518,6 +518,9 @@ def _run_folder(
         folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
     else:
         folder = RunFolder.take(cast("str", job.config.out))
+    if job.memory is not None:
+        # At once: ranks that come after these must know it as theirs, whenever these are lost.
+        job.memory.note_folder(folder.path.absolute())
     # Ranks that were lost may not be gone yet, though they write no more.
     with FolderLock(folder.path, GONE_S if job.losses else 0.0) as lock:
         folder = replace(folder, lock=lock, together=not around.alone, successor=around.successor)
