@@ -134,17 +134,20 @@ def test_nobody_hangs_while_the_whole_job_was_suspended(two: Ranks) -> None:
 
 def test_a_rank_that_was_stopped_is_lost_though_it_makes_no_steps_yet(two: Ranks) -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        two.words[two.lines[1] + PID] = process.pid
-        for second in range(1, 60, 4):
-            two.watch.look(second)
-        two.watch.look(100)  # As long as that the whole job was suspended.
-        assert two.hung == []
-        for second in range(101, 165, 4):
-            two.watch.look(second)
-        assert two.hung == [1]
-        assert process.wait() == -signal.SIGKILL
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            two.words[two.lines[1] + PID] = process.pid
+            for second in range(1, 60, 4):
+                two.watch.look(second)
+            two.watch.look(100)  # As long as that the whole job was suspended.
+            assert two.hung == []
+            for second in range(101, 165, 4):
+                two.watch.look(second)
+            assert two.hung == [1]
+            assert process.wait() == -signal.SIGKILL
+        finally:
+            process.kill()
 
 
 def test_a_long_step_is_ten_times_as_long_as_the_longest(two: Ranks) -> None:
