@@ -86,6 +86,27 @@ def test_each_rank_trains_on_whole_batches_in_turn(job_of_each_rank, strategy, f
         torch.testing.assert_close(weights, torch.stack(ends).mean(0))
 
 
+def test_one_backward_may_be_of_whole_batches_of_two_loaders(job_of_each_rank) -> None:
+    def epoch(model: nn.Module, optimizer: Optimizer, pairs) -> Tensor:
+        for (inputs, targets), (more, others) in pairs:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            (loss + nn.functional.cross_entropy(model(more), others)).backward()
+            optimizer.step()
+        return vector(model)
+
+    doubles = TensorDataset(SAMPLES.tensors[0].double(), SAMPLES.tensors[1])
+    loaders = DataLoader(doubles, 4), DataLoader(doubles, 3)
+
+    def work(comm: Communicator) -> Tensor:
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
+        return epoch(*make(Alone()), zip(*map(distribute.shard, loaders), strict=False))
+
+    for rank, found in enumerate(VirtualWorld(2).run(work)):
+        pairs = list(zip(*(list(one)[rank::2] for one in loaders), strict=False))
+        torch.testing.assert_close(found, epoch(*make(), pairs), rtol=0, atol=1e-12)
+
+
 def test_a_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(job_of_each_rank) -> None:
     def work(comm: Communicator) -> list[Tensor]:
         job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))

@@ -201,7 +201,8 @@ class OwnLoop:
         task = torch._C._current_graph_task_id()
         before, self._differentiated = self._differentiated, (task, counts.all)
         size, sums = self.comm.size, all(stepper.sums for stepper in self.steppers)
-        if before[0] == task and not _are_shared_alike({before[1], counts.all}, size, sums):
+        several = before[0] == task and not self._has_whole_batches()
+        if several and not _are_shared_alike({before[1], counts.all}, size, sums):
             raise BadOption(
                 f"one backward() is of batches of {before[1]} and of {counts.all} samples, of which a rank "
                 f"has different shares ({size} ranks), so that its gradients cannot be weighed; call "
@@ -209,6 +210,10 @@ class OwnLoop:
                 "(drop_last=True)"
             )
         self.train_on(counts)
+
+    def _has_whole_batches(self) -> bool:
+        """Return whether each rank has batches of its own, and so no weight but 1."""
+        return self.pace is not Pace.TOGETHER and all(one.strategy.passes == 1 for one in self.steppers)
 
     def close(self, ended: OpenIteration) -> None:
         """Go on with the batch of the loop around, as an iteration has ended."""
