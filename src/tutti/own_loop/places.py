@@ -227,4 +227,10 @@ def _go_on(
         start.pass_point(batches)
     if resumed is not None:
         _, source = resumed.leave_out(source)
-    yield from source
+    yield from each(source)
+
+
+def each(source: Iterator[T]) -> Iterator[T]:
+    """Yield what comes. Leaving that does not end the source, as `yield from` does: a stream may go on."""
+    for one in source:  # noqa: UP028
+        yield one

@@ -25,7 +25,7 @@ from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Fingerprint, of_dataset
 from tutti.own_loop.loop import OwnLoop, SampleCounts
 from tutti.own_loop.meetings import DETAILS, Purpose
-from tutti.own_loop.places import IterationStart, ResumedIteration
+from tutti.own_loop.places import IterationStart, ResumedIteration, each
 from tutti.own_loop.structure import BLOCKS, Values, blocks_in, mapped, tensors_in
 from tutti.strategies.base import Pace
 
@@ -203,7 +203,7 @@ def compared(batches: Iterable[Any], loop: OwnLoop) -> Iterator[Any]:
     """The batches; the first is compared between the ranks (collective)."""
     source = iter(batches)
     if loop.comm.size == 1:
-        yield from source
+        yield from each(source)
         return
     first = list(islice(source, 1))
     print_ = Fingerprint(_length(first[0]) if first else 0)
@@ -217,7 +217,7 @@ def compared(batches: Iterable[Any], loop: OwnLoop) -> Iterator[Any]:
             f"the ranks' first batches differ: they {how} (random transforms may differ)", stacklevel=2
         )
     yield from first
-    yield from source
+    yield from each(source)
 
 
 def whole_batches(batches: Iterable[Any], loop: OwnLoop, left_out: int) -> Iterator[Any]:

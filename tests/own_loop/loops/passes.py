@@ -392,6 +392,19 @@ def batches_that_another_thread_fetches(job: Job) -> Outcome:
 
 
 @loop
+def a_stream_that_is_left_and_gone_on_with(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    stream = (batch for _ in range(9) for batch in batches())
+    for _ in range(3):
+        for inputs, targets in islice(job.shard(stream), 4):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
 def batches_without_end(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
