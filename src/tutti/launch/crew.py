@@ -178,6 +178,10 @@ class Crew:
         """The pickled result of rank 0, which has reported it."""
         return cast("bytes", cast("Report", self._ranks[0].report).value)
 
+    def kill(self) -> None:
+        """Have the ranks killed, and what they have started; `end` is to be called all the same."""
+        self._server.kill()
+
     def end(self, grace_s: float, killed: Callable[[], None] = lambda: None) -> None:
         """End the ranks, what they have started, and the server.
 

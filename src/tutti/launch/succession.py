@@ -129,13 +129,15 @@ class Line:
 
     def _replace(self, crew: Crew, orders: Orders) -> Crew:
         """End a crew; returns the next one, which prepares itself meanwhile if it can."""
-        reserve = self._reserve
-        if reserve is not None and (reserve.orders.placement != orders.placement or not reserve.is_prepared):
+        reserve, late = self._reserve, None
+        if reserve is not None and not (reserve.is_prepared and reserve.orders.placement == orders.placement):
             # Ranks that still prepare themselves may take long, or fail: new ones are no slower.
-            self._reserve = None
-            self._end(reserve)
+            self._reserve, late = None, reserve
+            late.kill()
         if self._reserve is None and orders.waits:
             self._reserve = self._begin(orders)
+        if late is not None:
+            self._end(late)  # Before any gate is opened.
         self._end(crew, killed=self._succession.hand_over)
         after, self._reserve = self._reserve, None
         if after is None:
