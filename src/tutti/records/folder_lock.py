@@ -107,7 +107,7 @@ class FolderLock:
         return True
 
 
-_PROBE_S: Final = 0.01
+_PROBE_S: Final = 0.002
 _locks: set[int] = set()
 """The files of the locks of this process."""
 
