@@ -193,8 +193,19 @@ def test_a_second_command_with_the_folder_of_the_first_is_refused(
 
 def test_who_has_just_been_killed_may_take_a_while_to_be_gone(tmp_path: Path) -> None:
     held = FolderLock(tmp_path)
-    with pytest.raises(BadRunFolder, match="is being written by"):
-        FolderLock(tmp_path, patience_s=0.05)
-    threading.Timer(0.2, held.__exit__).start()
-    with FolderLock(tmp_path, patience_s=60.0), pytest.raises(BadRunFolder):
-        refuse_locked(tmp_path)
+    with FolderLock(tmp_path, patience_s=60.0) as lock:
+        assert not lock.lost
+        os.close(held._file)  # The kernel does no more.
+        lock._waits.join(60.0)
+        with pytest.raises(BadRunFolder, match="is being written by"):
+            FolderLock(tmp_path)
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_folder_that_another_job_keeps_is_lost(tmp_path: Path) -> None:
+    with FolderLock(tmp_path):
+        with FolderLock(tmp_path, patience_s=0.05) as lock:
+            lock._waits.join(0.1)
+            assert lock.lost
+        with pytest.raises(BadRunFolder, match="is being written by"):
+            refuse_locked(tmp_path)

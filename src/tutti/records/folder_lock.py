@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,7 +36,9 @@ class FolderLock:
 
     Args:
         folder: the folder, which exists.
-        patience_s: how long whoever has it may take to be gone.
+        patience_s: how long processes of the same job that were killed may take to be gone, which may have
+            it yet, though they write no more. It is taken meanwhile, and `lost` is true if that comes to
+            nothing.
 
     Attributes:
         problem: why the file system has no locks; None: it has.
@@ -46,7 +49,8 @@ class FolderLock:
 
     def __init__(self, folder: Path, patience_s: float = 0.0) -> None:
         self.problem: str | None = None
-        self._until = time.monotonic() + patience_s
+        self._until = time.monotonic() + patience_s if patience_s else None
+        self._waits: threading.Thread | None = None
         self._path, self._at = folder / LOCK, str(folder)
         with refusing(self._path):
             # As long as it is open no other folder gets its number.
@@ -63,13 +67,19 @@ class FolderLock:
 
     @property
     def lost(self) -> bool:
-        """True if the folder at this path is another one by now, or there is none."""
-        return not _is_at(self._at, self._folder)
+        """True if the folder at this path is gone, or another one by now, or another job has its lock."""
+        late = self._until is not None and time.monotonic() > self._until and not self._has_come()
+        return late or not _is_at(self._at, self._folder)
+
+    def _has_come(self) -> bool:
+        return self._waits is None or not self._waits.is_alive()
 
     def __exit__(self, *_: object) -> None:
         # Still locked: whoever opens the file before it is gone looks whether it still is the folder's.
+        if self._waits is not None and self._until is not None:
+            self._waits.join(max(0.0, self._until - time.monotonic()))
         with suppress(OSError):  # A file that nobody has locked says nothing.
-            if _is_at(self._path, self._file):
+            if self._has_come() and _is_at(self._path, self._file):
                 self._path.unlink(missing_ok=True)
         _locks.discard(self._file)
         # A forked process may have the file open too.
@@ -97,8 +107,11 @@ class FolderLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= self._until:
-                _refuse_held(file, self._path.parent)
+            if self._until is not None:
+                self._waits = threading.Thread(target=fcntl.flock, args=(file, fcntl.LOCK_EX), daemon=True)
+                self._waits.start()
+                return True
+            _refuse_held(file, self._path.parent)
             return False
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
