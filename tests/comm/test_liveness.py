@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.layout import LEFT, HostGroup, control_bytes
+from tutti.comm.shm.layout import LEFT, PID, HostGroup, control_bytes
 from tutti.comm.shm.liveness import DescriptorWatch, Peers, ProcWatch, Watch, wait
 from tutti.errors import PeerLost
 
@@ -105,6 +105,37 @@ def test_a_wait_with_a_descriptor_ends_with_the_process(process: subprocess.Pope
     assert watch.ended(20.0) == [2]
     assert time.monotonic() - started < SOON_S
     watch.close()
+
+
+def test_a_process_that_a_signal_is_ending_is_looked_at_in_turn(process: subprocess.Popen[bytes]) -> None:
+    watch = DescriptorWatch()
+    for rank, pid in ((1, os.getpid()), (2, process.pid), (3, os.getppid())):
+        watch.add(rank, pid)
+    assert [watch.ending() for _ in range(3)] == [[]] * 3
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert sorted(watch.ending() for _ in range(3)) == [[], [], [2]]
+    watch.remove(2)
+    assert [watch.ending() for _ in range(3)] == [[]] * 3
+    watch.close()
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_rank_whose_process_is_about_to_end_is_lost_unless_it_has_left(
+    arena: Arena, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_of(arena, 2)
+    group.words[group.layout.line(1) + PID] = os.getppid()
+    peers = Peers(group, 1.0, cores=2)
+    peers.check()
+    monkeypatch.setattr("tutti.comm.shm.liveness._flags", lambda pid: 0x4 if pid == os.getppid() else 0)
+    if left:
+        leave(group, 1)
+        peers.check()
+    else:
+        with pytest.raises(PeerLost, match="lost rank 8"):
+            peers.check()
+    peers.close()
 
 
 def test_several_threads_may_wait_at_a_time(watch: Watch, process: subprocess.Popen[bytes]) -> None:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import os
 import selectors
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +25,9 @@ from typing import Final, NamedTuple, cast
 from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import PID, PREPARED, ControlLayout
 from tutti.errors import PeerLost, TuttiError
-from tutti.launch.exit_reports import Report, cause
+from tutti.launch.exit_reports import Death, Report, cause
 from tutti.launch.fork_server_client import RankForker
-from tutti.launch.guard import is_being_killed
+from tutti.launch.guard import ends_with, is_being_killed
 from tutti.launch.hangs import LOOK_S, STOPPED, HangWatch, state_of
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
@@ -147,6 +148,8 @@ class Crew:
             # It is lost as well, and is to be named.
             self._deadline = min(self._deadline or math.inf, max(death.at for death in deaths) + TOGETHER_S)
         elif error is not None:
+            if isinstance(error, PeerLost) and self._note_ends():
+                return self.outcome(watched=False)
             self._deadline = self._deadline or time.monotonic() + CAUSE_S
         elif len(reports) == len(self._ranks):
             # They may have threads and children to end.
@@ -162,11 +165,10 @@ class Crew:
     @property
     def is_prepared(self) -> bool:
         """Whether all ranks wait to be needed, and can go on at once: none has ended or was stopped."""
-        layout = ControlLayout(len(self._ranks))
-        words = self._arena.words(FIRST, layout.words)
-        states = [state_of(words[layout.line(one.rank) + PID]) for one in self._ranks]
+        words = self._arena.words(FIRST, ControlLayout(len(self._ranks)).words)
         over = any(one.ended or one.report for one in self._ranks) or self._are_dying()
-        return bool(words[PREPARED]) and not over and STOPPED not in states
+        stopped = STOPPED in map(state_of, self._processes(self._ranks))
+        return bool(words[PREPARED]) and not over and not stopped
 
     @property
     def answers(self) -> bool:
@@ -199,11 +201,29 @@ class Crew:
 
     def _are_dying(self) -> bool:
         """Tell whether ranks are about to be known as ended: to die of a signal takes milliseconds."""
+        alive = [one for one in self._ranks if not one.ended and one.death is None]
+        return any(map(is_being_killed, self._processes(alive)))
+
+    def _note_ends(self) -> bool:
+        """Note the deaths of ranks that have begun to end, of which nobody has told; tell whether any has."""
+        starved, found = out_of_memory_kills() > self._kills_before, False
+        silent = [one for one in self._ranks if not one.ended and one.death is None and one.report is None]
+        for one, process in zip(silent, self._processes(silent), strict=True):
+            returncode = ends_with(process)
+            if returncode is None:
+                continue
+            one.receive()  # What it has reported before.
+            if one.report is None:
+                killed = starved and returncode == -signal.SIGKILL
+                one.death = Death(one.rank, time.monotonic(), returncode, killed, hung=one.hung)
+                found = True
+        return found
+
+    def _processes(self, ranks: Sequence[RankProcess]) -> list[int]:
+        """The numbers of the processes; 0 where it is not known yet."""
         layout = ControlLayout(len(self._ranks))
         words = self._arena.words(FIRST, layout.words)
-        return any(
-            is_being_killed(words[layout.line(one.rank) + PID]) for one in self._ranks if not one.ended
-        )
+        return [words[layout.line(one.rank) + PID] for one in ranks]
 
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)

@@ -24,6 +24,7 @@ JOB: Final = "TUTTI_JOB"
 """The environment variable that marks all processes of a job."""
 
 _KILLED_BY_SIGNAL: Final = 0x400
+_ENDS: Final = 0x4 | _KILLED_BY_SIGNAL
 """PF_SIGNALED of Linux, among the flags of /proc/PID/stat: set when the process takes the signal."""
 
 _PENDING: Final = ("SigPnd:", "ShdPnd:")
@@ -111,6 +112,20 @@ def is_being_killed(process: int) -> bool:
     kill = 1 << (signal.SIGKILL - 1)
     pending = any(line.startswith(_PENDING) and int(line.split()[1], 16) & kill for line in lines)
     return pending or bool(flags & _KILLED_BY_SIGNAL)
+
+
+def ends_with(process: int) -> int | None:
+    """The exit code of a process that has begun to end, or minus the signal; None: it has not, or is gone.
+
+    To give its memory back it takes a while, in which its parent is not told of its end.
+    """
+    try:
+        words = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The last of them is 0 for those who may not know it.
+    flags, status = int(words[6]), int(words[49])
+    return os.waitstatus_to_exitcode(status) if flags & _ENDS and status else None
 
 
 def main() -> None:

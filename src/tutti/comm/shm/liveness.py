@@ -16,6 +16,9 @@ Whoever waits in [4] notices a rank that is gone, in this order:
     ─── fence ───
     [7] look once more for what is waited for, and raise only if it is not there
 
+A process that has begun to end runs no more code, though the kernel takes its memory back first, for tens of
+milliseconds: it counts as gone in [6].
+
 As [5] stores LEFT last, [7] sees all that the rank has stored before: it may have done what is waited for
 with its last breath. The kernel orders a process's stores before its end.
 """
@@ -26,6 +29,7 @@ import ctypes
 import os
 import select
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -52,6 +56,9 @@ LEFT_EARLY: Final = "it left while others still waited for it"
 """The reason for which a rank is lost that ended, or closed its communicator, in an orderly way."""
 
 _PR_SET_TIMERSLACK: Final = 29
+
+_ENDS: Final = 0x4 | 0x400
+"""Flags of a process, of Linux: it has begun to end; a signal is ending it."""
 
 
 class Peers:
@@ -119,7 +126,7 @@ class Peers:
             PeerLost: one did.
         """
         # LEFT first: a rank that has said so and has ended since is not lost.
-        for rank in self._watch.ended(0.0):
+        for rank in self._watch.ended(0.0) or self._watch.ending():
             if self.group.has_left(rank):
                 self._watch.remove(rank)
             elif not self._words[LOST]:
@@ -250,6 +257,7 @@ class DescriptorWatch:
         self._poll = select.epoll()
         self._fds: dict[int, int] = {}
         self._gone: set[int] = set()
+        self._pids: deque[tuple[int, int]] = deque()
 
     def add(self, rank: int, pid: int) -> None:
         """Watch the process `pid` of `rank`."""
@@ -258,11 +266,13 @@ class DescriptorWatch:
         except ProcessLookupError:
             self._gone.add(rank)
         else:
+            self._pids.append((rank, pid))
             self._poll.register(self._fds[rank], select.EPOLLIN)
 
     def remove(self, rank: int) -> None:
         """Stop watching a rank."""
         self._gone.discard(rank)
+        self._pids = deque(one for one in self._pids if one[0] != rank)
         if rank in self._fds:
             fd = self._fds.pop(rank)
             self._poll.unregister(fd)
@@ -272,6 +282,14 @@ class DescriptorWatch:
         """The ranks whose processes have ended; waits up to `timeout_s` for the first."""
         events = {fd for fd, _ in self._poll.poll(0 if self._gone else timeout_s)}
         return sorted(self._gone | {rank for rank, fd in list(self._fds.items()) if fd in events})
+
+    def ending(self) -> list[int]:
+        """The rank, if its process is about to end, whose turn it is: each call looks at another one."""
+        if not self._pids:
+            return []
+        self._pids.rotate(-1)
+        rank, pid = self._pids[0]
+        return [rank] if _flags(pid) & _ENDS else []
 
     def close(self) -> None:
         """Stop watching."""
@@ -308,6 +326,10 @@ class ProcWatch:
             self._gone = {rank for rank, pid in self._pids.items() if _has_ended(pid)}
         return sorted(self._gone)
 
+    def ending(self) -> list[int]:
+        """None: `ended` reads all that is to be known."""
+        return []
+
     def close(self) -> None:
         """Stop watching."""
         self._pids.clear()
@@ -324,6 +346,15 @@ def _has_ended(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return state in (b"Z", b"X")
+
+
+def _flags(pid: int) -> int:
+    """The flags of a process; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[6])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def _watch() -> Watch:
