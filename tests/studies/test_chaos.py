@@ -43,6 +43,10 @@ def test_a_seed_decides_what_happens_when_and_to_whom() -> None:
     assert all(1.0 <= one.pause_s <= 3.0 and 0 <= one.draw < 1 for one in script(1))
 
 
+def test_a_script_without_faults_has_no_lines() -> None:
+    assert list(moments(1, 2.0, ())) == []
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

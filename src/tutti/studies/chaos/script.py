@@ -92,7 +92,7 @@ def check_kinds(names: Collection[str]) -> None:
 
 
 def moments(seed: int, every_s: float, kinds: Collection[str]) -> Iterator[Moment]:
-    """Yield the lines of the script, without end; they depend on the arguments alone.
+    """Yield the lines of the script, without end if there are kinds; they depend on the arguments alone.
 
     Args:
         seed: of the random numbers.
@@ -100,5 +100,5 @@ def moments(seed: int, every_s: float, kinds: Collection[str]) -> Iterator[Momen
         kinds: the kinds, each as likely as the others.
     """
     chance, names = random.Random(seed), sorted(kinds)
-    while True:
+    while names:
         yield Moment(chance.uniform(0.5, 1.5) * every_s, chance.choice(names), chance.random())
