@@ -406,3 +406,14 @@ def test_what_is_refused_on_several_ranks_is_known(worlds: Worlds, strategy: Str
     refused = loop in REFUSED_WITH.get(strategy.name, ())
     assert [isinstance(outcome, BadOption) for outcome in found] == [refused] * 2
     assert [isinstance(outcome, BaseException) for outcome in found] == [refused] * 2
+
+
+def test_workers_of_their_own_have_a_model_once(worlds: Worlds) -> None:
+    def again(job: Distributed) -> None:
+        model = net()
+        job.distribute(model, sgd(model))
+        job.distribute(model, sgd(model))
+
+    for found in worlds.run(again, 2, Local()):
+        assert isinstance(found, Refused)
+        assert "belongs to a model that distribute() was given before" in found.sentence
