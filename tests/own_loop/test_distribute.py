@@ -268,15 +268,6 @@ def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
             tutti.distribute(model, SGD(model.parameters(), lr=0.1), **{name: limit})
 
 
-def test_a_limit_of_each_element_is_kept_without_one_of_the_norm() -> None:
-    model = nn.Linear(2, 1, bias=False).double()
-    nn.init.zeros_(model.weight)
-    model, optimizer = tutti.distribute(model, SGD(model.parameters(), lr=1.0), clip_value=0.5)
-    model(torch.tensor([[0.25, 100.0]], dtype=torch.float64)).sum().backward()
-    optimizer.step()
-    assert model.weight.tolist() == [[-0.25, -0.5]]
-
-
 def test_an_optimizer_that_evaluates_several_times_is_refused_where_passes_are_gathered() -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(BadOption, match="every=2"):

@@ -143,3 +143,17 @@ def test_the_gradient_of_a_closure_is_clipped(worlds: Worlds, name: str, limit: 
     wanted = _clip_in_a_closure(None, name, limit)
     for found in worlds.call(lambda comm: _clip_in_a_closure(comm, name, limit), 2):
         assert differences(found, wanted) == []
+
+
+def test_a_limit_of_each_element_is_kept_without_one_of_the_norm(worlds: Worlds) -> None:
+    def limited(comm: Communicator) -> list[list[float]]:
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        model = nn.Linear(2, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        distribute.distribute(model, optimizer, clip_value=0.5)
+        model(torch.tensor([[0.25, 100.0]], dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        return cast("list[list[float]]", model.weight.tolist())
+
+    assert worlds.call(limited, 2) == [[[-0.25, -0.5]]] * 2
