@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.own_loop.worlds import Worlds
+from tutti.own_loop import distribute
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_the_loop() -> Iterator[None]:
+    """Leave no loop of virtual ranks, which are gone, to the tests of other modules."""
+    yield
+    distribute._loop = None
