@@ -300,7 +300,7 @@ FAULTS_KNOWN = [
     Fault("supervisor killed", "", cause=supervisor_killed, code=-signal.SIGKILL),
     Fault(
         "fork server killed",
-        r"the process that forked all ranks was killed by signal 9",
+        r"the process that forked all ranks ended: killed by signal 9",
         cause=server_killed,
         unblamed="lost rank",
     ),

@@ -143,7 +143,7 @@ class Crew:
         if certain:
             if not isinstance(error, PeerLost) or not self._are_dying():
                 if self._all_ended_at_once:
-                    error = PeerLost([], f"the process that forked all ranks was {deaths[0].why()}")
+                    error = PeerLost([], f"the process that forked all ranks ended: {deaths[0].why()}")
                 return Outcome(error)
             # It is lost as well, and is to be named.
             self._deadline = min(self._deadline or math.inf, max(death.at for death in deaths) + TOGETHER_S)

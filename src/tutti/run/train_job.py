@@ -65,7 +65,7 @@ class TrainJob(Job):
         losses: how often ranks were lost before.
         gate: of the memory; ranks wait at it once they are prepared, until those before them are gone. None:
             there are none before them.
-        rehearses: they make a step of their own before they wait, so that the first that counts is quick.
+        rehearses: they make two steps of their own before they wait, so that the first that counts is quick.
     """
 
     entry: ClassVar[str] = "tutti.run.train:work"
