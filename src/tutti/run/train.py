@@ -52,12 +52,12 @@ from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
 from tutti.run.jobs import load_job
 from tutti.run.kept_data import KeptData
 from tutti.run.recording import Recording, observed
-from tutti.run.rehearsal import rehearse
+from tutti.run.reserve import open_beside_others, until_needed
 from tutti.run.restore import anew, found_by, history_of, laid_out, refuse_shorter
 from tutti.run.rollback import take_back_after_me
 from tutti.run.saving import refuse_over, saving
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
-from tutti.run.train_job import RunOutcome, TrainJob, again
+from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
 from tutti.state import Saved
 from tutti.strategies import Strategy
@@ -160,8 +160,8 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         kept = KeptData(job.memory.data)
         around = replace(around, open_data=kept.open)
         if job.gate is not None:
-            prepare = partial(_until_needed, kept, comm, payload)
-            around = replace(around, open_data=partial(_open_beside_others, kept), prepare=prepare)
+            prepare = partial(until_needed, kept, comm, payload)
+            around = replace(around, open_data=partial(open_beside_others, kept), prepare=prepare)
     # Nobody watches a process that a supervisor has not started.
     if isinstance(comm, HostCommunicator) and started_by().launcher is Launcher.TUTTI:
         if job.hang_timeout_s is not None:
@@ -222,47 +222,6 @@ def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
     """Return the state to go on from: of the memory, else of a folder; None: the run begins."""
     found = None if job.memory is None else kept_in(comm, job.memory)
     return found_by(comm, job.resume) if found is None and job.resume is not None else found
-
-
-def _open_beside_others(kept: KeptData, job: TrainJob, comm: Communicator) -> DataSet:
-    """Open the data set of ranks that prepare themselves while those before them may still train.
-
-    If it is not kept, they wait until these are gone, whose memory they take.
-    """
-    if not kept.is_there:
-        _pass_gate(kept, job, comm)
-    return kept.open(job, comm)
-
-
-def _pass_gate(kept: KeptData, job: TrainJob, comm: Communicator) -> None:
-    """Say that all ranks are prepared, and wait until they are needed (collective)."""
-    assert isinstance(comm, HostCommunicator), "lost ranks are replaced on one host"
-    assert job.gate is not None
-    comm.barrier()
-    if comm.rank == 0:
-        comm.peers.note_prepared()
-    kept.pass_gate(job.gate)
-
-
-def _until_needed(
-    kept: KeptData, comm: HostCommunicator, payload: bytes, job: TrainJob, dataset: DataSet
-) -> TrainJob:
-    """Wait until ranks in reserve are needed; returns their job as it is by then.
-
-    Args:
-        kept: has the gate.
-        comm: all ranks.
-        payload: their job, pickled, of which a rehearsal gets a copy.
-        job: the same.
-        dataset: likewise.
-    """
-    if job.rehearses:
-        copy = load_job(payload, TrainJob)
-        rehearse(copy, comm, dataset, check_strategy(copy, comm.size, comm.hosts))
-        del copy
-    assert job.memory is not None
-    _pass_gate(kept, job, comm)
-    return again(replace(job, losses=job.memory.losses))
 
 
 def _train(

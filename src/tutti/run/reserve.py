@@ -1,4 +1,4 @@
-"""The rehearsal of ranks in reserve: two steps of training, so that the next one takes no longer than usual.
+"""Ranks in reserve: they prepare themselves, rehearse two steps of training, and wait until they are needed.
 
     prepared ── rehearsal: begin, a step, copy the state, go on from that, a step ── waits ── goes on
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -24,9 +25,12 @@ from tutti.comm.shm.memfd import FileAddress
 from tutti.data import DataSet
 from tutti.data.streaming.part import StreamedPart
 from tutti.run.build import Task, prepare_task, seeded
+from tutti.run.checks import check_strategy
+from tutti.run.jobs import load_job
+from tutti.run.kept_data import KeptData
 from tutti.run.restore import facts_of, laid_out
 from tutti.run.servers import take_sides, work_or_serve
-from tutti.run.train_job import TrainJob
+from tutti.run.train_job import TrainJob, again
 from tutti.state import State
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
@@ -101,3 +105,44 @@ def _own_memory(comm: Communicator) -> Arena:
     arena = Arena.open(address) if mine is None else mine
     comm.barrier()
     return arena
+
+
+def open_beside_others(kept: KeptData, job: TrainJob, comm: Communicator) -> DataSet:
+    """Open the data set of ranks that prepare themselves while those before them may still train.
+
+    If it is not kept, they wait until these are gone, whose memory they take.
+    """
+    if not kept.is_there:
+        _pass_gate(kept, job, comm)
+    return kept.open(job, comm)
+
+
+def _pass_gate(kept: KeptData, job: TrainJob, comm: Communicator) -> None:
+    """Say that all ranks are prepared, and wait until they are needed (collective)."""
+    assert isinstance(comm, HostCommunicator), "lost ranks are replaced on one host"
+    assert job.gate is not None
+    comm.barrier()
+    if comm.rank == 0:
+        comm.peers.note_prepared()
+    kept.pass_gate(job.gate)
+
+
+def until_needed(
+    kept: KeptData, comm: HostCommunicator, payload: bytes, job: TrainJob, dataset: DataSet
+) -> TrainJob:
+    """Wait until ranks in reserve are needed; returns their job as it is by then.
+
+    Args:
+        kept: has the gate.
+        comm: all ranks.
+        payload: their job, pickled, of which a rehearsal gets a copy.
+        job: the same.
+        dataset: likewise.
+    """
+    if job.rehearses:
+        copy = load_job(payload, TrainJob)
+        rehearse(copy, comm, dataset, check_strategy(copy, comm.size, comm.hosts))
+        del copy
+    assert job.memory is not None
+    _pass_gate(kept, job, comm)
+    return again(replace(job, losses=job.memory.losses))
