@@ -39,6 +39,7 @@ from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 from tutti.training.agenda import Agenda, Decision, Wishes
+from tutti.training.copy_times import CopyTimes
 from tutti.training.losses import LOSSES
 from tutti.training.precision import Arithmetic
 
@@ -136,7 +137,8 @@ class Crew:
         cut = CutPlace(here.page, here.copies, here.data, here.token)
         object.__setattr__(cut, "rank", comm)
         own, replica = strategy.pace is not Pace.TOGETHER, place(module, comm, strategy.home)
-        wishes = Wishes(copies=True, free=strategy.pace is Pace.FREE, period=strategy.period, now=lambda: 0.0)
+        free, times = strategy.pace is Pace.FREE, CopyTimes(None)
+        wishes = Wishes(copies=times, free=free, period=strategy.period, now=lambda: 0.0)
         with closing(MemorySaver(comm, cut)) as saver:
 
             def save(step: int, state: State, decision: Decision) -> None:
@@ -192,7 +194,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
             if not world.lost:
                 weights, samples = [one for one, _ in found], found[0][1]
                 return Finished(weights, samples, crews, [crew.operations[rank] for rank in range(ranks)])
-            memory.note_loss()
+            memory.note_loss(1.0)
             ranks -= policy == "shrink"
     raise AssertionError("the last crew has lost a rank, whom nobody has killed")
 

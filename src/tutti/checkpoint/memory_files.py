@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ _SLOT: Final = 1 << 24
 """The room for a text on the page, in bytes, of which only what is written takes memory."""
 
 _LENGTH: Final = 8
+_SECONDS: Final = struct.Struct("<d")
 _TOKEN: Final = 64
 _TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
@@ -82,6 +84,16 @@ class MemoryPlace:
             return int.from_bytes(os.pread(page, _LENGTH, _LENGTH), "little")
         finally:
             os.close(page)
+
+    @property
+    def loss_every_s(self) -> float | None:
+        """The mean time between the last losses, in seconds; None: none was lost."""
+        page = self.page.open()
+        try:
+            (seconds,) = _SECONDS.unpack(os.pread(page, _SECONDS.size, 2 * _LENGTH))
+        finally:
+            os.close(page)
+        return seconds or None
 
     @property
     def folder(self) -> Path | None:
@@ -171,7 +183,7 @@ class StateMemory:
         self._gates = 0
         self._shut = ExitStack()
         token = os.urandom(_TOKEN_BYTES)
-        os.pwrite(self._made[0], token, _TOKEN)
+        os.pwrite(self._made[0], token, _TOKEN)  # All before it is zero.
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
 
     @property
@@ -179,10 +191,15 @@ class StateMemory:
         """Whether the data set is kept."""
         return bool(self._table[1])
 
-    def note_loss(self) -> None:
-        """Count that ranks were lost."""
+    def note_loss(self, every_s: float) -> None:
+        """Count that ranks were lost.
+
+        Args:
+            every_s: the mean time between the last losses, in seconds.
+        """
         count = self.place.losses + 1
-        os.pwrite(self._made[0], count.to_bytes(_LENGTH, "little"), _LENGTH)
+        text = count.to_bytes(_LENGTH, "little") + _SECONDS.pack(every_s)
+        os.pwrite(self._made[0], text, _LENGTH)
 
     def shut_gate(self) -> int:
         """Return a gate that is shut: ranks that pass it wait asleep."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Self, cast
 
@@ -24,6 +25,7 @@ from tutti.state import State
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
 from tutti.training.agenda import Agenda, Decision, Wishes
+from tutti.training.copy_times import CopyTimes
 from tutti.training.intervals import AUTO, Every, seconds_of
 
 ASKED: Final = "it was asked to"
@@ -71,7 +73,7 @@ class Saving:
                 return f"its time limit of {config.time_limit} is over"
             return ASKED if stop_requested() else None
 
-        copies = self._memory is not None
+        copies = self._copy_times()
         if self._disk is None:
             return Agenda(
                 self._comm, Wishes(copies=copies, free=strategy.pace is Pace.FREE, period=strategy.period)
@@ -83,14 +85,21 @@ class Saving:
             self._comm, Wishes(every, copies, end, stop, strategy.pace is Pace.FREE, strategy.period)
         )
 
+    def _copy_times(self) -> CopyTimes | None:
+        if self._job.memory is None:
+            return None
+        # Rank 0's count, and other hosts cannot read the memory.
+        return CopyTimes(self._job.memory.loss_every_s if self._comm.rank == 0 else None)
+
+    @cached_property
     def _facts(self) -> Json:
-        """Identity of model and data. Reading the data takes time: most runs save rarely."""
+        """Identity of model and data. Reading the data takes time: it is done when first needed."""
         return facts_of(self._parts.config, self._parts.task.dataset) if self._comm.rank == 0 else {}
 
     def save(self, step: int, state: State, decision: Decision) -> None:
         """Keep this rank's state; that of the end, or of a stop, is on the disk when this returns."""
         if self._memory is not None and decision.copy:
-            self._memory.save(step, self._parts.portion.to_whole(state), self._facts())
+            self._memory.save(step, self._parts.portion.to_whole(state), self._facts)
         if self._disk is None or not decision.save:
             return
         history = state.shared["training"]["history"]
@@ -99,7 +108,7 @@ class Saving:
         if self.step is None and self._comm.rank == 0:
             warn_of_lost([state.joint, state.alone])
         self.step = step
-        self._disk.save(step, self._parts.portion.to_whole(state), self._facts(), score, wait=decision.final)
+        self._disk.save(step, self._parts.portion.to_whole(state), self._facts, score, wait=decision.final)
         if decision.final:
             self.lost = cast("bool", self._comm.broadcast_object(self._disk.last != step))
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -24,13 +22,12 @@ from tutti.errors import BadRunFolder, PeerLost
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
+from tutti.run.losses import Losses
 from tutti.run.shrinking import shrunk, shrunk_text
 from tutti.run.train_job import TrainJob, again
 
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
-
-HOUR_S: Final = 3600.0
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
@@ -69,7 +66,7 @@ class _Plan:
     def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory) -> None:
         self._job, self._placement, self._memory = job, placement, memory
         self._first, self._workers = job.config, placement.workers
-        self._times: deque[float] = deque()
+        self._losses = Losses(job.config.max_failures, memory)
 
     def reserve(self) -> Orders | None:
         """The work of ranks that are ready when one is lost; None: the run has not begun, or wants none."""
@@ -88,16 +85,11 @@ class _Plan:
         Raises:
             PeerLost: too many were lost, or all, or their folder.
         """
-        now = time.monotonic()
-        self._times.append(now)
-        recent = sum(now - one < HOUR_S for one in self._times)
-        if recent > self._job.config.max_failures:
-            raise PeerLost(lost.ranks, f"{lost.why}; it was loss {recent} within an hour") from lost
+        self._losses.note(lost)
         before = self._placement.workers
         job, self._placement = self._changed(lost)
-        self._memory.note_loss()
         try:
-            self._job = again(replace(job, losses=len(self._times)))
+            self._job = again(replace(job, losses=self._losses.count))
         except BadRunFolder as error:
             raise PeerLost(lost.ranks, f"{lost.why}; {error}") from error
         ranks = f"{self._placement.ranks} new rank{'' if self._placement.ranks == 1 else 's'}"

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -27,9 +25,10 @@ from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Host, Placement, fill
 from tutti.launch.start import start
 from tutti.run.config import TrainConfig
+from tutti.run.losses import Losses
 from tutti.run.resume import Resume
 from tutti.run.shrinking import shrunk, shrunk_text
-from tutti.run.survival import HOUR_S, SHRINK
+from tutti.run.survival import SHRINK
 from tutti.run.train_job import TrainJob
 
 SLOW_S: Final = 60.0
@@ -51,21 +50,17 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
         PeerLost: more were lost than `max_failures` in an hour, or no host is left that could take over.
         TuttiError: as of `start`.
     """
-    times: deque[float] = deque()
     first, before = job.config, placement.workers
     with closing(StateMemory()) as memory:
+        losses = Losses(job.config.max_failures, memory)
         while True:
-            sent = replace(job, memory=memory.place, losses=len(times))
+            sent = replace(job, memory=memory.place, losses=losses.count)
             try:
                 return start(job.entry, pickle.dumps(sent), placement, announce=announce, goes_on=True)
             except PeerLost as lost:
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.
-                now = time.monotonic()
-                times.append(now)
-                recent = sum(now - one < HOUR_S for one in times)
-                if recent > job.config.max_failures:
-                    raise lost.adding(f"it was loss {recent} within an hour") from lost
+                losses.note(lost)
                 workers = placement.workers
                 placement = after_loss(placement, lost, answering, shrinks=job.config.on_failure == SHRINK)
                 of_fewer = ""

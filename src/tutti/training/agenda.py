@@ -14,7 +14,6 @@ the meeting when it sees that:
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from typing import Final, cast
 import torch
 
 from tutti.comm.base import Communicator
+from tutti.training.copy_times import CopyTimes
 from tutti.training.intervals import Every
 
-LOOK_S: Final = 0.25
+LOOK_S: Final = 0.1
 """The seconds between two votes, about: so long may a request go unnoticed."""
 
 MOST_STEPS: Final = 100
@@ -34,12 +34,6 @@ MOST_STEPS: Final = 100
 LOOK_STEPS: Final = 4
 """Steps between two looks at the counter."""
 
-COPY_SHARE: Final = 0.01
-"""The share of the time that copies in memory may take."""
-
-SECOND_COPY_S: Final = 0.5
-"""The longest time to the second copy: the first one takes longer than all others, as it maps the memory."""
-
 
 @dataclass(frozen=True)
 class Wishes:
@@ -47,7 +41,7 @@ class Wishes:
 
     Attributes:
         every: the time between two checkpoints; None: none but those of a stop.
-        copies: the state is copied in memory too, as often as `COPY_SHARE` of the time allows.
+        copies: the times at which the state is copied in memory too; None: it is not.
         end: the end of the run is a checkpoint too, even if it has none before.
         stop: tells whether this rank was asked to stop, and by what: the sentence why; None: it was not.
         free: the workers wait for nobody.
@@ -56,7 +50,7 @@ class Wishes:
     """
 
     every: Every | None = None
-    copies: bool = False
+    copies: CopyTimes | None = None
     end: bool = False
     stop: Callable[[], str | None] = lambda: None
     free: bool = False
@@ -104,7 +98,6 @@ class Agenda:
         self._seen, self._asked = 0, False
         self._has_saved = self._asked_last = False
         self._reason: str | None = None
-        self._copy_after_s: float | None = None
         self.start(0, 0)
 
     def start(self, step: int, epoch: int) -> None:
@@ -147,9 +140,10 @@ class Agenda:
         return Decision(save or stop, copy, cast("str | None", next(filter(None, reasons), None)))
 
     def note_copy(self, seconds: float) -> None:
-        """Note how long a meeting with a copy in memory took: the next one is the later, the longer."""
-        most = SECOND_COPY_S if self._copy_after_s is None else math.inf
-        self._copied_at, self._copy_after_s = self._wishes.now(), min(most, seconds / COPY_SHARE)
+        """Note how long a meeting with a copy in memory took."""
+        assert self._wishes.copies is not None
+        self._copied_at = self._wishes.now()
+        self._wishes.copies.note(seconds)
 
     def asked(self) -> bool:
         """Tell whether this rank was asked to stop; the others need not know of it yet."""
@@ -186,9 +180,9 @@ class Agenda:
         return every.is_over(passed, step - self._saved_step, epoch - self._saved_epoch)
 
     def _wants_copy(self) -> bool:
-        if not self._wishes.copies or self._comm.rank:
+        if self._wishes.copies is None or self._comm.rank:
             return False
-        return self._wishes.now() - self._copied_at >= (self._copy_after_s or 0.0)
+        return self._wishes.now() - self._copied_at >= self._wishes.copies.pause_s
 
     def _look_after(self, step: int, steps: int) -> None:
         """Look again after so many steps, or when a checkpoint is due by the number of steps."""

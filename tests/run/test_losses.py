@@ -1,0 +1,38 @@
+"""The losses that a run survives."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from tutti.checkpoint.memory_files import StateMemory
+from tutti.errors import PeerLost
+from tutti.run.losses import HOUR_S, Losses
+
+LOST = PeerLost([1], "killed by signal 9")
+
+
+def test_one_too_many_within_an_hour_is_the_end() -> None:
+    now = 0.0
+    with closing(StateMemory()) as memory:
+        losses = Losses(2, memory, lambda: now)
+        losses.note(LOST)
+        now = HOUR_S
+        losses.note(LOST)
+        losses.note(LOST)
+        with pytest.raises(PeerLost, match="killed by signal 9; it was loss 3 within an hour"):
+            losses.note(LOST)
+
+
+def test_the_ranks_are_told_how_often_the_last_losses_came() -> None:
+    now = 0.0
+    with closing(StateMemory()) as memory:
+        losses, place = Losses(100, memory, lambda: now), memory.place
+        assert (place.losses, place.loss_every_s) == (0, None)
+        found = []
+        for passed in (3600.0, 10.0, 10.0, 10.0, 10.0):
+            now += passed
+            losses.note(LOST)
+            found.append((place.losses, place.loss_every_s))
+        assert found == [(1, 3600.0), (2, 1805.0), (3, 3620 / 3), (4, 3630 / 4), (5, 10.0)]
