@@ -5,7 +5,8 @@
                         └── rank 2      kernels ask each other every second.
 
 MPI's own launcher sees that after minutes, may call it a success, and may blame a rank that failed as a
-consequence. After the greeting nothing is sent but one letter at a rank's end.
+consequence. After the greeting nothing is sent but one letter at a rank's end, and one to ranks in reserve
+when they are needed.
 Both sides prove in the greeting that they know the secret of the run:
 
     launching process ── nonce S ──► rank
@@ -41,6 +42,9 @@ DONE: Final = b"D"
 
 FAILED: Final = b"F"
 """The letter of a rank that has failed, and has reported it: others end in consequence."""
+
+_NEEDED: Final = b"N"
+"""The letter to ranks in reserve."""
 
 _NONCE: Final = 32
 _NUMBER: Final = 4
@@ -127,6 +131,7 @@ class LivenessWatch:
         hosts = own_addresses() if elsewhere else ("127.0.0.1",)
         port = int(self._listener.getsockname()[1])
         self.address = LivenessAddress(hosts, port, self._secret.hex(), silence_s)
+        self._needed = False
         self.seen: set[int] = set()
         self.ends: list[RankEnd] = []
 
@@ -162,6 +167,14 @@ class LivenessWatch:
         while self.left and (rest := deadline - time.monotonic()) > 0:
             self._selector.select(rest)
             self.look()
+
+    def need(self) -> None:
+        """Tell all ranks, now or when they connect, that they are needed: they are in reserve."""
+        self._needed = True
+        for key in self._selector.get_map().values():
+            if isinstance(key.data, _Connection) and key.data.rank is not None:
+                with suppress(OSError):
+                    key.data.socket.send(_NEEDED)
 
     def close(self) -> None:
         """Close all connections, which ends the ranks."""
@@ -224,7 +237,7 @@ class LivenessWatch:
         self.seen.add(rank)
         ask_often(one.socket, self._silence_s)
         with suppress(OSError):
-            one.socket.send(_proof(self._secret, b"launcher", theirs, one.nonce))
+            one.socket.send(_proof(self._secret, b"launcher", theirs, one.nonce) + _NEEDED * self._needed)
 
     def _end(self, one: _Connection, silent: bool) -> None:
         if one.rank is not None:
@@ -246,12 +259,20 @@ class LivenessConnection:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket, self._leaves = connected, False
+        self._needed = threading.Event()
 
     def leave(self, letter: bytes) -> None:
         """Say that this rank ends, and how."""
         self._leaves = True
         with suppress(OSError):
             self._socket.send(letter)
+
+    def wait_until_needed(self) -> None:
+        """Sleep until the launching process says that this rank, one in reserve, is needed.
+
+        It does not notice that process's end itself: see `end_when_lost`.
+        """
+        self._needed.wait()
 
     def close(self) -> None:
         """Close it."""
@@ -264,9 +285,18 @@ class LivenessConnection:
     def _watch(self, end: Callable[[], None]) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
-        poll.poll()  # Nothing is ever sent to a rank: whatever happens is the end.
+        while self._is_needed(poll):
+            self._needed.set()
         if not self._leaves:
             end()
+
+    def _is_needed(self, poll: select.poll) -> bool:
+        """Wait for what comes; tells whether it is the letter that is sent to ranks, else it is the end."""
+        poll.poll()
+        try:
+            return self._socket.recv(1) == _NEEDED
+        except OSError:
+            return False
 
 
 def connect(address: LivenessAddress, rank: int) -> LivenessConnection | None:

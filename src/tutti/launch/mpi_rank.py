@@ -49,6 +49,7 @@ class MpiStart:
         stop: its file of the `StopPage`.
         liveness: where it listens to whether the ranks live.
         hosts: for each host the number of its workers, and of all its ranks.
+        waits: the ranks are in reserve: they prepare themselves, and wait until they are needed.
     """
 
     entry: str
@@ -61,6 +62,7 @@ class MpiStart:
     stop: FileAddress
     liveness: LivenessAddress
     hosts: Sequence[tuple[int, int]] = ()
+    waits: bool = False
 
 
 def main() -> None:
@@ -97,12 +99,26 @@ def _run(start: MpiStart, connection: LivenessConnection | None) -> None:
     comm = join(threads)
     signal.alarm(0)
     start.address.send(RankStarted(comm.rank, mpi_segments()))
-    value = resolve_name(start.entry)(comm, _payload(start, comm))
+    entry = resolve_name(start.entry)  # It imports what takes long.
+    if start.waits:
+        _wait(connection)
+    value = entry(comm, _payload(start, comm))
     if comm.rank == 0:
         start.address.send(done(comm.rank, value))
     if connection is not None:
         connection.leave(DONE)
     comm.close()
+
+
+def _wait(connection: LivenessConnection | None) -> None:
+    """Sleep until this rank is needed.
+
+    Raises:
+        PeerLost: nobody could tell it.
+    """
+    if connection is None:
+        raise PeerLost([], f"the launching process cannot be reached from {socket.gethostname()}")
+    connection.wait_until_needed()
 
 
 def _set_up_process(start: MpiStart) -> int | None:

@@ -18,11 +18,11 @@ import sysconfig
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, TuttiError, UserError
@@ -68,6 +68,9 @@ FINISH_S: Final = 10.0
 
 RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
 """The program of a rank."""
+
+RESERVE_S: Final = 0.5
+"""Time between two looks after the ranks in reserve."""
 
 _TAIL_BYTES = 64 << 10
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
@@ -214,108 +217,248 @@ def _inherited() -> dict[str, str]:
 
 
 def run_on_hosts(
-    entry: str, payload: bytes, placement: Placement, *, prefix: bool = False, goes_on: bool = False
+    entry: str,
+    payload: bytes,
+    placement: Placement,
+    *,
+    prefix: bool = False,
+    goes_on: bool = False,
+    reserve: RanksInReserve | None = None,
 ) -> object:
     """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
 
     Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS. Where others take over from lost
     ranks (`goes_on`), a host that is silent is soon taken for lost.
     """
-    mpirun, hosts = find_mpirun(), placement.hosts_with_servers
-    job = uuid.uuid4().hex
-    elsewhere = not all(is_this_machine(host.name) for host in hosts)
-    watch = LivenessWatch(placement.ranks, QUICK_S if goes_on else PATIENT_S, elsewhere=elsewhere)
-    channel, stop = MpirunChannel(payload), StopPage.make_file()
-    page = StopPage(stop)
-    # Of a rank 0 on another host nothing is known: it is asked in any case.
-    page.stoppable = not is_this_machine(placement.hosts[0].name)
-    small = payload if len(payload) <= LARGEST_IN_ENVIRONMENT else None
-    ranks = [
-        (worked.ranks, all_.ranks)
-        for worked, all_ in zip(placement.hosts, placement.hosts_with_servers, strict=True)
-    ]
-    start = MpiStart(
-        entry,
-        placement.threads,
-        small,
-        channel.address,
-        [str(folder) for folder in sys.path],
-        sys.argv,
-        START_S,
-        FileAddress.of(stop),
-        watch.address,
-        ranks,
-    )
-    environment = {
-        **_inherited(),
-        **settings(mpirun, hosts, os.environ),
-        START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
-        JOB: job,
-    }
-    exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
-    extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
-    try:
-        with SignalWatch() as signals:
-            command = command_line(mpirun, hosts, exported, extra, prefix=prefix)
-            stopping = Stopping(signals, page)
-            returncode, said = _run(command, environment, job, stopping, watch, LATE_S if goes_on else None)
-        messages = channel.messages()
-    finally:
-        watch.close()
-        channel.close()
-        os.close(stop)
-    # The shared memory of ranks of this machine that were killed before MPI could remove it.
-    for segment in (file for one in messages if isinstance(one, RankStarted) for file in one.segments):
-        Path(segment).unlink(missing_ok=True)
-    stopping.act()
-    reports = [one for one in messages if isinstance(one, Report)]
-    result = outcome(reports, returncode, said, watch, hosts)
-    if not reports and is_this_machine(placement.hosts[0].name):
-        # A launcher that tolerates dead ranks says nothing of them.
-        raise PeerLost([0], "it ended before it was done")
-    return result
+    with SignalWatch() as signals:
+        ranks = None if reserve is None else reserve.take(payload, placement)
+        with ranks or RanksOnHosts(entry, payload, placement, prefix=prefix, goes_on=goes_on) as ranks:
+            returncode, said = ranks.wait(signals, reserve)
+    ranks.stopping.act()
+    return ranks.result(returncode, said)
 
 
-def _run(
-    command: list[str],
-    environment: dict[str, str],
-    job: str,
-    stopping: Stopping,
-    watch: LivenessWatch,
-    late_s: float | None = None,
-) -> tuple[int | None, str]:
-    """Run mpirun to its end, or that by a signal, or until a rank is lost.
+class RanksOnHosts:
+    """Ranks that mpirun starts, and all by which this process hears of them; leaving the context ends them.
 
-    Returns:
-        Its exit code, None if it was ended as a rank was lost, and the end of its stderr.
+    Args:
+        entry: the function that each calls.
+        payload: handed to it.
+        placement: of the ranks.
+        prefix: print whole lines of the ranks, each with its rank before it.
+        goes_on: others take over from lost ranks, so a host that is silent is soon taken for lost.
+        waits: they are in reserve: they prepare themselves and wait until they are needed.
+
+    Attributes:
+        placement: the same.
+        stopping: tells of signals, once they are waited for.
     """
-    # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
-    with guard(job, GRACE_S):
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            # Ranks of other hosts do not see the page.
-            stopping.forward = lambda: process.send_signal(signal.SIGUSR1)
-            with suspended_together(process.send_signal):
-                said, over = _copy_stderr(process, stopping, watch, late_s)
-            if not over and not stopping.ended_by:
-                watch.look()
-                watch.settle(SETTLE_S)
-        finally:
-            stopping.page.end()
-            # Ranks of other hosts end at once, whatever holds mpirun up.
-            watch.close()
-            end_mpirun(process, 0.0 if stopping.ended_by else FINISH_S, at_once=over)
-    return None if over else process.returncode, said
+
+    stopping: Stopping
+
+    def __init__(
+        self,
+        entry: str,
+        payload: bytes,
+        placement: Placement,
+        *,
+        prefix: bool = False,
+        goes_on: bool = False,
+        waits: bool = False,
+    ) -> None:
+        self.placement = placement
+        self._goes_on = goes_on
+        mpirun, self._hosts = find_mpirun(), placement.hosts_with_servers
+        elsewhere = not all(is_this_machine(host.name) for host in self._hosts)
+        job = uuid.uuid4().hex
+        self._messages: list[object] = []
+        with ExitStack() as stack:
+            silence_s = QUICK_S if goes_on else PATIENT_S
+            self._watch = LivenessWatch(placement.ranks, silence_s, elsewhere=elsewhere)
+            stack.callback(self._watch.close)
+            self._channel = MpirunChannel(payload)
+            stack.callback(self._forget)
+            stop = StopPage.make_file()
+            stack.callback(os.close, stop)
+            self._page = StopPage(stop)
+            # Of a rank 0 on another host nothing is known: it is asked in any case.
+            self._page.stoppable = not is_this_machine(placement.hosts[0].name)
+            travels = len(payload) <= LARGEST_IN_ENVIRONMENT and not waits
+            start = MpiStart(
+                entry,
+                placement.threads,
+                payload if travels else None,
+                self._channel.address,
+                [str(folder) for folder in sys.path],
+                sys.argv,
+                START_S,
+                FileAddress.of(stop),
+                self._watch.address,
+                [
+                    (workers.ranks, ranks.ranks)
+                    for workers, ranks in zip(placement.hosts, self._hosts, strict=True)
+                ],
+                waits,
+            )
+            environment = {
+                **_inherited(),
+                **settings(mpirun, self._hosts, os.environ),
+                START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
+                JOB: job,
+            }
+            exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
+            extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
+            # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
+            stack.enter_context(guard(job, GRACE_S))
+            self._process = subprocess.Popen(
+                command_line(mpirun, self._hosts, exported, extra, prefix=prefix),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+            # Those in reserve are ended at once; mpirun has the time to end others.
+            self._over, self._patience_s = True, FINISH_S
+            stack.callback(self._end)
+            self._opened = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @property
+    def live(self) -> bool:
+        """Whether none of the ranks has ended, nor mpirun."""
+        self._watch.look()
+        return not self._watch.ends and self._process.poll() is None
+
+    def hosts_there(self) -> set[str]:
+        """The hosts whose ranks have all connected, and live."""
+        left = set(self._watch.left)
+        return {
+            host.name
+            for host in self._hosts
+            if (ranks := ranks_of(host.name, self._hosts)) and left.issuperset(ranks)
+        }
+
+    def need(self, payload: bytes) -> None:
+        """Have those in reserve begin, with this payload."""
+        self._channel.hand(payload)
+        self._watch.need()
+
+    def wait(self, signals: SignalWatch, reserve: RanksInReserve | None) -> tuple[int | None, str]:
+        """Wait for mpirun's end, or that by a signal, or until a rank is lost.
+
+        Args:
+            signals: those that come.
+            reserve: is looked after meanwhile.
+
+        Returns:
+            Its exit code, None if it is to be ended as a rank was lost, and the end of its stderr.
+        """
+        self.stopping, self._over = Stopping(signals, self._page), False
+        # Ranks of other hosts do not see the page.
+        self.stopping.forward = lambda: self._process.send_signal(signal.SIGUSR1)
+        loss = _Loss(self._watch, LATE_S if self._goes_on else None)
+        with suspended_together(self._process.send_signal):
+            said, self._over = _copy_stderr(self._process, self.stopping, self._watch, loss, reserve)
+        if self.stopping.ended_by:
+            self._patience_s = 0.0
+        elif not self._over:
+            self._watch.look()
+            self._watch.settle(SETTLE_S)
+        lost = self._over
+        self._opened.close()
+        return None if lost else self._process.returncode, said
+
+    def result(self, returncode: int | None, said: str) -> object:
+        """The result of rank 0, or the error that the job ended with.
+
+        Args:
+            returncode: of mpirun; None: it was ended, as a rank was lost.
+            said: the end of what mpirun has said.
+        """
+        reports = [one for one in self._messages if isinstance(one, Report)]
+        result = outcome(reports, returncode, said, self._watch, self._hosts)
+        if not reports and is_this_machine(self.placement.hosts[0].name):
+            # A launcher that tolerates dead ranks says nothing of them.
+            raise PeerLost([0], "it ended before it was done")
+        return result
+
+    def _end(self) -> None:
+        self._page.end()
+        # Ranks of other hosts end at once, whatever holds mpirun up.
+        self._watch.close()
+        end_mpirun(self._process, self._patience_s, at_once=self._over)
+
+    def _forget(self) -> None:
+        """Take the last messages, and remove what ranks of this machine have left that were killed."""
+        self._messages = self._channel.messages()
+        self._channel.close()
+        started = [one for one in self._messages if isinstance(one, RankStarted)]
+        for segment in (file for one in started for file in one.segments):
+            Path(segment).unlink(missing_ok=True)
+
+
+class RanksInReserve:
+    """Ranks on hosts that have started and imported everything before they are needed.
+
+    Args:
+        entry: the function that they will call.
+        wanted: their placement; None: not yet.
+    """
+
+    def __init__(self, entry: str, wanted: Callable[[], Placement | None]) -> None:
+        self._entry, self._wanted = entry, wanted
+        self._ranks: RanksOnHosts | None = None
+        self._given_up = False
+
+    def look(self) -> None:
+        """Start them once they are wanted; say so if they have ended."""
+        if self._ranks is not None and not self._ranks.live:
+            self.close()
+            self._given_up = True
+            print(
+                "tutti: warning: the ranks in reserve have ended; from here on new ones are started when "
+                "one is lost",
+                file=sys.stderr,
+                flush=True,
+            )
+        if self._ranks is None and not self._given_up and (placement := self._wanted()) is not None:
+            self._ranks = RanksOnHosts(self._entry, b"", placement, goes_on=True, waits=True)
+
+    def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
+        """Return those of the hosts that answer: where they live nobody is asked (see `answering`)."""
+        there = set[str]() if self._ranks is None or not self._ranks.live else self._ranks.hosts_there()
+        asked = answering([host for host in hosts if host not in there], patience_s)
+        return [host for host in hosts if host in there or host in asked]
+
+    def take(self, payload: bytes, placement: Placement) -> RanksOnHosts | None:
+        """Have them begin; None if there are none with this placement, and then none are left."""
+        ranks = self._ranks
+        if ranks is None or not ranks.live or ranks.placement.hosts != placement.hosts:
+            self.close()
+            return None
+        self._ranks = None
+        ranks.need(payload)
+        return ranks
+
+    def close(self) -> None:
+        """End them."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            with ranks:
+                return
 
 
 def _copy_stderr(
-    process: subprocess.Popen[bytes], stopping: Stopping, watch: LivenessWatch, late_s: float | None
+    process: subprocess.Popen[bytes],
+    stopping: Stopping,
+    watch: LivenessWatch,
+    loss: _Loss,
+    reserve: RanksInReserve | None,
 ) -> tuple[str, bool]:
     """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal, or as a rank is lost.
 
@@ -323,12 +466,14 @@ def _copy_stderr(
         Its last part, and whether a rank is lost while mpirun runs.
     """
     assert process.stderr is not None
-    said, loss = bytearray(), _Loss(watch, late_s)
+    said = bytearray()
+    look_s = None if reserve is None else RESERVE_S
     with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid)) as ended:
         for one in (stopping, process.stderr, ended, watch):
             selector.register(one, selectors.EVENT_READ)
         while not stopping.over():
-            limits = [limit for limit in (stopping.patience_s(), loss.patience_s()) if limit is not None]
+            times = stopping.patience_s(), loss.patience_s(), look_s
+            limits = [limit for limit in times if limit is not None]
             ready = [key.fileobj for key, _ in selector.select(min(limits, default=None))]
             watch.look()
             if process.stderr in ready:
@@ -342,6 +487,8 @@ def _copy_stderr(
                 break
             if loss.over(said):
                 return said.decode(errors="replace"), True
+            if reserve is not None and not ready:
+                reserve.look()
     return said.decode(errors="replace"), False
 
 

@@ -92,9 +92,15 @@ class MpirunChannel:
     def __init__(self, payload: bytes) -> None:
         token = os.urandom(TOKEN_BYTES)
         self._payload, self._messages = memfd.make("payload"), memfd.make("messages")
-        with open(self._payload, "wb", closefd=False) as file:
-            file.write(token + payload)
         self.address = Address(os.getpid(), self._payload, self._messages, token.hex())
+        self.hand(payload)
+
+    def hand(self, payload: bytes) -> None:
+        """Hand the ranks something else, before they ask for it."""
+        os.ftruncate(self._payload, 0)
+        with open(self._payload, "wb", closefd=False) as file:
+            file.seek(0)
+            file.write(bytes.fromhex(self.address.token) + payload)
 
     def messages(self) -> list[object]:
         """Return all messages that have come so far."""

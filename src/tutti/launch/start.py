@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tutti.errors import UserError
 from tutti.launch.exit_reports import without_launcher
@@ -14,6 +14,9 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.launch.succession import Succession
 from tutti.launch.world import end_mpi_job, join, refuse_stranger, warn_of_crowding
+
+if TYPE_CHECKING:
+    from tutti.launch.mpirun import RanksInReserve
 
 ONE_AT_A_TIME: Final = threading.RLock()
 """Held by the thread that is a rank: random generators and torch's settings are those of the process."""
@@ -29,6 +32,7 @@ def start(
     hang_timeout_s: float | None = None,
     succession: Succession | None = None,
     goes_on: bool = False,
+    reserve: RanksInReserve | None = None,
 ) -> object:
     """Run `entry` on every rank of the placement, and wait for it.
 
@@ -47,6 +51,7 @@ def start(
         succession: the plan for ranks of this machine that are lost; a single one is a process of its own,
             then. None: the loss ends the job.
         goes_on: over hosts: the caller goes on when a rank or a host is lost.
+        reserve: over hosts: ranks that are ready to begin in place of new ones.
 
     Returns:
         What the function returned on rank 0; when this process is a rank already, what it returned here; None
@@ -71,7 +76,7 @@ def start(
     if placement.hosts:
         from tutti.launch.mpirun import run_on_hosts
 
-        return run_on_hosts(entry, payload, placement, prefix=prefix, goes_on=goes_on)
+        return run_on_hosts(entry, payload, placement, prefix=prefix, goes_on=goes_on, reserve=reserve)
     if placement.ranks == 1 and succession is None:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise

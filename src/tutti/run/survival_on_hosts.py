@@ -21,7 +21,7 @@ from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import HostLost, LauncherLost, PeerLost
-from tutti.launch.mpirun import PROBE_S, answering
+from tutti.launch.mpirun import PROBE_S, RanksInReserve
 from tutti.launch.placement import Host, Placement, fill
 from tutti.launch.start import start
 from tutti.run.config import TrainConfig
@@ -51,18 +51,23 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
         TuttiError: as of `start`.
     """
     first, before = job.config, placement.workers
-    with closing(StateMemory()) as memory:
+    shrinks = job.config.on_failure == SHRINK
+
+    def next_one() -> Placement | None:
+        return _without_a_rank(placement, shrinks) if job.config.standby and memory.place.whole else None
+
+    with closing(StateMemory()) as memory, closing(RanksInReserve(job.entry, next_one)) as reserve:
         losses = Losses(job.config.max_failures, memory)
         while True:
-            sent = replace(job, memory=memory.place, losses=losses.count)
+            sent = pickle.dumps(replace(job, memory=memory.place, losses=losses.count))
             try:
-                return start(job.entry, pickle.dumps(sent), placement, announce=announce, goes_on=True)
+                return start(job.entry, sent, placement, announce=announce, goes_on=True, reserve=reserve)
             except PeerLost as lost:
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.
                 losses.note(lost)
                 workers = placement.workers
-                placement = after_loss(placement, lost, answering, shrinks=job.config.on_failure == SHRINK)
+                placement = after_loss(placement, lost, reserve.answering, shrinks=shrinks)
                 of_fewer = ""
                 if placement.workers < workers:
                     job = shrunk(job, first, before, placement.workers)
@@ -75,6 +80,14 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
                 )
             if job.resume is None and (folder := memory.place.folder) is not None:
                 job = replace(job, resume=Resume(folder, auto=True, again=True))
+
+
+def _without_a_rank(placement: Placement, shrinks: bool) -> Placement | None:
+    """Place the ranks that go on when one is lost, and no host; None: none is left."""
+    try:
+        return after_loss(placement, PeerLost([0], ""), lambda hosts, patience_s: hosts, shrinks=shrinks)
+    except PeerLost:
+        return None
 
 
 def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:

@@ -112,10 +112,10 @@ class TrainJob(Job):
                 )
         if self.config.on_failure != "stop":
             _refuse_elsewhere(self.config, placement)
-        if self.config.standby and (self.config.on_failure == "stop" or placement.hosts):
+        if self.config.standby and self.config.on_failure == "stop":
             raise BadOption(
-                "--standby keeps ranks ready on this machine, for --on-failure respawn or shrink; give one "
-                "of these, or leave --standby out (of --hosts the last ones stand by if -n leaves them over)"
+                "--standby keeps ranks ready for --on-failure respawn or shrink; give one of these, or leave "
+                "--standby out (of --hosts the last ones stand by if -n leaves them over)"
             )
         ranks = placement.ranks
         missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []
