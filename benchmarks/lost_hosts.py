@@ -85,7 +85,8 @@ def lose(way: str, victim: str, after_s: float, folder: Path) -> tuple[float, fl
         one.mkdir()
     tutti = [sys.executable, "-m", "tutti", *TRAIN]
     with Hosts(["a", "b", "c"], apart=True) as hosts:
-        words = shlex.join(word for word in hosts.mpirun_arguments if word != "--allow-run-as-root")
+        given = [word for word in hosts.mpirun_arguments if word != "--allow-run-as-root"]
+        words = shlex.join([*given, "-x", "TIMED_STEPS"])
         environment = {**os.environ, **hosts.settings, "TUTTI_MPIRUN_ARGS": words}
         imported_s = import_s(hosts)
         placed = ["--hosts", "a:1,b:1,c:1", "-n", "2"]
