@@ -259,6 +259,14 @@ def test_ctrl_z_stops_what_the_terminal_does_not_reach_and_it_goes_on_with_the_p
         try:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             with suspended_together(lambda signum: os.write(writing, f"{signum:d} ".encode())):
+def test_an_mpirun_that_hangs_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once, launcher = tmp_path / "once", tmp_path / "mpirun"
+    launcher.write_text(f"#!/bin/sh\n[ -e {once} ] || {{ touch {once}; exec sleep 600; }}\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: Mpirun(str(launcher), own=False, open_mpi=True))
+    assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
+
+
                 os.kill(os.getpid(), signal.SIGTSTP)
         finally:
             os._exit(0)

@@ -64,6 +64,9 @@ PROBE_S: Final = 10.0
 """Time of a host to start a program that does nothing, after which others are preferred to it."""
 
 FINISH_S: Final = 10.0
+HASTE_S: Final = 3.0
+"""Time of a host to answer before another mpirun asks it, in the rest of the time."""
+
 """Time of mpirun to exit once it says no more."""
 
 RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
@@ -164,13 +167,19 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
 def answering(hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
     """Return those of the hosts on which mpirun can start something; all are asked at the same time.
 
-    One that refuses is asked twice. What mpirun says of those that are left out is printed.
+    One that refuses, or is silent at first, is asked twice. What mpirun says of those that are left out is
+    printed.
 
     Args:
         hosts: their names.
         patience_s: the time of all of them to answer.
     """
-    refused = {host: said for host, said in _ask(hosts, patience_s).items() if said is not None}
+    # Open MPI's mpirun hangs in one start of ten when it starts its daemon: another one need not.
+    hasty_s = min(HASTE_S, patience_s / 2)
+    quick = {host: said for host, said in _ask(hosts, hasty_s).items() if said is not None}
+    silent = [host for host, said in quick.items() if not said]
+    refused = {**quick, **_ask(silent, patience_s - hasty_s)}
+    refused = {host: said for host, said in refused.items() if said is not None}
     again = _ask([host for host, said in refused.items() if said], patience_s)
     lost = {host: again.get(host, said) for host, said in refused.items()}
     for host, said in lost.items():
