@@ -25,7 +25,7 @@ from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadData, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import guard, mpirun
 from tutti.launch.exit_reports import Report
-from tutti.launch.liveness import LivenessAddress, LivenessWatch
+from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessWatch, RankEnd
 from tutti.launch.mpi_rank import MpiStart
 from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
@@ -205,6 +205,18 @@ def terminate_first_rank() -> None:
 def test_a_launcher_that_was_killed_is_what_is_named() -> None:
     with pytest.raises(TuttiError, match=r"mpirun\b.*killed by signal 9 \(SIGKILL\)"):
         outcome([], -9, "")
+
+
+def test_a_rank_that_failed_on_another_host_is_named_with_it() -> None:
+    with closing(LivenessWatch(2, 3, elsewhere=False)) as watch:
+        watch.ends = [RankEnd(1, 1.0, False, FAILED), RankEnd(0, 1.1, False, DONE)]
+        with pytest.raises(TuttiError, match=r"^rank 1 failed on host b; what it said stands above$"):
+            outcome([], 1, "", watch, [Host("a", 1), Host("b", 1)])
+
+
+def test_a_host_without_room_for_mpirun_is_told_what_to_do() -> None:
+    with pytest.raises(TuttiError, match=r"ended with exit code 213.*make room.*df /tmp"):
+        outcome([], 213, "")
 
 
 @pytest.mark.timeout(60)

@@ -77,6 +77,8 @@ RESERVE_S: Final = 0.5
 
 _TAIL_BYTES = 64 << 10
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
+_NO_FOLDER = 213
+"""The exit code of Open MPI's daemons that cannot make their folder."""
 _HOST_LOST = re.compile(
     r"lost communication with a remote daemon.*Remote daemon:.*? on node (\S+)"
     r"|A daemon failed to report back.*Remote host: +(\S+)",
@@ -619,7 +621,14 @@ def outcome(
     if returncode == UserError.exit_code:
         raise UserError("a rank on another host found that the input is wrong; its message stands above")
     if returncode != 0:
-        text = (
+        failed = next((end.rank for end in ends if end.letter == FAILED), None)
+        if failed is not None:
+            # Its exception would come again.
+            raise TuttiError(
+                f"rank {failed} failed on host {host_of(failed, hosts)}; what it said stands above"
+            )
+        full = ", or make room for the temporary files there: df /tmp" * (returncode == _NO_FOLDER)
+        raise LauncherLost(
             f"mpirun ended with exit code {returncode}; what it said stands above. "
             "Try the hosts with: mpirun --host HOST:1 hostname"
         )
