@@ -21,7 +21,7 @@ from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.launcher import started_by
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessConnection, connect
 from tutti.launch.mpirun_channel import Address, RankStarted
-from tutti.launch.orphans import end_at_once, follow, mpi_segments
+from tutti.launch.orphans import end_at_once, end_with_daemon, follow, mpi_segments
 from tutti.launch.placement import share_host
 from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.launch.world import end_mpi_job, end_ranks, join
@@ -73,7 +73,8 @@ def main() -> None:
         follow([start.address.process])
     connection = connect(start.liveness, started_by().rank)
     if connection is not None:
-        connection.end_when_lost(end_at_once)
+        # On the first host mpirun itself has started it, and is ended by the process that ran it.
+        connection.end_when_lost(end_at_once if here else end_with_daemon)
     be_supervised(_stop_page(start.stop) if here else None)
     sys.path += [folder for folder in start.path if folder not in sys.path]
     sys.argv[:] = start.arguments

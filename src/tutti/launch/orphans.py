@@ -81,6 +81,9 @@ LAUNCHERS: Final = (
 )
 """The programs that start ranks, on the first host and on others, as the kernel names them."""
 
+DAEMONS: Final = ("prted", "orted", "hydra_pmi_proxy")
+"""Those of one job on other hosts than the first."""
+
 ANSWER_S: Final = 2.0
 """Time of a launcher to accept a connection before it is taken to be there, and busy."""
 
@@ -177,6 +180,20 @@ def end_at_once() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_with_daemon() -> None:
+    """End what has started this rank on its host, and this rank at once.
+
+    A daemon of Open MPI's whose mpirun cannot be reached any more, but is there, would never end.
+    """
+    import psutil
+
+    with suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            if _called(process) in DAEMONS:
+                process.terminate()  # It removes its files, then.
+    end_at_once()
+
+
 def mpi_segments() -> tuple[str, ...]:
     """The shared-memory files that the MPI library has mapped here."""
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -185,8 +202,8 @@ def mpi_segments() -> tuple[str, ...]:
 
 
 def remove_session(folder: Path) -> None:
-    """Remove the folder that Open MPI's launcher has left, as it was killed."""
+    """Remove the folder that Open MPI's launcher, or its daemon on another host, has left: it was killed."""
     import shutil
 
-    if folder.name.startswith("ompi."):
+    if folder.name.startswith(("ompi.", "prted.")):
         shutil.rmtree(folder, ignore_errors=True)
