@@ -5,23 +5,102 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, cast
 
 import pytest
 import torch
 
-from tests.cluster.hosts import Hosts, why_not
+from tests.cluster.hosts import TEMPORARY, Hosts, why_not
+from tests.cluster.waiting_model import WAITS_FOR
 from tests.mpi.mpirun import needs_mpirun
 from tutti.exports.sources import read_from
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(400)]
 
+WAITING = Path(__file__).parent / "waiting_model.py"
+
 TRAIN = (
     *("train", "mlp", "--model.hidden", "16", "--data", "digits", "--epochs", "6"),
     *("--batch-size", "256", "--precision", "fp64"),
 )
+
+
+WAITS = (
+    *("train", f"{WAITING}:build", "--data", "digits", "--epochs", "2", "--checkpoint", "off"),
+    *("--hosts", "a:1,b:1", "--batch-size", "64"),
+)
+
+
+@contextmanager
+def waiting(hosts: Hosts, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A training on two hosts, of which all ranks wait in a step; it is killed at the end of the block."""
+    arguments = shlex.join(word for word in hosts.mpirun_arguments if word != "--allow-run-as-root")
+    environment = {**os.environ, **hosts.settings, "TUTTI_MPIRUN_ARGS": arguments}
+    reached = folder / "go-on.reached"
+    with subprocess.Popen(
+        hosts.on("a", [sys.executable, "-m", "tutti", *WAITS, "--out", str(folder / "run"), *options]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**environment, WAITS_FOR: str(folder / "go-on")},
+    ) as program:
+        while not reached.exists() and program.poll() is None:
+            time.sleep(0.02)
+        yield program
+
+
+def rank_on(hosts: Hosts, host: str) -> int:
+    """The process of the rank on a host."""
+    return next(
+        process
+        for process in hosts.processes(host)
+        if Path(f"/proc/{process}/cmdline").read_bytes().endswith(b"-P\0-m\0tutti.launch.mpi_rank\0")
+    )
+
+
+def is_empty(hosts: Hosts) -> bool:
+    """Whether, soon, nothing runs any more on any host, and no file of MPI's is there."""
+    deadline = time.monotonic() + 20
+    while any(map(hosts.processes, hosts.names)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    kept = [file for host in hosts.names for file in hosts.file(host, TEMPORARY).glob("*prte*")]
+    return not kept and not any(map(hosts.processes, hosts.names))
+
+
+def test_nothing_is_left_on_a_host_that_cannot_be_reached_any_more(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"], apart=True) as hosts:
+        with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
+            hosts.cut_off("b")
+            said = program.communicate(timeout=100)[0]
+        assert "lost host b: it cannot be reached any more" in said
+        assert program.returncode == 1
+        assert is_empty(hosts)
+
+
+def test_a_rank_of_another_host_that_is_stopped_is_replaced(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"], apart=True) as hosts:
+        with waiting(hosts, tmp_path, "--hang-timeout", "5s", "--on-failure", "respawn") as program:
+            time.sleep(2.5)  # Its signs say that it trains.
+            os.kill(rank_on(hosts, "b"), signal.SIGSTOP)
+            lost = next(line for line in cast("IO[str]", program.stdout) if "lost" in line)
+            (tmp_path / "go-on").touch()
+            said = program.communicate(timeout=100)[0]
+        assert re.search(r"lost rank 1: on host b: it has not run for \d+ s, though its host answers", lost)
+        assert program.returncode == 0, said
+        assert is_empty(hosts)
 
 
 def test_a_host_that_stands_by_takes_the_place_of_one_without_power(tmp_path: Path) -> None:

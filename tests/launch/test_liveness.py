@@ -77,6 +77,23 @@ def test_a_rank_ends_with_the_launching_process(watch: LivenessWatch) -> None:
         assert ended.wait(20)
 
 
+def test_a_rank_that_trains_gives_signs_and_prints_its_stacks_when_asked(watch: LivenessWatch) -> None:
+    printed = threading.Event()
+    connection = greeted(watch, 1)
+    connection.give_signs(lambda: (8, True), printed.set)
+    connection.end_when_lost(lambda: None)
+    while 1 not in watch.signs:
+        look_until_something_comes(watch)
+    assert (watch.signs[1].beat, watch.signs[1].waits) == (8, True)
+    watch.ask_for_stacks(1)
+    assert printed.wait(20)
+    connection.leave(DONE)
+    while not watch.ends:
+        connection.close()
+        look_until_something_comes(watch)
+    assert watch.ends[0].letter == DONE
+
+
 def test_strangers_and_launching_processes_of_other_runs_are_refused(watch: LivenessWatch) -> None:
     address = watch.address
     watch.address = replace(address, secret="00" * 32)

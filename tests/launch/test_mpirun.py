@@ -225,7 +225,8 @@ def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open()
     with SignalWatch() as signals:
         mark, stopping = uuid.uuid4().hex, Stopping(signals, StopPage())
         with closing(LivenessWatch(1, 3, elsewhere=False)) as watch:
-            ended = mpirun._run(command, {**os.environ, guard.JOB: mark}, mark, stopping, watch)
+            loss = mpirun._Loss(watch, None, None)
+            ended = mpirun._run(command, {**os.environ, guard.JOB: mark}, mark, stopping, watch, loss)
         assert ended == (7, "last words\n")
 
 
@@ -258,6 +259,14 @@ def test_a_host_is_given_as_long_to_answer_as_is_asked_for(
     assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
 
 
+def test_an_mpirun_that_hangs_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once, launcher = tmp_path / "once", tmp_path / "mpirun"
+    launcher.write_text(f"#!/bin/sh\n[ -e {once} ] || {{ touch {once}; exec sleep 600; }}\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: Mpirun(str(launcher), own=False, open_mpi=True))
+    assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
+
+
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
     with pytest.raises(TuttiError, match="mpirun ended with exit code"):
@@ -271,14 +280,6 @@ def test_ctrl_z_stops_what_the_terminal_does_not_reach_and_it_goes_on_with_the_p
         try:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             with suspended_together(lambda signum: os.write(writing, f"{signum:d} ".encode())):
-def test_an_mpirun_that_hangs_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    once, launcher = tmp_path / "once", tmp_path / "mpirun"
-    launcher.write_text(f"#!/bin/sh\n[ -e {once} ] || {{ touch {once}; exec sleep 600; }}\n")
-    launcher.chmod(0o755)
-    monkeypatch.setattr(mpirun, "find_mpirun", lambda: Mpirun(str(launcher), own=False, open_mpi=True))
-    assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
-
-
                 os.kill(os.getpid(), signal.SIGTSTP)
         finally:
             os._exit(0)

@@ -8,9 +8,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +20,8 @@ from tests.run.test_survival import OPTIONS, model
 from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout, control_bytes
 from tutti.errors import PeerLost
-from tutti.launch.hangs import HangWatch
+from tutti.launch.hangs import HangWatch, RemoteHangWatch
+from tutti.launch.liveness import LivenessAddress, LivenessWatch, Sign
 from tutti.launch.rank_processes import RankProcess
 
 
@@ -113,6 +115,76 @@ class Ranks:
     @property
     def hung(self) -> list[int]:
         return [one.rank for one in self.ranks if one.hung]
+
+
+class Signs:
+    """The signs of two ranks on other hosts, of which one is 3 s silent before it is known to be gone.
+
+    Attributes:
+        asked: the ranks that were asked for their stacks.
+    """
+
+    def __init__(self) -> None:
+        self.left, self.asked = [0, 1], list[int]()
+        self.address = LivenessAddress((), 0, "", 3)
+        self.signs: dict[int, Sign] = {}
+        self.watch = RemoteHangWatch(cast("LivenessWatch", self), timeout_s=20)
+
+    def ask_for_stacks(self, rank: int) -> None:
+        self.asked.append(rank)
+
+    def train(self, seconds: int) -> None:
+        for now in range(seconds):
+            assert self.hung(now, (now, False), (now, False)) == []
+
+    def hung(self, now: float, *courses: tuple[int, bool] | None) -> list[int]:
+        for rank, course in enumerate(courses):
+            if course is not None:
+                self.signs[rank] = Sign(1 + course[0], course[1], now)
+        return self.watch.look(now)[0]
+
+
+def test_a_rank_of_another_host_that_is_stopped_is_lost_and_not_the_one_that_waits_for_it() -> None:
+    two = Signs()
+    two.train(10)
+    for now in range(10, 29):
+        assert two.hung(now, (10, True), None) == []
+    assert two.hung(31, (10, True), None) == [1]
+    assert two.asked == []
+
+
+def test_a_rank_of_another_host_that_waits_for_nobody_hangs() -> None:
+    two = Signs()
+    two.train(10)
+    for now in range(10, 30):
+        assert two.hung(now, (10, True), (9, False)) == []
+    assert two.hung(31, (10, True), (9, False)) == [1]
+    assert two.asked == [1]
+
+
+def test_who_waits_for_one_that_was_heard_of_later_does_not_hang() -> None:
+    two = Signs()
+    two.train(10)
+    for now in range(10, 14):
+        two.hung(now, (10, True), (now, False))
+    for now in range(14, 33):
+        assert two.hung(now, (10, True), (13, False)) == []
+    assert two.hung(34, (10, True), (13, False)) == [1]
+
+
+def test_nobody_of_other_hosts_hangs_while_the_launching_process_was_suspended() -> None:
+    two = Signs()
+    two.train(10)
+    assert two.watch.look(1000) == ([], "")
+    assert two.hung(1001, (10, False), (10, False)) == []
+
+
+def test_a_host_that_may_be_cut_off_is_not_said_to_hang() -> None:
+    two = Signs()
+    two.address = replace(two.address, silence_s=30)
+    two.train(10)
+    for now in range(10, 40):
+        assert two.hung(now, (10, True), None) == []
 
 
 @pytest.fixture

@@ -46,6 +46,11 @@ class BlockingCommunicator(Communicator):
     _remote = False
     _next_check_s = 0.0
 
+    @property
+    def peers(self) -> Peers:
+        """The processes of the job on this host."""
+        return self._peers
+
     def _run(
         self,
         steps: Generator[bool, None, T],

@@ -6,7 +6,8 @@
 
 A rank that trains stores the number of its steps, and all ranks whether they wait for another one: see
 `tutti.comm.shm.layout`. Who waits is not to blame, unless all do. One that a
-signal has stopped is lost whatever it does. Needs no torch.
+signal has stopped is lost whatever it does. Ranks of other hosts say both in the signs that they give to
+the launching process (`tutti.launch.liveness`). Needs no torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final
 
 from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout
+from tutti.launch.liveness import LivenessWatch, Sign
 from tutti.launch.rank_processes import RankProcess
 
 LOOK_S: Final = 1.0
@@ -53,6 +55,11 @@ def print_stacks_when_asked() -> None:
     faulthandler.register(STACKS, all_threads=True)
 
 
+def print_stacks() -> None:
+    """Print the stacks of the threads of this process, which trains."""
+    os.kill(os.getpid(), STACKS)
+
+
 @dataclass
 class _Course:
     """The course of a rank.
@@ -70,6 +77,21 @@ class _Course:
     seen: float = 0.0
     longest_s: float | None = None
     stopped_at: float | None = None
+
+    def is_stuck(self, beat: int, now: float, timeout_s: float) -> bool:
+        """Note the last sign of a rank; tell whether it has been the same for too long."""
+        if beat != self.beat:
+            if self.beat and beat > self.beat:
+                # Steps that are shorter than the time between two looks have no length that is known.
+                length_s = now - self.since if self.seen > self.since else 0.0
+                self.longest_s = max(self.longest_s or 0.0, length_s)
+            self.beat, self.since = beat, now
+        self.seen = now
+        if not beat:
+            return False
+        if self.longest_s is None:
+            return now - self.since > FIRST_STEP * timeout_s
+        return now - self.since > max(timeout_s, LONG_STEPS * self.longest_s)
 
 
 class HangWatch:
@@ -125,19 +147,8 @@ class HangWatch:
                 os.kill(self._word(rank, PID), signal.SIGKILL)
 
     def _is_stuck(self, rank: int, course: _Course, now: float) -> bool:
-        beat = self._word(rank, BEAT)
-        if beat != course.beat:
-            if course.beat and beat > course.beat:
-                # Steps that are shorter than the time between two looks have no length that is known.
-                length_s = now - course.since if course.seen > course.since else 0.0
-                course.longest_s = max(course.longest_s or 0.0, length_s)
-            course.beat, course.since = beat, now
-        course.seen = now
-        if not beat or self._ranks[rank].ended:
-            return False
-        if course.longest_s is None:
-            return now - course.since > FIRST_STEP * self._timeout_s
-        return now - course.since > max(self._timeout_s, LONG_STEPS * course.longest_s)
+        stuck = course.is_stuck(self._word(rank, BEAT), now, self._timeout_s)
+        return stuck and not self._ranks[rank].ended
 
     def _stands_still(self, course: _Course, state: str, now: float) -> bool:
         """Tell whether a rank was stopped for too long, whether it makes steps or not."""
@@ -148,16 +159,76 @@ class HangWatch:
         return now - course.stopped_at > self._timeout_s
 
     def _why(self, rank: int, stopped: bool, busy: bool, now: float) -> str:
-        passed = f"it made no step for {now - self._courses[rank].since:.0f} s"
         if stopped:
             return "it was stopped by a signal (SIGSTOP), and nobody let it go on"
-        where = "the stacks of its threads are printed above"
-        if busy:
-            return f"{passed}, and waited for no other rank: it hung; {where}"
-        return f"{passed}, and waited for the others as they did for it; {where}"
+        return no_step(now - self._courses[rank].since, busy)
 
     def _word(self, rank: int, word: int) -> int:
         return int(self._words[self._layout.line(rank) + word])
+
+
+def no_step(passed_s: float, busy: bool) -> str:
+    """The reason for which a rank is lost that made no step for a time, and waited for no other if `busy`."""
+    waited = "waited for no other rank: it hung" if busy else "waited for the others as they did for it"
+    return f"it made no step for {passed_s:.0f} s, and {waited}; the stacks of its threads are printed above"
+
+
+class RemoteHangWatch:
+    """The watch over ranks on several hosts, by the signs that come of them.
+
+    Args:
+        watch: over the connections of the ranks.
+        timeout_s: the time in which each rank that trains has to make a step.
+    """
+
+    def __init__(self, watch: LivenessWatch, timeout_s: float) -> None:
+        self._watch, self._timeout_s = watch, timeout_s
+        self._courses: dict[int, _Course] = {}
+        self._looked_at: float | None = None
+
+    def look(self, now: float) -> tuple[list[int], str]:
+        """The ranks that hang, and the reason for which they are lost.
+
+        They are asked for their stacks.
+
+        Args:
+            now: the time, by the monotonic clock.
+        """
+        passed, self._looked_at = now - (self._looked_at or now), now
+        signs = {rank: self._watch.signs[rank] for rank in self._watch.left if rank in self._watch.signs}
+        if passed > PAUSE_S:  # This process was stopped, and the signs wait to be read.
+            for rank, sign in signs.items():
+                sign.at = now
+                self._course(rank).since += passed
+        stuck = [rank for rank, sign in signs.items() if self._is_stuck(rank, sign)]
+        if not stuck and not any(self._is_silent(sign, now) for sign in signs.values()):
+            return [], ""
+        # Those that wait for one which does not run are as stuck as it is, and may be seen to be so first.
+        if still := [rank for rank, sign in signs.items() if now - sign.at > PAUSE_S]:
+            longest_s = max(now - signs[rank].at for rank in still)
+            if longest_s < self._watch.address.silence_s + PAUSE_S:
+                return [], ""  # By then it would be known that the host does not answer either.
+            return still, (
+                f"it has not run for {longest_s:.0f} s, though its host answers: it was stopped by a signal "
+                "(SIGSTOP), or something holds the interpreter's lock"
+            )
+        busy = [rank for rank in stuck if not signs[rank].waits]
+        if not busy and any(sign.beat and rank not in stuck for rank, sign in signs.items()):
+            return [], ""  # They wait for one whose last step was noted a little later.
+        for rank in busy or stuck:
+            self._watch.ask_for_stacks(rank)
+        return busy or stuck, no_step(now - self._course((busy or stuck)[0]).since, bool(busy))
+
+    def _course(self, rank: int) -> _Course:
+        return self._courses.setdefault(rank, _Course(0, 0.0))
+
+    def _is_stuck(self, rank: int, sign: Sign) -> bool:
+        # By the times of the signs, between which there is a second, however often this is called.
+        return self._course(rank).is_stuck(sign.beat, sign.at, self._timeout_s)
+
+    def _is_silent(self, sign: Sign, now: float) -> bool:
+        """Tell whether a rank gives no sign for too long; before it trains, code may keep it from that."""
+        return now - sign.at > self._timeout_s * (1.0 if sign.beat else FIRST_STEP)
 
 
 def state_of(pid: int) -> str:

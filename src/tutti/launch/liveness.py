@@ -5,8 +5,8 @@
                         └── rank 2      kernels ask each other every second.
 
 MPI's own launcher sees that after minutes, may call it a success, and may blame a rank that failed as a
-consequence. After the greeting nothing is sent but one letter at a rank's end, and one to ranks in reserve
-when they are needed.
+consequence. After the greeting a rank gives a sign each second, and sends a letter at its end; the launching
+process asks for the stacks of a rank that hangs, and says to those in reserve that they are needed.
 Both sides prove in the greeting that they know the secret of the run:
 
     launching process ── nonce S ──► rank
@@ -24,6 +24,7 @@ import os
 import select
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +44,13 @@ DONE: Final = b"D"
 FAILED: Final = b"F"
 """The letter of a rank that has failed, and has reported it: others end in consequence."""
 
-_NEEDED: Final = b"N"
-"""The letter to ranks in reserve."""
+SIGN_S: Final = 1.0
+"""Time between two signs of a rank."""
 
+_SIGN: Final = b"S"
+_SIGN_BODY: Final = struct.Struct("<q?")
+_ASK: Final = b"?"
+_NEEDED: Final = b"N"
 _NONCE: Final = 32
 _NUMBER: Final = 4
 _ANSWER: Final = _NONCE + _NUMBER + 32
@@ -69,6 +74,21 @@ class LivenessAddress:
     port: int
     secret: str
     silence_s: int
+
+
+@dataclass
+class Sign:
+    """The last sign of a rank.
+
+    Attributes:
+        beat: the number of its steps and 1; 0: it does something else than to train.
+        waits: it has been waiting for other ranks for more than a moment.
+        at: when it came, by the monotonic clock.
+    """
+
+    beat: int
+    waits: bool
+    at: float
 
 
 @dataclass(frozen=True)
@@ -96,8 +116,9 @@ class _Connection:
         socket: its end here.
         nonce: what was sent.
         since: the time since when it is there.
-        received: what has come.
+        received: what has come, and is not a whole message yet.
         rank: the sender; None: it has not greeted yet.
+        letter: what it has said of its end.
     """
 
     socket: socket.socket
@@ -105,6 +126,7 @@ class _Connection:
     since: float
     received: bytearray = field(default_factory=bytearray)
     rank: int | None = None
+    letter: bytes = b""
 
 
 class LivenessWatch:
@@ -119,6 +141,7 @@ class LivenessWatch:
         address: for the ranks.
         seen: the ranks that have connected.
         ends: those whose connections have ended, in that order.
+        signs: the last sign of each that has given one.
     """
 
     def __init__(self, ranks: int, silence_s: int, *, elsewhere: bool) -> None:
@@ -134,6 +157,7 @@ class LivenessWatch:
         self._needed = False
         self.seen: set[int] = set()
         self.ends: list[RankEnd] = []
+        self.signs: dict[int, Sign] = {}
 
     @property
     def complete(self) -> bool:
@@ -220,10 +244,27 @@ class LivenessWatch:
         one.received += data
         if not data:
             self._end(one, silent=False)
-        elif one.rank is None and len(one.received) >= _ANSWER:
+        elif one.rank is not None:
+            self._take(one, one.rank)
+        elif len(one.received) >= _ANSWER:
             self._greet(one)
-        elif len(one.received) > _ANSWER + 1:
-            self._forget(one)  # No rank says so much.
+
+    def _take(self, one: _Connection, rank: int) -> None:
+        """Take what a rank has sent: signs, and a letter."""
+        length = 1 + _SIGN_BODY.size
+        while one.received.startswith(_SIGN) and len(one.received) >= length:
+            beat, waits = _SIGN_BODY.unpack_from(one.received, 1)
+            self.signs[rank] = Sign(beat, waits, time.monotonic())
+            del one.received[:length]
+        if one.received and not one.received.startswith(_SIGN):
+            one.letter = bytes(one.received[:1])
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Have a rank that trains print the stacks of its threads."""
+        for key in self._selector.get_map().values():
+            if isinstance(key.data, _Connection) and key.data.rank == rank:
+                with suppress(OSError):
+                    key.data.socket.send(_ASK)
 
     def _greet(self, one: _Connection) -> None:
         theirs, number = bytes(one.received[:_NONCE]), bytes(one.received[_NONCE : _NONCE + _NUMBER])
@@ -234,15 +275,16 @@ class LivenessWatch:
             self._forget(one)
             return
         one.rank = rank
+        del one.received[:_ANSWER]
         self.seen.add(rank)
         ask_often(one.socket, self._silence_s)
         with suppress(OSError):
             one.socket.send(_proof(self._secret, b"launcher", theirs, one.nonce) + _NEEDED * self._needed)
+        self._take(one, rank)
 
     def _end(self, one: _Connection, silent: bool) -> None:
         if one.rank is not None:
-            letter = bytes(one.received[_ANSWER:])
-            self.ends.append(RankEnd(one.rank, time.monotonic(), silent, letter))
+            self.ends.append(RankEnd(one.rank, time.monotonic(), silent, one.letter))
         self._forget(one)
 
     def _forget(self, one: _Connection) -> None:
@@ -260,12 +302,25 @@ class LivenessConnection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket, self._leaves = connected, False
         self._needed = threading.Event()
+        self._lock, self._unsent = threading.Lock(), b""
+        self._course: Callable[[], tuple[int, bool]] | None = None
+        self._print_stacks: Callable[[], None] = lambda: None
 
     def leave(self, letter: bytes) -> None:
         """Say that this rank ends, and how."""
-        self._leaves = True
-        with suppress(OSError):
-            self._socket.send(letter)
+        with self._lock:
+            self._leaves = True
+            with suppress(OSError):
+                self._socket.sendall(self._unsent + letter)
+
+    def give_signs(self, course: Callable[[], tuple[int, bool]], print_stacks: Callable[[], None]) -> None:
+        """From now on, give signs.
+
+        Args:
+            course: tells the number of steps of this rank and 1, and whether it waits for others.
+            print_stacks: called when the launching process asks for the stacks of its threads.
+        """
+        self._course, self._print_stacks = course, print_stacks
 
     def wait_until_needed(self) -> None:
         """Sleep until the launching process says that this rank, one in reserve, is needed.
@@ -285,18 +340,35 @@ class LivenessConnection:
     def _watch(self, end: Callable[[], None]) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
-        while self._is_needed(poll):
-            self._needed.set()
+        while True:
+            if not poll.poll(SIGN_S * 1000):
+                self._give_sign()
+                continue
+            asked = self._asked()
+            if asked == _ASK:
+                self._print_stacks()
+            elif asked == _NEEDED:
+                self._needed.set()
+            else:
+                break
         if not self._leaves:
             end()
 
-    def _is_needed(self, poll: select.poll) -> bool:
-        """Wait for what comes; tells whether it is the letter that is sent to ranks, else it is the end."""
-        poll.poll()
+    def _asked(self) -> bytes:
+        """Receive the letter of what the launching process asks for; none if the connection is over."""
         try:
-            return self._socket.recv(1) == _NEEDED
+            return self._socket.recv(1)
         except OSError:
-            return False
+            return b""
+
+    def _give_sign(self) -> None:
+        with self._lock:
+            if self._course is None or self._leaves:
+                return
+            # A link that is slow or cut has not taken the one before.
+            data = self._unsent or _SIGN + _SIGN_BODY.pack(*self._course())
+            with suppress(OSError):
+                self._unsent = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
 
 
 def connect(address: LivenessAddress, rank: int) -> LivenessConnection | None:

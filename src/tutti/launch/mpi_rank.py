@@ -18,6 +18,7 @@ from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import PeerLost, UserError
 from tutti.launch.cores import allowed_cores, leave_binding_to_tutti
 from tutti.launch.exit_reports import done, failure, without_launcher
+from tutti.launch.hangs import print_stacks
 from tutti.launch.launcher import started_by
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessConnection, connect
 from tutti.launch.mpirun_channel import Address, RankStarted
@@ -98,11 +99,15 @@ def _run(start: MpiStart, connection: LivenessConnection | None) -> None:
     # By the kernel: MPI holds the interpreter's lock while it starts.
     signal.alarm(start.start_s)
     comm = join(threads)
+    from tutti.comm.blocking import BlockingCommunicator  # It needs torch, which `join` has imported.
+
     signal.alarm(0)
     start.address.send(RankStarted(comm.rank, mpi_segments()))
     entry = resolve_name(start.entry)  # It imports what takes long.
     if start.waits:
         _wait(connection)
+    if connection is not None and isinstance(comm, BlockingCommunicator):
+        connection.give_signs(comm.peers.course, print_stacks)
     value = entry(comm, _payload(start, comm))
     if comm.rank == 0:
         start.address.send(done(comm.rank, value))

@@ -30,6 +30,7 @@ from tutti.launch.allocation import find_allocation
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by, output_closed
 from tutti.launch.guard import JOB, guard
+from tutti.launch.hangs import LOOK_S, RemoteHangWatch
 from tutti.launch.liveness import FAILED, PATIENT_S, QUICK_S, LivenessWatch, RankEnd, first_lost
 from tutti.launch.mpi_library import give_home
 from tutti.launch.mpi_rank import START, MpiStart
@@ -63,10 +64,10 @@ CAUSE_S: Final = 1.0
 PROBE_S: Final = 10.0
 """Time of a host to start a program that does nothing, after which others are preferred to it."""
 
-FINISH_S: Final = 10.0
 HASTE_S: Final = 3.0
 """Time of a host to answer before another mpirun asks it, in the rest of the time."""
 
+FINISH_S: Final = 10.0
 """Time of mpirun to exit once it says no more."""
 
 RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
@@ -76,9 +77,9 @@ RESERVE_S: Final = 0.5
 """Time between two looks after the ranks in reserve."""
 
 _TAIL_BYTES = 64 << 10
-_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
 _NO_FOLDER = 213
 """The exit code of Open MPI's daemons that cannot make their folder."""
+_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
 _HOST_LOST = re.compile(
     r"lost communication with a remote daemon.*Remote daemon:.*? on node (\S+)"
     r"|A daemon failed to report back.*Remote host: +(\S+)",
@@ -234,17 +235,19 @@ def run_on_hosts(
     *,
     prefix: bool = False,
     goes_on: bool = False,
+    hang_timeout_s: float | None = None,
     reserve: RanksInReserve | None = None,
 ) -> object:
     """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
 
     Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS. Where others take over from lost
-    ranks (`goes_on`), a host that is silent is soon taken for lost.
+    ranks (`goes_on`), a host that is silent is soon taken for lost. A rank that makes no step for
+    `hang_timeout_s` is lost, too.
     """
     with SignalWatch() as signals:
         ranks = None if reserve is None else reserve.take(payload, placement)
         with ranks or RanksOnHosts(entry, payload, placement, prefix=prefix, goes_on=goes_on) as ranks:
-            returncode, said = ranks.wait(signals, reserve)
+            returncode, said = ranks.wait(signals, hang_timeout_s, reserve)
     ranks.stopping.act()
     return ranks.result(returncode, said)
 
@@ -359,11 +362,14 @@ class RanksOnHosts:
         self._channel.hand(payload)
         self._watch.need()
 
-    def wait(self, signals: SignalWatch, reserve: RanksInReserve | None) -> tuple[int | None, str]:
+    def wait(
+        self, signals: SignalWatch, hang_timeout_s: float | None, reserve: RanksInReserve | None
+    ) -> tuple[int | None, str]:
         """Wait for mpirun's end, or that by a signal, or until a rank is lost.
 
         Args:
             signals: those that come.
+            hang_timeout_s: the time in which each that trains has to make a step; None: any.
             reserve: is looked after meanwhile.
 
         Returns:
@@ -372,7 +378,7 @@ class RanksOnHosts:
         self.stopping, self._over = Stopping(signals, self._page), False
         # Ranks of other hosts do not see the page.
         self.stopping.forward = lambda: self._process.send_signal(signal.SIGUSR1)
-        loss = _Loss(self._watch, LATE_S if self._goes_on else None)
+        self._loss = loss = _Loss(self._watch, LATE_S if self._goes_on else None, hang_timeout_s)
         with suspended_together(self._process.send_signal):
             said, self._over = _copy_stderr(self._process, self.stopping, self._watch, loss, reserve)
         if self.stopping.ended_by:
@@ -392,6 +398,8 @@ class RanksOnHosts:
             said: the end of what mpirun has said.
         """
         reports = [one for one in self._messages if isinstance(one, Report)]
+        if hung := self._loss.hung:
+            raise PeerLost(hung, f"on {_hosts_of(hung, self._hosts)}: {self._loss.why_hung}")
         result = outcome(reports, returncode, said, self._watch, self._hosts)
         if not reports and is_this_machine(self.placement.hosts[0].name):
             # A launcher that tolerates dead ranks says nothing of them.
@@ -509,10 +517,17 @@ class _Loss:
     Args:
         watch: over the ranks.
         late_s: the time in which all have to begin; None: any.
+        hang_timeout_s: the time in which each that trains has to make a step; None: any.
+
+    Attributes:
+        hung: the ranks that are lost as they hang.
+        why_hung: what is known about that.
     """
 
-    def __init__(self, watch: LivenessWatch, late_s: float | None) -> None:
+    def __init__(self, watch: LivenessWatch, late_s: float | None, hang_timeout_s: float | None) -> None:
         self._watch = watch
+        self._hangs = None if hang_timeout_s is None else RemoteHangWatch(watch, hang_timeout_s)
+        self.hung, self.why_hung = list[int](), ""
         self._late = None if late_s is None else time.monotonic() + late_s
         self._deadline: float | None = None
 
@@ -521,7 +536,8 @@ class _Loss:
         if self._watch.complete:
             self._late = None
         times = [one for one in (self._late, self._deadline) if one is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        left = [max(0.0, min(times) - time.monotonic())] if times else []
+        return min(left + [LOOK_S] * (self._hangs is not None), default=None)
 
     def over(self, said: bytes | bytearray) -> bool:
         """Tell whether all are to be ended now.
@@ -533,6 +549,10 @@ class _Loss:
         # While they begin mpirun knows more: a rank may have ended before it had connected.
         if self._deadline is None and self._watch.complete and first_lost(self._watch.ends):
             self._deadline = now + CAUSE_S
+        if self._hangs is not None and self._deadline is None:
+            self.hung, self.why_hung = self._hangs.look(now)
+            # They print their stacks until then.
+            self._deadline = now + CAUSE_S if self.hung else None
         if self._late is not None and not self._watch.complete and now >= self._late:
             return True
         if any(end.silent for end in self._watch.ends):
@@ -630,10 +650,8 @@ def outcome(
         full = ", or make room for the temporary files there: df /tmp" * (returncode == _NO_FOLDER)
         raise LauncherLost(
             f"mpirun ended with exit code {returncode}; what it said stands above. "
-            "Try the hosts with: mpirun --host HOST:1 hostname"
+            f"Try the hosts with: mpirun --host HOST:1 hostname{full}"
         )
-        # The exception of a rank on another host would come again.
-        raise TuttiError(text) if any(end.letter == FAILED for end in ends) else LauncherLost(text)
     values = [report.value for report in reports if report.value is not None]
     return pickle.loads(values[0]) if values else None
 
@@ -647,6 +665,11 @@ def _first_death(ends: Sequence[RankEnd], said: Sequence[Death], hosts: Sequence
     known = [replace(death, at=at) for death in said if death.rank == first[0]]
     why = f"it ended on host {host_of(first[0], hosts)} before it was done, and nobody has seen by what"
     return known or [Death(first[0], at, 0, hung=why)]
+
+
+def _hosts_of(ranks: Sequence[int], hosts: Sequence[Host]) -> str:
+    names = dict.fromkeys(host_of(rank, hosts) for rank in ranks)
+    return f"host{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def host_of(rank: int, hosts: Sequence[Host]) -> str:

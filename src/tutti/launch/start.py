@@ -46,8 +46,8 @@ def start(
         placement: what `place_ranks` gave.
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
         prefix: print whole lines of the ranks, each with its rank before it, where several are started.
-        hang_timeout_s: a rank of this machine that makes no step for so long, and waits for no other, is
-            killed; None: none is.
+        hang_timeout_s: a rank of this machine, or over hosts, that makes no step for so long, and waits for
+            no other, is killed; None: none is.
         succession: the plan for ranks of this machine that are lost; a single one is a process of its own,
             then. None: the loss ends the job.
         goes_on: over hosts: the caller goes on when a rank or a host is lost.
@@ -76,7 +76,13 @@ def start(
     if placement.hosts:
         from tutti.launch.mpirun import run_on_hosts
 
-        return run_on_hosts(entry, payload, placement, prefix=prefix, goes_on=goes_on, reserve=reserve)
+        return run_on_hosts(
+            *(entry, payload, placement),
+            prefix=prefix,
+            goes_on=goes_on,
+            hang_timeout_s=hang_timeout_s,
+            reserve=reserve,
+        )
     if placement.ranks == 1 and succession is None:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise

@@ -61,7 +61,15 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
         while True:
             sent = pickle.dumps(replace(job, memory=memory.place, losses=losses.count))
             try:
-                return start(job.entry, sent, placement, announce=announce, goes_on=True, reserve=reserve)
+                return start(
+                    job.entry,
+                    sent,
+                    placement,
+                    announce=announce,
+                    hang_timeout_s=job.hang_timeout_s,
+                    goes_on=True,
+                    reserve=reserve,
+                )
             except PeerLost as lost:
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,6 +17,7 @@ import torch._dynamo  # The first optimizer imports it, for a second: better bef
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
+from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data import Batches, DataSet, Queue
 from tutti.data.columns import Columns
@@ -23,6 +25,7 @@ from tutti.data.streaming.part import StreamedPart
 from tutti.data.streaming.quality import quality_of
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
+from tutti.launch.guard import JOB
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.stop_request import stoppable
@@ -162,8 +165,9 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         if job.gate is not None:
             prepare = partial(until_needed, kept, comm, payload)
             around = replace(around, open_data=partial(open_beside_others, kept), prepare=prepare)
-    # Nobody watches a process that a supervisor has not started.
-    if isinstance(comm, HostCommunicator) and started_by().launcher is Launcher.TUTTI:
+    # Nobody watches a process that tutti has not started, itself or by mpirun.
+    watched = started_by().launcher is Launcher.TUTTI or JOB in os.environ
+    if isinstance(comm, BlockingCommunicator) and watched:
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
         around = replace(around, follower=Pulse(comm), on_step=comm.peers.beat)
@@ -416,10 +420,10 @@ class Pulse(Progress):
     """The sign that a rank does something else than to train, which may take any time.
 
     Args:
-        comm: all ranks of this host.
+        comm: all ranks of the job.
     """
 
-    def __init__(self, comm: HostCommunicator) -> None:
+    def __init__(self, comm: BlockingCommunicator) -> None:
         self._peers = comm.peers
 
     def doing(self, what: str) -> None:

@@ -68,11 +68,6 @@ class HostCommunicator(BlockingCommunicator):
         self._collectives = HostCollectives(group, self._peers.crowded)
         self._messages = HostMessages(group)
 
-    @property
-    def peers(self) -> Peers:
-        """The processes of the job on this host."""
-        return self._peers
-
     @classmethod
     def alone(cls) -> HostCommunicator:
         """A world of one, with an arena of its own."""

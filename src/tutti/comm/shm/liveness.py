@@ -111,6 +111,11 @@ class Peers:
         """Tell who watches the ranks how many steps this one has made; None: it does something else."""
         self._words[self.group.layout.line(self.group.rank) + BEAT] = 0 if steps is None else 1 + steps
 
+    def course(self) -> tuple[int, bool]:
+        """What `beat` and `waits` have told: the number of steps and 1, and whether this rank waits."""
+        line = self.group.layout.line(self.group.rank)
+        return int(self._words[line + BEAT]), bool(self._words[line + WAITS])
+
     def note_prepared(self) -> None:
         """Tell who has had the ranks started that all are prepared, in reserve, and wait to be needed."""
         self._words[PREPARED] = 1
