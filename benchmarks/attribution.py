@@ -5,7 +5,8 @@
 Each fault befalls rank 1 of two (unless its name says otherwise) behind a few steps. Right is a message that
 names that rank and that cause, and an exit code other than 0; of a fault that is none, such as a rank that is
 only slow, that nobody is blamed and the training comes to its end. What this machine does not allow, such as
-a disk of its own without root, is left out and named.
+a disk of its own without root, is left out and named. Faults of links and hosts are in
+`attribution_on_hosts.py`.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from torch.nn import functional
 import tutti
 
 FAULT = os.environ.get("FAULT", "")
-STEP = 12
-"""The step behind which it happens."""
+STEP = int(os.environ.get("FAULT_STEP", "12"))
+"""The step behind which it happens, once."""
 
 armed = False
 """True in the rank that it befalls, from that step on."""
@@ -126,8 +126,10 @@ class Faulty(tutti.Callback):
         time.sleep(0.02)
         if course.step == STEP and FAULT == "run folder deleted" and course.rank == 0:
             shutil.rmtree(Path(os.environ["FAULT_FOLDER"], "run"))
-        if course.step != STEP or course.rank != 1:
+        happened = Path(os.environ["FAULT_FOLDER"], "happened")
+        if course.step != STEP or course.rank != 1 or happened.exists():
             return
+        happened.touch()
         armed = True
         match FAULT:
             case "sys.exit(3)":
