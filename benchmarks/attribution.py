@@ -305,7 +305,11 @@ FAULTS_KNOWN = [
         cause=server_killed,
         unblamed="lost rank",
     ),
-    Fault("fork server stopped, a rank killed", LOST + "its process ended", cause=server_stopped),
+    Fault(
+        "fork server stopped, a rank killed",
+        LOST + "(its process ended|killed by signal 9)",
+        cause=server_stopped,
+    ),
     Fault("clock set back", "", HANG, code=0, unblamed="lost rank|hung"),
     Fault("no fault", "", HANG, code=0, unblamed="lost rank|hung|failed|warning"),
 ]
