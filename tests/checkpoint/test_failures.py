@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -229,3 +230,26 @@ def test_a_disk_that_is_full_or_read_only_or_changed(tmp_path: Path) -> None:
         assert [f"step {step} {warning}" in one for one in warnings] == [True] * bool(warning), warnings
         assert last == good
     assert left == ["latest", "step-00000009", "step-00000010"]
+
+
+def save_under_a_limit(comm: Communicator, folder: Path) -> list[str]:
+    """Save while no file may be written, and once more when they may."""
+    warnings: list[str] = []
+    with Saver(comm, folder, 2, warnings.append) as saver:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        saver.save(1, state_of(comm.rank, 2, 1), wait=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        if comm.rank == 0:  # The process that writes has the limit as well.
+            for writer in psutil.Process().children(recursive=True):
+                resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, limits)
+        comm.barrier()
+        saver.save(2, state_of(comm.rank, 2, 2), wait=True)
+    return warnings
+
+
+def test_a_first_checkpoint_that_no_file_may_hold_is_a_warning(tmp_path: Path) -> None:
+    with World(2) as world:
+        (warning,), _ = world.run(save_under_a_limit, tmp_path)
+    assert warning.startswith("the checkpoint of step 1 was not written: cannot write")
+    assert newest_step(tmp_path) == 2

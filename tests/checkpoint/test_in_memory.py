@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast
@@ -74,3 +75,26 @@ def test_memory_at_the_same_address_on_another_host_is_not_taken_for_it() -> Non
     with closing(StateMemory()) as one, closing(StateMemory()) as other:
         assert one.place.is_here()
         assert not replace(one.place, page=other.place.page).is_here()
+
+
+def save_under_a_limit(comm: Communicator, memory: MemoryPlace) -> None:
+    with closing(MemorySaver(comm, memory)) as saver:
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+        for step in (1, 2, 3):
+            saver.save(step, state_of(comm.rank, 2, step), {"epoch": step})
+
+
+def check_copy(comm: Communicator, memory: MemoryPlace, step: int) -> None:
+    found = kept_in(comm, memory)
+    assert found is not None
+    assert found.step == step
+    check(found.saved(comm.rank, comm.size), comm.rank, comm.size, step, 2)
+
+
+def test_copies_need_no_room_for_files() -> None:
+    with closing(StateMemory()) as memory:
+        with World(2) as world:
+            world.run(save_under_a_limit, memory.place)
+        with World(2) as world:
+            world.run(check_copy, memory.place, 3)

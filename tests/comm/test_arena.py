@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tutti.comm.shm.arena import PAGE, SMALLEST, Arena
-from tutti.comm.shm.memfd import FIXED
+from tutti.comm.shm.arena import PAGE, Arena
+from tutti.comm.shm.memfd import FIXED, SMALLEST
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -6,11 +6,13 @@
     data      an arena with the data set, which need not be read again, and gates
 
 The copies take turns, and the number changes last: a rank that dies while it copies leaves the other one.
+No rank makes any of it larger, or writes to it by a call: a disk without room for more does not touch it.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 from contextlib import ExitStack
@@ -135,17 +137,19 @@ class MemoryPlace:
             files: its description.
         """
         self._write(_FILES + number, json.dumps(files).encode())
-        page = self.page.open()
-        try:
-            os.pwrite(page, bytes([number]), 0)
-        finally:
-            os.close(page)
+        with self._mapped(0) as page:
+            page[0] = number
 
     def _write(self, slot: int, text: bytes) -> None:
+        with self._mapped(slot) as page:
+            page[_LENGTH : _LENGTH + len(text)] = text
+            page[:_LENGTH] = len(text).to_bytes(_LENGTH, "little")
+
+    def _mapped(self, slot: int) -> mmap.mmap:
+        """A slot of the page to store in, which no limit on the size of files forbids, unlike a write."""
         page = self.page.open()
         try:
-            os.pwrite(page, text, slot * _SLOT + _LENGTH)
-            os.pwrite(page, len(text).to_bytes(_LENGTH, "little"), slot * _SLOT)
+            return mmap.mmap(page, _SLOT, offset=slot * _SLOT)
         finally:
             os.close(page)
 
@@ -175,7 +179,7 @@ class StateMemory:
     """
 
     def __init__(self) -> None:
-        self._made = [memfd.make(what) for what in ("state-page", "state-1", "state-2")]
+        self._made = [memfd.make_roomy(what) for what in ("state-page", "state-1", "state-2")]
         page, *copies = map(FileAddress.of, self._made)
         self._data = Arena.create()
         self._data.allocate(PAGE)

@@ -1,7 +1,7 @@
 """Memory for copies of the states of a host's ranks, which the process that writes them has too.
 
-    memfd   │ rank 0: safetensors file │ head │ facts of the run │ rank 1: safetensors file │ head │ ...
-                      header, tensors    with room to grow
+    memfd   │ rank 0: safetensors file │ head │ facts of the run │ rank 1: safetensors file │ ... 16 TiB
+                      header, tensors    with room to grow                   nothing of it real
 
 A rank maps only its own region. It is as in the files already, so writing them needs no knowledge of tensors.
 """
@@ -77,7 +77,7 @@ class MemorySnapshot:
     """The copies of the states of ranks whose files one process writes.
 
     Attributes:
-        memory: on the first of them, the descriptor of what has all copies; None: it has none yet.
+        memory: on the first of them, the descriptor of what has all copies; None: elsewhere, and when closed.
 
     Args:
         comm: all ranks.
@@ -95,12 +95,14 @@ class MemorySnapshot:
         senders: Sequence[int],
         given: FileAddress | None = None,
     ) -> None:
-        self._comm, self._host, self._first, self._given = comm, host, ranks[0], given
+        self._comm, self._host, self._first = comm, host, ranks[0]
         self._sends = comm.rank in senders
         self._senders = [rank for rank in senders if rank in ranks]
         self._rooms: dict[int, Room] = {}
         self._regions: dict[int, _Region] = {}
-        self.memory: int | None = None
+        # Made before anything is amiss: behind a limit on the size of files it could not become larger.
+        holds = comm.rank == self._first and not self._sends
+        self.memory = None if not holds else memfd.make_roomy("snapshot") if given is None else given.open()
 
     def take(self, encoded: EncodedState, texts: Sequence[bytes], sizes: Mapping[int, Sizes]) -> None:
         """Copy this rank's files; on the first rank those of all are there when this returns (collective).
@@ -112,7 +114,7 @@ class MemorySnapshot:
         """
         rank = self._comm.rank
         if not self._rooms or not all(self._rooms[other].holds(needed) for other, needed in sizes.items()):
-            self.close()
+            self._regions.clear()
             self._rooms = rooms_for(sizes)
             self._make_room()
         self._regions[rank].copy(encoded, texts)
@@ -145,8 +147,7 @@ class MemorySnapshot:
             return
         address = ""
         if rank == self._first:
-            self.memory = memfd.make("snapshot") if self._given is None else self._given.open()
-            os.ftruncate(self.memory, max(room.start + room.nbytes for room in self._rooms.values()))
+            assert self.memory is not None, "it is not closed"
             # Always as long: under a virtual clock a message takes as long as it is.
             address = f"{os.getpid():010} {self.memory:010}"
             for sender in self._senders:

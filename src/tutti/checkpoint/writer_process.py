@@ -199,7 +199,8 @@ class _Child:
         """Hand an order on; returns the answer, nothing if the child was killed, None if it is too slow."""
         with suppress(BrokenPipeError, ConnectionResetError), self._connection.makefile("rb") as lines:
             _send(self._connection, text, memory)
-            patience_s = self._patience_s + os.fstat(memory).st_size / SLOWEST_BYTES_PER_S
+            nbytes = sum(file.size for file in _order(text).files)
+            patience_s = self._patience_s + nbytes / SLOWEST_BYTES_PER_S
             if not is_ready(self._connection, patience_s):
                 return None
             return lines.readline() and lines.readline()

@@ -21,7 +21,6 @@ are made with the C library's mmap, because Python's keeps a duplicate of the de
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import math
 import mmap
@@ -30,7 +29,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from tutti.comm.shm import memfd
-from tutti.comm.shm.memfd import FIXED, FileAddress
+from tutti.comm.shm.memfd import FIXED, LARGEST, FileAddress, grow
 from tutti.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAGE: Final = mmap.PAGESIZE
-LARGEST: Final = 1 << 44
-SMALLEST: Final = 1 << 32
 
 FIRST: Final = PAGE
 """The offset of the first allocation of an arena."""
@@ -89,7 +86,7 @@ class Arena:
         """
         fd = os.memfd_create("tutti", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            size = _grow(fd, size)
+            size = grow(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED)
             arena = cls(fd)
         except OSError as error:
@@ -223,17 +220,6 @@ class ByteLock:
 
     def __exit__(self, *_: object) -> None:
         fcntl.lockf(self._arena.fd, fcntl.LOCK_UN, 1, self._offset)
-
-
-def _grow(fd: int, size: int) -> int:
-    while True:
-        try:
-            os.ftruncate(fd, size)
-            return size
-        except OSError as error:
-            if size <= SMALLEST or error.errno not in (errno.EFBIG, errno.EINVAL, errno.ENOMEM):
-                raise
-            size //= 2
 
 
 def _map(fd: int, offset: int, nbytes: int) -> ctypes.Array[ctypes.c_char]:

@@ -7,6 +7,7 @@ other users of the host, or of the network, can write to.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
 
 _PREFIX: Final = "tutti"
+
+LARGEST: Final = 1 << 44
+SMALLEST: Final = 1 << 32
 
 FIXED: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """The seals of a file whose length cannot change any more: no mapping of it can lose its pages."""
@@ -81,6 +85,40 @@ class FileAddress(NamedTuple):
 def make(what: str) -> int:
     """The descriptor of a new, empty file; `what` it is for shows in /proc."""
     return os.memfd_create(f"{_PREFIX}-{what}", os.MFD_CLOEXEC)
+
+
+def make_roomy(what: str) -> int:
+    """The descriptor of a new file that need not grow: a limit on the size of files hits it now, or never."""
+    fd = make(what)
+    try:
+        grow(fd, LARGEST)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def grow(fd: int, size: int) -> int:
+    """Give a file its length, of which only what is written takes memory.
+
+    Args:
+        fd: of the file.
+        size: its length in bytes; halved until the system grants it, down to 4 GiB.
+
+    Returns:
+        The length.
+
+    Raises:
+        OSError: the system grants none.
+    """
+    while True:
+        try:
+            os.ftruncate(fd, size)
+            return size
+        except OSError as error:
+            if size <= SMALLEST or error.errno not in (errno.EFBIG, errno.EINVAL, errno.ENOMEM):
+                raise
+            size //= 2
 
 
 def make_for_all(what: str, comm: Communicator) -> int:
