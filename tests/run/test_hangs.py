@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -73,6 +74,69 @@ def test_a_stopped_rank_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture
     survived = hung(tmp_path, "stopped", on_failure="respawn")
     assert len(survived.history) == OPTIONS["epochs"]
     assert "lost rank 1: it was stopped by a signal (SIGSTOP)" in capfd.readouterr().err
+
+
+class Doing(tutti.Callback):
+    """Takes its time on rank 1 before the first step, and on rank 0 behind an epoch.
+
+    Args:
+        what: it does meanwhile.
+        when: "begin" or "epoch".
+    """
+
+    def __init__(self, what: Callable[[], object], when: str) -> None:
+        self._what, self._when = what, when
+
+    def begin(self, course: tutti.Course) -> None:
+        if self._when == "begin" and course.rank == 1:
+            self._what()
+
+    def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
+        if self._when == "epoch" and course.rank == 0 and record.epoch == 2:
+            self._what()
+
+
+def deadlock() -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("when", "rank", "options"),
+    [
+        ("begin", 1, {}),
+        ("epoch", 0, {}),
+        ("epoch", 0, {"strategy": "downpour", "servers": 1}),
+    ],
+)
+def test_a_deadlock_outside_of_training_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str, rank: int, options: dict[str, Any]
+) -> None:
+    with pytest.raises(PeerLost, match=f"lost rank {rank}: it did nothing at all for 5 s, and waited for no"):
+        tutti.train(
+            model(),
+            workers=2,
+            callbacks=Doing(deadlock, when),
+            hang_timeout="0.5s",
+            out=str(tmp_path / "run"),
+            **{**OPTIONS, **options},
+        )
+    assert capfd.readouterr().err.count("in deadlock") == 1
+
+
+def compute() -> None:
+    until = time.monotonic() + 7
+    while time.monotonic() < until:
+        pass
+
+
+def have_a_child_compute() -> None:
+    subprocess.run([sys.executable, "-c", f"from {__name__} import compute; compute()"], check=True)
+
+
+@pytest.mark.parametrize("what", [compute, have_a_child_compute])
+def test_one_that_works_before_its_first_step_may_take_any_time(what: Callable[[], object]) -> None:
+    result = tutti.train(model(), workers=2, callbacks=Doing(what, "begin"), hang_timeout="0.5s", **OPTIONS)
+    assert len(result.history) == OPTIONS["epochs"]
 
 
 class Slow(tutti.Callback):
@@ -269,3 +333,16 @@ def test_of_two_that_wait_for_each_other_both_hang(two: Ranks) -> None:
     for now in range(1, 70, 4):
         two.watch.look(now)
     assert two.hung == [0, 1]
+
+
+def test_one_that_waits_for_another_that_is_not_due_yet_does_not_hang(two: Ranks) -> None:
+    two.train(0, 0)
+    two.watch.look(0)
+    two.train(1, 1)
+    two.watch.look(1)
+    two.words[two.lines[0] + WAITS] = 1
+    two.words[two.lines[1] + BEAT] = 0
+    two.words[two.lines[1] + PID] = os.getpid()
+    for now in range(2, 200, 4):
+        two.watch.look(now)
+    assert two.hung == []

@@ -7,7 +7,15 @@
 A rank that trains stores the number of its steps, and all ranks whether they wait for another one: see
 `tutti.comm.shm.layout`. Who waits is not to blame, unless all do. One that a
 signal has stopped is lost whatever it does. Ranks of other hosts say both in the signs that they give to
-the launching process (`tutti.launch.liveness`). Needs no torch.
+the launching process (`tutti.launch.liveness`).
+
+Before its first step, and between epochs, a rank may take any time to read data or to run the user's code. It
+hangs there if it does nothing at all (`tutti.activity`), and nobody else does either:
+
+    rank 0   waits for rank 1 .............................................
+    rank 1   reads data: it computes, and moves bytes │ deadlock ...... stacks ✝
+
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -16,15 +24,18 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from tutti.activity import Idleness
 from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout
 from tutti.launch.liveness import LivenessWatch, Sign
 from tutti.launch.rank_processes import RankProcess
+
+PRINTED: Final = "the stacks of its threads are printed above"
 
 LOOK_S: Final = 1.0
 """Time between two looks."""
@@ -33,7 +44,9 @@ LONG_STEPS: Final = 10.0
 """The multiple of its longest step so far that a rank may take for one."""
 
 FIRST_STEP: Final = 10.0
-"""The multiple of the time-out that a rank may take for its first step, in which code may be compiled."""
+"""The multiple of the time-out that a rank may take for its first step, in which code may be compiled.
+
+So long may it do nothing where it does not train, as behind a file system that takes a break."""
 
 PAUSE_S: Final = 5.0
 """A longer time between two looks: this process was stopped itself, as by Ctrl-Z, and the ranks with it."""
@@ -46,6 +59,8 @@ STACKS: Final = signal.SIGUSR2
 
 STOPPED: Final = "T"
 """The state of a process that a signal has stopped."""
+
+STOPPED_WHY: Final = "it was stopped by a signal (SIGSTOP), and nobody let it go on"
 
 _TRACED: Final = "t"
 
@@ -70,6 +85,7 @@ class _Course:
         seen: the time of the last look, at which it was that.
         longest_s: the longest time of a step so far; None: it has finished none.
         stopped_at: the time since when it is stopped by a signal; None: it is not.
+        idle: what it does where it neither trains nor waits; None: it does one of them.
     """
 
     beat: int
@@ -77,6 +93,7 @@ class _Course:
     seen: float = 0.0
     longest_s: float | None = None
     stopped_at: float | None = None
+    idle: Idleness | None = None
 
     def is_stuck(self, beat: int, now: float, timeout_s: float) -> bool:
         """Note the last sign of a rank; tell whether it has been the same for too long."""
@@ -121,26 +138,53 @@ class HangWatch:
         if passed > PAUSE_S:
             for course in self._courses:
                 course.since += passed
-                course.stopped_at = None
+                course.stopped_at = course.idle = None
         stuck = [rank for rank, course in enumerate(self._courses) if self._is_stuck(rank, course, now)]
-        states = {one.rank: state_of(self._word(one.rank, PID)) for one in self._ranks if not one.ended}
+        lives = [one.rank for one in self._ranks if not one.ended]
+        states = {rank: state_of(self._word(rank, PID)) for rank in lives}
         stand = [
             rank for rank, state in states.items() if self._stands_still(self._courses[rank], state, now)
         ]
-        if not (stuck or stand) or self._done:
-            return
-        if _TRACED in states.values():
-            return  # Somebody looks at it with a debugger.
-        # Their deaths end the job.
-        self._done = True
+        idle = [rank for rank in lives if self._is_idle(rank, self._courses[rank], now)]
+        if self._done or _TRACED in states.values():
+            return  # It is over, or somebody looks at it with a debugger.
         stopped = [rank for rank, state in states.items() if state == STOPPED]
-        busy = [rank for rank in stuck if not self._word(rank, WAITS)]
-        guilty = stopped or busy or stuck
-        for rank in guilty:
-            self._ranks[rank].hung = self._why(rank, rank in stopped, rank in busy, now)
+        if stopped and (stuck or stand):
+            self._lose(dict.fromkeys(stopped, STOPPED_WHY))
+        elif found := self._guilty(lives, stuck, idle, now):
+            self._lose(found)
+
+    def _guilty(
+        self, lives: Sequence[int], stuck: Sequence[int], idle: Sequence[int], now: float
+    ) -> dict[int, str]:
+        """The ranks that hang, with what each did; none if somebody may still get on, and the others with it.
+
+        Args:
+            lives: the ranks that have not ended.
+            stuck: those that train, and have made no step for too long.
+            idle: those that do something else, and have done nothing for too long.
+            now: the time.
+        """
+        works = [rank for rank in lives if not self._word(rank, WAITS)]
+        if busy := [rank for rank in stuck if rank in works]:
+            return {rank: no_step(now - self._courses[rank].since, busy=True) for rank in busy}
+        if not set(works) <= {*stuck, *idle}:
+            return {}
+        if idle:
+            passed = FIRST_STEP * self._timeout_s
+            why = f"it did nothing at all for {passed:.0f} s, and waited for no other rank: it hung"
+            return dict.fromkeys(idle, why)
+        return {rank: no_step(now - self._courses[rank].since, busy=False) for rank in stuck}
+
+    def _lose(self, guilty: Mapping[int, str]) -> None:
+        """Have ranks print their stacks, and kill them. Their deaths end the job."""
+        self._done = True
+        prints = STOPPED_WHY not in guilty.values()
+        for rank, why in guilty.items():
+            self._ranks[rank].hung = f"{why}; {PRINTED}" if prints else why
             with suppress(ProcessLookupError):
                 os.kill(self._word(rank, PID), STACKS)
-        if not stopped:
+        if prints:
             time.sleep(PRINTING_S)
         for rank in guilty:
             with suppress(ProcessLookupError):
@@ -158,10 +202,15 @@ class HangWatch:
         course.stopped_at = now if course.stopped_at is None else course.stopped_at
         return now - course.stopped_at > self._timeout_s
 
-    def _why(self, rank: int, stopped: bool, busy: bool, now: float) -> str:
-        if stopped:
-            return "it was stopped by a signal (SIGSTOP), and nobody let it go on"
-        return no_step(now - self._courses[rank].since, busy)
+    def _is_idle(self, rank: int, course: _Course, now: float) -> bool:
+        """Tell whether a rank that neither trains nor waits has done nothing for too long."""
+        process = self._word(rank, PID)
+        if not process or self._word(rank, BEAT) or self._word(rank, WAITS):
+            course.idle = None
+            return False
+        if course.idle is None or course.idle.process != process:
+            course.idle = Idleness(process, now)
+        return course.idle.look(now) > FIRST_STEP * self._timeout_s
 
     def _word(self, rank: int, word: int) -> int:
         return int(self._words[self._layout.line(rank) + word])
@@ -170,7 +219,7 @@ class HangWatch:
 def no_step(passed_s: float, busy: bool) -> str:
     """The reason for which a rank is lost that made no step for a time, and waited for no other if `busy`."""
     waited = "waited for no other rank: it hung" if busy else "waited for the others as they did for it"
-    return f"it made no step for {passed_s:.0f} s, and {waited}; the stacks of its threads are printed above"
+    return f"it made no step for {passed_s:.0f} s, and {waited}"
 
 
 class RemoteHangWatch:
@@ -217,7 +266,8 @@ class RemoteHangWatch:
             return [], ""  # They wait for one whose last step was noted a little later.
         for rank in busy or stuck:
             self._watch.ask_for_stacks(rank)
-        return busy or stuck, no_step(now - self._course((busy or stuck)[0]).since, bool(busy))
+        why = no_step(now - self._course((busy or stuck)[0]).since, bool(busy))
+        return busy or stuck, f"{why}; {PRINTED}"
 
     def _course(self, rank: int) -> _Course:
         return self._courses.setdefault(rank, _Course(0, 0.0))

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from tutti.activity import be_bystander
 from tutti.launch.cores import parse_cpu_list
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.orphans import command_of, die_with_parent
@@ -197,6 +198,7 @@ def _places(cores: Sequence[int]) -> list[int]:
 def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
     """Be the sampler of `parent`, a rank."""
     die_with_parent(parent)
+    be_bystander()
     # They may reach every process of a job; the rank that started this says when it is over.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signum, signal.SIG_IGN)

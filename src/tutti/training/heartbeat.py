@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
 
+from tutti.activity import be_bystander
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -109,6 +110,7 @@ class HeartbeatThread(Progress):
         self._beat = replace(self._beat, moved=time.time(), **found)
 
     def _write_often(self) -> None:
+        be_bystander()
         # A run that is over before has only its last heartbeat, which it writes itself.
         if self._over.wait(FIRST_S):
             return
