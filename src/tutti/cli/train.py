@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from tutti.run.measured_values import BUDGET_S, said_of_kept
 from tutti.run.resume import Resume, as_decided, check_same, placed
 from tutti.run.start import announce
 from tutti.run.start import run as run_job
-from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
+from tutti.run.train_job import Beginning, ProfiledSteps, RunOutcome, TrainJob
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -93,7 +92,7 @@ class TrainCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        began = time.time()
+        began = Beginning.now()
         given, asked = without_auto(given)
         resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
         if resume is not None and resume.goes_on:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
@@ -66,10 +65,10 @@ class Saving:
 
     def agenda(self, strategy: Strategy) -> Agenda:
         """Return the times at which this run is saved, or stops."""
-        config, over = self._parts.config, _over(self._job)
+        config, job = self._parts.config, self._job
 
         def stop() -> str | None:
-            if over is not None and self._comm.rank == 0 and time.time() >= over:
+            if self._comm.rank == 0 and _is_over(job):
                 return f"its time limit of {config.time_limit} is over"
             return ASKED if stop_requested() else None
 
@@ -119,21 +118,17 @@ def refuse_over(comm: Communicator, job: TrainJob) -> None:
     Raises:
         BadOption: it is.
     """
-    over = _over(job)
-    if over is None:
-        return
-    now = cast("float", comm.broadcast_object(time.time()))
-    if now >= over:
+    if comm.broadcast_object(_is_over(job)):
         raise BadOption(
             f"--time-limit is '{job.config.time_limit}', which is over before the first step: to come there "
-            f"took {now - job.began:.1f} s; give more"
+            f"took {job.began.passed_s():.1f} s; give more"
         )
 
 
-def _over(job: TrainJob) -> float | None:
-    """The time at which the run's limit is over, in seconds since the epoch; None: it has none."""
+def _is_over(job: TrainJob) -> bool:
+    """Tell whether the run's time limit is over."""
     limit = job.config.time_limit
-    return None if limit is None else job.began + seconds_of(limit, "--time-limit")
+    return limit is not None and job.began.passed_s() >= seconds_of(limit, "--time-limit")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +32,43 @@ from tutti.training.loggers import logger_names
 
 
 @dataclass(frozen=True)
+class Beginning:
+    """The moment at which a run was started.
+
+    The clock of the day may be set while the run goes on. So the time since the boot counts, in which a
+    machine may also have slept; elsewhere than on that machine, as with --hosts, the clock of the day does.
+
+    Attributes:
+        day_s: seconds since the epoch.
+        boot_s: seconds since the boot.
+        boot: which boot that was, and of which container if it has a clock of its own; None: nobody knows.
+    """
+
+    day_s: float
+    boot_s: float
+    boot: tuple[str, str] | None
+
+    @classmethod
+    def now(cls) -> Beginning:
+        """Return the moment of the call."""
+        return cls(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), _boot())
+
+    def passed_s(self) -> float:
+        """The seconds that have passed since then."""
+        now = Beginning.now()
+        return (
+            now.day_s - self.day_s if now.boot is None or now.boot != self.boot else now.boot_s - self.boot_s
+        )
+
+
+def _boot() -> tuple[str, str] | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/time")
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True)
 class ProfiledSteps:
     """The steps that torch's profiler records.
 
@@ -55,7 +93,7 @@ class TrainJob(Job):
         trace: write what every rank did when into the run folder.
         profile: the steps that torch's profiler records; None: none.
         resume: the run to go on with; None: a new one.
-        began: when it was started, in seconds since the epoch: its time limit counts from there.
+        began: when it was started: its time limit counts from there.
         floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
             ranks.
         notebook: a notebook's cell shows what the ranks print.
@@ -76,7 +114,7 @@ class TrainJob(Job):
     trace: bool = False
     profile: ProfiledSteps | None = None
     resume: Resume | None = None
-    began: float = field(default_factory=time.time)
+    began: Beginning = field(default_factory=Beginning.now)
     floats: str | None = None
     notebook: bool = False
     starter: Address | None = None
