@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 
 import tutti
@@ -137,6 +138,33 @@ def have_a_child_compute() -> None:
 def test_one_that_works_before_its_first_step_may_take_any_time(what: Callable[[], object]) -> None:
     result = tutti.train(model(), workers=2, callbacks=Doing(what, "begin"), hang_timeout="0.5s", **OPTIONS)
     assert len(result.history) == OPTIONS["epochs"]
+
+
+class SlowDisk(tutti.Callback):
+    """Stops the process that writes checkpoints for three seconds, behind the last step."""
+
+    def step(self, course: tutti.Course) -> None:
+        time.sleep(0.05)  # Steps are seen to be short.
+        if course.rank == 0 and course.step == 47:
+            for child in psutil.Process().children():
+                if "writer_process" in " ".join(child.cmdline()):
+                    child.suspend()
+                    subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {child.pid}"])
+
+
+def test_a_disk_that_takes_its_time_for_the_last_checkpoint_is_no_rank_that_hangs(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = tutti.train(
+        model(),
+        workers=2,
+        callbacks=SlowDisk(),
+        hang_timeout="0.5s",
+        checkpoint="20 steps",
+        out=str(out),
+        **OPTIONS,
+    )
+    assert len(result.history) == OPTIONS["epochs"]
+    assert (out / "checkpoints/latest").readlink().name == "step-00000048"
 
 
 class Slow(tutti.Callback):

@@ -20,6 +20,7 @@ TRAINING: Final = "training"
 WAITING: Final = "waiting for others"
 VALIDATING: Final = "validating"
 TESTING: Final = "testing"
+SAVING: Final = "saving"
 FINISHED: Final = "finished"
 FAILED: Final = "failed"
 

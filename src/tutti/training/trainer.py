@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tutti.optim.sharded import equal_slices
 from tutti.optim.state import names_in_groups
-from tutti.records.heartbeat import VALIDATING, WAITING
+from tutti.records.heartbeat import SAVING, VALIDATING, WAITING
 from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
@@ -407,6 +407,7 @@ class Trainer:
             return
         self.worker.settle()
         state = self._state(open_epoch, self._places(open_epoch, ended=True))
+        self._progress.doing(SAVING)
         self._hooks.save(self._step, state, Decision(save=True, end=True))
         self.worker.resume()
         self._stages.lap("checkpoint")
@@ -429,6 +430,9 @@ class Trainer:
         if not all(place.ended for place in places):
             decision = agenda.decide(self._step, open_epoch.number)
             if (decision.save or decision.copy) and self._hooks.save is not None:
+                if decision.final:
+                    # A slow disk may take any time.
+                    self._progress.doing(SAVING)
                 self._hooks.save(self._step, self._state(open_epoch, places), decision)
             self.stopped = decision.stop
         self.worker.resume()
@@ -617,6 +621,9 @@ class Trainer:
         if not final:  # That of the end is kept already.
             if self._hooks.save is not None:
                 places = self._places(open_epoch, ended=True)
+                if decision.final:
+                    # A slow disk may take any time.
+                    self._progress.doing(SAVING)
                 self._hooks.save(self._step, self._state(open_epoch, places), decision)
             self.worker.resume()
             self.worker.finish()
