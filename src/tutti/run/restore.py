@@ -22,11 +22,11 @@ from tutti.optim.state import lost_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
-from tutti.records.run_folder import RunFolder
+from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
-from tutti.run.resume import Resume
+from tutti.run.resume import Resume, check_own
 from tutti.state import Held, Saved
 from tutti.strategies import Solo, Strategy
 from tutti.training.run_parts import Schedule
@@ -39,11 +39,14 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
         The checkpoint; None: the run begins anew.
 
     Raises:
-        BadCheckpoint: there is no good one, and the run is not to begin anew.
+        BadCheckpoint: there is no good one, and the run is not to begin anew; or another run has made it.
     """
     found: Checkpoint | None = None
     if comm.rank == 0:
         found = _newest(resume) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
+    folder = RunFolder(resume.folder)
+    if found is not None and folder.has(CONFIG):
+        check_own(found.path, found.facts["config"], folder.config())
     return for_all(comm, found) if comm.broadcast_object(found is not None) else None
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
-from tutti.errors import BadOption, BadRunFolder
+from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.records import checkpoints
+from tutti.records.json_lines import Json
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import OBJECT, TrainConfig, flag
 
@@ -30,6 +31,12 @@ MAY_DIFFER: Final = frozenset(
     }
 )
 """Options that may be others than those of the checkpoint's run. All others decide what is learned."""
+
+_BY_SAMPLES: Final = frozenset({"data", "data_options"})
+"""Options that say where the samples are, which are compared themselves."""
+
+_SCALED: Final = frozenset({"batch_size", "lr"})
+"""Options that change with the number of ranks, where `--on-shrink scale` has them do so."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +158,34 @@ def check_same(before: TrainConfig, now: TrainConfig) -> None:
             f"a resumed run cannot go on with {', '.join(differ)}: that would be another training; "
             + (f"give {what} as at first" if given else f"leave {what} out")
             + ", or begin a new run in another folder"
+        )
+
+
+def check_own(checkpoint: Path, made_by: Json, run: Json) -> None:
+    """Refuse a checkpoint that another run has made, whose folder was copied into that of this one.
+
+    Args:
+        checkpoint: its folder.
+        made_by: the configuration of the run that has made it.
+        run: the one that is in the folder of the run.
+
+    Raises:
+        BadCheckpoint: the message names the options that differ.
+    """
+    ignored = MAY_DIFFER | _BY_SAMPLES
+    if "scale" in (made_by.get("on_shrink"), run.get("on_shrink")):
+        ignored |= _SCALED
+    differ = [
+        f"{option} {_shown(was)} (the run has {_shown(value)})"
+        for name in made_by
+        if name in run and name not in ignored
+        for option, was, value in _options(name, made_by[name], run[name])
+        if value != was
+    ]
+    if differ:
+        raise BadCheckpoint(
+            f"{checkpoint} was made by another run, with {', '.join(differ)}: to go on from it would be "
+            "another training; take it away, and the one before it is taken"
         )
 
 
