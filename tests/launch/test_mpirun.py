@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +21,18 @@ from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import forked_mpi_ranks, interpreter
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import BadData, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
-from tutti.launch import guard, mpirun
+from tutti.errors import BadData, LauncherLost, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
+from tutti.launch import guard, mpirun, mpirun_outcome, ranks_on_hosts
 from tutti.launch.exit_reports import Report
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessWatch, RankEnd
 from tutti.launch.mpi_rank import MpiStart
-from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
+from tutti.launch.mpirun import Mpirun, command_line, find_mpirun, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
+from tutti.launch.mpirun_outcome import outcome
 from tutti.launch.placement import Host, place_ranks
+from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksOnHosts
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.start import start
-from tutti.launch.stop_request import StopPage, Stopping
 
 HERE = Path(__file__).parent
 LIMIT_S = 20.0
@@ -121,7 +121,7 @@ def test_a_lost_host_is_an_error_although_mpirun_ends_with_exit_code_0() -> None
 def test_mpirun_that_cannot_pass_on_output_which_nobody_reads_is_no_mistake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mpirun, "output_closed", lambda: True)
+    monkeypatch.setattr(mpirun_outcome, "output_closed", lambda: True)
     with pytest.raises(OutputClosed):
         outcome([], 1, "prterun: SIGPIPE detected - aborting")
 
@@ -144,7 +144,7 @@ def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
 @pytest.fixture
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks come with torch imported, which takes seconds in those of a user."""
-    monkeypatch.setattr(mpirun, "command_line", forked_mpi_ranks())
+    monkeypatch.setattr(ranks_on_hosts, "command_line", forked_mpi_ranks())
 
 
 @needs_mpirun
@@ -184,7 +184,7 @@ def test_ranks_that_wait_in_the_start_of_mpi_for_one_that_died_end_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--with-ft ulfm")
-    monkeypatch.setattr(mpirun, "START_S", 8)
+    monkeypatch.setattr(ranks_on_hosts, "START_S", 8)
     threading.Thread(target=terminate_first_rank, daemon=True).start()
     with pytest.raises(PeerLost, match="lost rank 0: it ended before it was done"):
         start("tests.launch.entries:describe", b"", place_ranks(hosts="localhost:2"))
@@ -220,14 +220,39 @@ def test_a_host_without_room_for_mpirun_is_told_what_to_do() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open() -> None:
-    command = ["bash", "-c", "echo last words >&2; sleep 300 & exit 7"]
-    with SignalWatch() as signals:
-        mark, stopping = uuid.uuid4().hex, Stopping(signals, StopPage())
-        with closing(LivenessWatch(1, 3, elsewhere=False)) as watch:
-            loss = mpirun._Loss(watch, None, None)
-            ended = mpirun._run(command, {**os.environ, guard.JOB: mark}, mark, stopping, watch, loss)
-        assert ended == (7, "last words\n")
+def started_as(monkeypatch: pytest.MonkeyPatch, program: str) -> RanksOnHosts:
+    """Ranks whose mpirun is a shell program."""
+    fake = Mpirun("mpirun", own=False, open_mpi=True)
+    monkeypatch.setattr(ranks_on_hosts, "find_mpirun", lambda: fake)
+    monkeypatch.setattr(ranks_on_hosts, "command_line", lambda *_, **__: ["bash", "-c", program])
+    return RanksOnHosts("package:entry", b"", place_ranks(1, hosts="localhost:1"))
+
+
+def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = started_as(monkeypatch, "echo last words >&2; sleep 300 & exit 7")
+    with SignalWatch() as signals, ranks:
+        assert ranks.wait(signals, None, None, None) == (7, "last words\n")
+
+
+def test_an_mpirun_that_starts_nobody_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = started_as(monkeypatch, "sleep 300")
+    with SignalWatch() as signals, ranks:
+        assert ranks.wait(signals, None, 0.1, None) == (None, "")
+    assert ranks.hangs
+
+
+def test_another_mpirun_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tries = iter(["sleep 300", "exit 7"])
+    started_as(monkeypatch, "").__exit__()
+    monkeypatch.setattr(ranks_on_hosts, "command_line", lambda *_, **__: ["bash", "-c", next(tries)])
+    monkeypatch.setattr(ranks_on_hosts, "FIRST_S", 0.1)
+    with pytest.raises(LauncherLost, match="mpirun ended with exit code 7"):
+        ranks_on_hosts.run_on_hosts("package:entry", b"", place_ranks(1, hosts="localhost:1"))
+    assert "started no rank within 0.1 s; another one is tried" in capfd.readouterr().err
 
 
 @needs_mpirun

@@ -26,7 +26,8 @@ from typing import Final
 from tutti.errors import EXIT_INTERRUPTED, TuttiError, UserError
 from tutti.farm.host_team import FARM_HOST, FARM_JOB
 from tutti.launch.guard import JOB, guard
-from tutti.launch.mpirun import EXTRA_ARGUMENTS, GRACE_S, command_line, end_mpirun, find_mpirun, lost_host
+from tutti.launch.mpirun import EXTRA_ARGUMENTS, GRACE_S, command_line, end_mpirun, find_mpirun
+from tutti.launch.mpirun_outcome import lost_host
 from tutti.launch.placement import Host
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping

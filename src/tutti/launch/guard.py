@@ -104,8 +104,9 @@ def is_being_killed(process: int) -> bool:
     if process == 0:
         return False
     try:
-        flags = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[6])
+        # In this order: a signal is pending until the process takes it.
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        flags = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[6])
     except (FileNotFoundError, ProcessLookupError):
         return True
     # Any signal that ends a process becomes this one in all of its threads.

@@ -16,7 +16,7 @@ from tutti.launch.succession import Succession
 from tutti.launch.world import end_mpi_job, join, refuse_stranger, warn_of_crowding
 
 if TYPE_CHECKING:
-    from tutti.launch.mpirun import RanksInReserve
+    from tutti.launch.ranks_on_hosts import RanksInReserve
 
 ONE_AT_A_TIME: Final = threading.RLock()
 """Held by the thread that is a rank: random generators and torch's settings are those of the process."""
@@ -74,7 +74,7 @@ def start(
         for line in (placement.describe(), *(f"warning: {text}" for text in placement.warnings)):
             announce(line)
     if placement.hosts:
-        from tutti.launch.mpirun import run_on_hosts
+        from tutti.launch.ranks_on_hosts import run_on_hosts
 
         return run_on_hosts(
             *(entry, payload, placement),

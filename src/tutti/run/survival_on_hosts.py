@@ -21,8 +21,9 @@ from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import HostLost, LauncherLost, PeerLost
-from tutti.launch.mpirun import PROBE_S, RanksInReserve
+from tutti.launch.mpirun import PROBE_S
 from tutti.launch.placement import Host, Placement, fill
+from tutti.launch.ranks_on_hosts import RanksInReserve
 from tutti.launch.start import start
 from tutti.run.config import TrainConfig
 from tutti.run.losses import Losses

@@ -1,0 +1,429 @@
+"""Ranks on several hosts, which mpirun starts: supervising them, having others ready, and cleaning up."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, Self
+
+from tutti.comm.shm.memfd import FileAddress
+from tutti.errors import PeerLost
+from tutti.launch.exit_reports import Report
+from tutti.launch.guard import JOB, guard
+from tutti.launch.hangs import LOOK_S, RemoteHangWatch
+from tutti.launch.liveness import PATIENT_S, QUICK_S, LivenessWatch, first_lost
+from tutti.launch.mpi_rank import START, MpiStart
+from tutti.launch.mpirun import (
+    EXTRA_ARGUMENTS,
+    GRACE_S,
+    PROBE_S,
+    answering,
+    command_line,
+    end_mpirun,
+    find_mpirun,
+    inherited,
+    settings,
+)
+from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
+from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outcome, ranks_of
+from tutti.launch.placement import Placement, is_this_machine
+from tutti.launch.signals import SignalWatch, suspended_together
+from tutti.launch.stop_request import StopPage, Stopping
+
+LARGEST_IN_ENVIRONMENT: Final = 48 << 10
+"""Bytes of payload that travel in the environment, which reaches every host. (Linux allows it 128 KiB.)"""
+
+FIRST_S: Final = 60.0
+"""Time of mpirun to start one rank at least, after which another one is tried: it may hang when it starts."""
+
+SETTLE_S: Final = 3.0
+"""Time of ranks to end after mpirun has, where their host can be reached."""
+
+CAUSE_S: Final = 1.0
+"""Time of mpirun to say by what a rank ended."""
+
+FINISH_S: Final = 10.0
+"""Time of mpirun to exit once it says no more."""
+
+RESERVE_S: Final = 0.5
+"""Time between two looks after the ranks in reserve."""
+
+_TAIL_BYTES = 64 << 10
+
+
+def run_on_hosts(
+    entry: str,
+    payload: bytes,
+    placement: Placement,
+    *,
+    prefix: bool = False,
+    goes_on: bool = False,
+    hang_timeout_s: float | None = None,
+    reserve: RanksInReserve | None = None,
+) -> object:
+    """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
+
+    Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS. Where others take over from lost
+    ranks (`goes_on`), a host that is silent is soon taken for lost. A rank that makes no step for
+    `hang_timeout_s` is lost, too.
+    """
+    with SignalWatch() as signals:
+        ready = None if reserve is None else reserve.take(payload, placement)
+        for first_s in (FIRST_S, None):
+            with ready or RanksOnHosts(entry, payload, placement, prefix=prefix, goes_on=goes_on) as ranks:
+                returncode, said = ranks.wait(signals, hang_timeout_s, first_s, reserve)
+            if not ranks.hangs:
+                break
+            print(
+                f"tutti: warning: mpirun has started no rank within {FIRST_S:g} s; another one is tried",
+                file=sys.stderr,
+                flush=True,
+            )
+    ranks.stopping.act()
+    return ranks.result(returncode, said)
+
+
+class RanksOnHosts:
+    """Ranks that mpirun starts, and all by which this process hears of them; leaving the context ends them.
+
+    Args:
+        entry: the function that each calls.
+        payload: handed to it.
+        placement: of the ranks.
+        prefix: print whole lines of the ranks, each with its rank before it.
+        goes_on: others take over from lost ranks, so a host that is silent is soon taken for lost.
+        waits: they are in reserve: they prepare themselves and wait until they are needed.
+
+    Attributes:
+        placement: the same.
+        stopping: tells of signals, once they are waited for.
+    """
+
+    stopping: Stopping
+
+    def __init__(
+        self,
+        entry: str,
+        payload: bytes,
+        placement: Placement,
+        *,
+        prefix: bool = False,
+        goes_on: bool = False,
+        waits: bool = False,
+    ) -> None:
+        self.placement = placement
+        self._goes_on = goes_on
+        mpirun, self._hosts = find_mpirun(), placement.hosts_with_servers
+        elsewhere = not all(is_this_machine(host.name) for host in self._hosts)
+        job = uuid.uuid4().hex
+        self._messages: list[object] = []
+        with ExitStack() as stack:
+            silence_s = QUICK_S if goes_on else PATIENT_S
+            self._watch = LivenessWatch(placement.ranks, silence_s, elsewhere=elsewhere)
+            stack.callback(self._watch.close)
+            self._channel = MpirunChannel(payload)
+            stack.callback(self._forget)
+            stop = StopPage.make_file()
+            stack.callback(os.close, stop)
+            self._page = StopPage(stop)
+            # Of a rank 0 on another host nothing is known: it is asked in any case.
+            self._page.stoppable = not is_this_machine(placement.hosts[0].name)
+            travels = len(payload) <= LARGEST_IN_ENVIRONMENT and not waits
+            start = MpiStart(
+                entry,
+                placement.threads,
+                payload if travels else None,
+                self._channel.address,
+                [str(folder) for folder in sys.path],
+                sys.argv,
+                START_S,
+                FileAddress.of(stop),
+                self._watch.address,
+                [
+                    (workers.ranks, ranks.ranks)
+                    for workers, ranks in zip(placement.hosts, self._hosts, strict=True)
+                ],
+                waits,
+            )
+            environment = {
+                **inherited(),
+                **settings(mpirun, self._hosts, os.environ),
+                START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
+                JOB: job,
+            }
+            exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
+            extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
+            # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
+            stack.enter_context(guard(job, GRACE_S))
+            self._process = subprocess.Popen(
+                command_line(mpirun, self._hosts, exported, extra, prefix=prefix),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+            # Those in reserve are ended at once; mpirun has the time to end others.
+            self._over, self._patience_s = True, FINISH_S
+            stack.callback(self._end)
+            self._opened = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @property
+    def live(self) -> bool:
+        """Whether none of the ranks has ended, nor mpirun."""
+        self._watch.look()
+        return not self._watch.ends and self._process.poll() is None
+
+    def hosts_there(self) -> set[str]:
+        """The hosts whose ranks have all connected, and live."""
+        left = set(self._watch.left)
+        return {
+            host.name
+            for host in self._hosts
+            if (ranks := ranks_of(host.name, self._hosts)) and left.issuperset(ranks)
+        }
+
+    def need(self, payload: bytes) -> None:
+        """Have those in reserve begin, with this payload."""
+        self._channel.hand(payload)
+        self._watch.need()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether mpirun was given up as it started no rank."""
+        return self._loss.nobody
+
+    def wait(
+        self,
+        signals: SignalWatch,
+        hang_timeout_s: float | None,
+        first_s: float | None,
+        reserve: RanksInReserve | None,
+    ) -> tuple[int | None, str]:
+        """Wait for mpirun's end, or that by a signal, or until a rank is lost.
+
+        Args:
+            signals: those that come.
+            hang_timeout_s: the time in which each that trains has to make a step; None: any.
+            first_s: the time in which one has to begin; None: any.
+            reserve: is looked after meanwhile.
+
+        Returns:
+            Its exit code, None if it is to be ended as a rank was lost, and the end of its stderr.
+        """
+        self.stopping, self._over = Stopping(signals, self._page), False
+        # Ranks of other hosts do not see the page.
+        self.stopping.forward = lambda: self._process.send_signal(signal.SIGUSR1)
+        late_s = LATE_S if self._goes_on else None
+        self._loss = loss = _Loss(self._watch, first_s, late_s, hang_timeout_s)
+        with suspended_together(self._process.send_signal):
+            said, self._over = _copy_stderr(self._process, self.stopping, self._watch, loss, reserve)
+        if self.stopping.ended_by:
+            self._patience_s = 0.0
+        elif not self._over:
+            self._watch.look()
+            self._watch.settle(SETTLE_S)
+        lost = self._over
+        self._opened.close()
+        return None if lost else self._process.returncode, said
+
+    def result(self, returncode: int | None, said: str) -> object:
+        """The result of rank 0, or the error that the job ended with.
+
+        Args:
+            returncode: of mpirun; None: it was ended, as a rank was lost.
+            said: the end of what mpirun has said.
+        """
+        reports = [one for one in self._messages if isinstance(one, Report)]
+        if hung := self._loss.hung:
+            raise PeerLost(hung, f"on {hosts_of(hung, self._hosts)}: {self._loss.why_hung}")
+        result = outcome(reports, returncode, said, self._watch, self._hosts)
+        if not reports and is_this_machine(self.placement.hosts[0].name):
+            # A launcher that tolerates dead ranks says nothing of them.
+            raise PeerLost([0], "it ended before it was done")
+        return result
+
+    def _end(self) -> None:
+        self._page.end()
+        # Ranks of other hosts end at once, whatever holds mpirun up.
+        self._watch.close()
+        end_mpirun(self._process, self._patience_s, at_once=self._over)
+
+    def _forget(self) -> None:
+        """Take the last messages, and remove what ranks of this machine have left that were killed."""
+        self._messages = self._channel.messages()
+        self._channel.close()
+        started = [one for one in self._messages if isinstance(one, RankStarted)]
+        for segment in (file for one in started for file in one.segments):
+            Path(segment).unlink(missing_ok=True)
+
+
+class RanksInReserve:
+    """Ranks on hosts that have started and imported everything before they are needed.
+
+    Args:
+        entry: the function that they will call.
+        wanted: their placement; None: not yet.
+    """
+
+    def __init__(self, entry: str, wanted: Callable[[], Placement | None]) -> None:
+        self._entry, self._wanted = entry, wanted
+        self._ranks: RanksOnHosts | None = None
+        self._given_up = False
+
+    def look(self) -> None:
+        """Start them once they are wanted; say so if they have ended."""
+        if self._ranks is not None and not self._ranks.live:
+            self.close()
+            self._given_up = True
+            print(
+                "tutti: warning: the ranks in reserve have ended; from here on new ones are started when "
+                "one is lost",
+                file=sys.stderr,
+                flush=True,
+            )
+        if self._ranks is None and not self._given_up and (placement := self._wanted()) is not None:
+            self._ranks = RanksOnHosts(self._entry, b"", placement, goes_on=True, waits=True)
+
+    def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
+        """Return those of the hosts that answer: where they live nobody is asked (see `answering`)."""
+        there = set[str]() if self._ranks is None or not self._ranks.live else self._ranks.hosts_there()
+        asked = answering([host for host in hosts if host not in there], patience_s)
+        return [host for host in hosts if host in there or host in asked]
+
+    def take(self, payload: bytes, placement: Placement) -> RanksOnHosts | None:
+        """Have them begin; None if there are none with this placement, and then none are left."""
+        ranks = self._ranks
+        if ranks is None or not ranks.live or ranks.placement.hosts != placement.hosts:
+            self.close()
+            return None
+        self._ranks = None
+        ranks.need(payload)
+        return ranks
+
+    def close(self) -> None:
+        """End them."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            with ranks:
+                return
+
+
+def _copy_stderr(
+    process: subprocess.Popen[bytes],
+    stopping: Stopping,
+    watch: LivenessWatch,
+    loss: _Loss,
+    reserve: RanksInReserve | None,
+) -> tuple[str, bool]:
+    """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal, or as a rank is lost.
+
+    Returns:
+        Its last part, and whether a rank is lost while mpirun runs.
+    """
+    assert process.stderr is not None
+    said = bytearray()
+    look_s = None if reserve is None else RESERVE_S
+    with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid)) as ended:
+        for one in (stopping, process.stderr, ended, watch):
+            selector.register(one, selectors.EVENT_READ)
+        while not stopping.over():
+            times = stopping.patience_s(), loss.patience_s(), look_s
+            limits = [limit for limit in times if limit is not None]
+            ready = [key.fileobj for key, _ in selector.select(min(limits, default=None))]
+            watch.look()
+            if process.stderr in ready:
+                data = os.read(process.stderr.fileno(), 1 << 16)
+                if not data:
+                    break
+                sys.stderr.write(data.decode(errors="replace"))
+                sys.stderr.flush()
+                said = (said + data)[-_TAIL_BYTES:]
+            elif ended in ready:  # Something that it has started may hold its stderr, and never end.
+                break
+            if loss.over(said):
+                return said.decode(errors="replace"), True
+            if reserve is not None and not ready:
+                reserve.look()
+    return said.decode(errors="replace"), False
+
+
+class _Loss:
+    """The time from the loss of a rank to the end of all others.
+
+    Args:
+        watch: over the ranks.
+        first_s: the time in which one has to begin; None: any.
+        late_s: the time in which all have to begin; None: any.
+        hang_timeout_s: the time in which each that trains has to make a step; None: any.
+
+    Attributes:
+        nobody: none has begun in time.
+        hung: the ranks that are lost as they hang.
+        why_hung: what is known about that.
+    """
+
+    def __init__(
+        self,
+        watch: LivenessWatch,
+        first_s: float | None,
+        late_s: float | None,
+        hang_timeout_s: float | None,
+    ) -> None:
+        self._watch, self.nobody = watch, False
+        self._first = None if first_s is None else time.monotonic() + first_s
+        self._hangs = None if hang_timeout_s is None else RemoteHangWatch(watch, hang_timeout_s)
+        self.hung, self.why_hung = list[int](), ""
+        self._late = None if late_s is None else time.monotonic() + late_s
+        self._deadline: float | None = None
+
+    def patience_s(self) -> float | None:
+        """Time after which `over` is to be asked again; None: any."""
+        if self._watch.seen:
+            self._first = None
+        if self._watch.complete:
+            self._late = None
+        times = [one for one in (self._first, self._late, self._deadline) if one is not None]
+        left = [max(0.0, min(times) - time.monotonic())] if times else []
+        return min(left + [LOOK_S] * (self._hangs is not None), default=None)
+
+    def over(self, said: bytes | bytearray) -> bool:
+        """Tell whether all are to be ended now.
+
+        Args:
+            said: by mpirun.
+        """
+        now = time.monotonic()
+        if self._first is not None and not self._watch.seen and now >= self._first:
+            self.nobody = True
+            return True
+        # While they begin mpirun knows more: a rank may have ended before it had connected.
+        if self._deadline is None and self._watch.complete and first_lost(self._watch.ends):
+            self._deadline = now + CAUSE_S
+        if self._hangs is not None and self._deadline is None:
+            self.hung, self.why_hung = self._hangs.look(now)
+            # They print their stacks until then.
+            self._deadline = now + CAUSE_S if self.hung else None
+        if self._late is not None and not self._watch.complete and now >= self._late:
+            return True
+        if any(end.silent for end in self._watch.ends):
+            return True
+        if self._deadline is None:
+            return False
+        return now >= self._deadline or KILLED.search(said.decode(errors="replace")) is not None
