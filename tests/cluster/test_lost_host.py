@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.ti
 
 WAITING = Path(__file__).parent / "waiting_model.py"
 
+RANK = [b"-P", b"-m", b"tutti.launch.mpi_rank"]
+"""The arguments of a rank's Python."""
+
 TRAIN = (
     *("train", "mlp", "--model.hidden", "16", "--data", "digits", "--epochs", "6"),
     *("--batch-size", "256", "--precision", "fp64"),
@@ -56,12 +59,13 @@ def waiting(hosts: Hosts, folder: Path, *options: str) -> Iterator[subprocess.Po
         yield program
 
 
-def rank_on(hosts: Hosts, host: str) -> int:
-    """The process of the rank on a host."""
-    return next(
+def ranks_on(hosts: Hosts, host: str) -> list[int]:
+    """The processes of the ranks on a host, those of ranks in reserve behind the others."""
+    return sorted(
         process
         for process in hosts.processes(host)
-        if Path(f"/proc/{process}/cmdline").read_bytes().endswith(b"-P\0-m\0tutti.launch.mpi_rank\0")
+        # mpirun has the same words, and more.
+        if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[1:-1] == RANK
     )
 
 
@@ -94,12 +98,54 @@ def test_a_rank_of_another_host_that_is_stopped_is_replaced(tmp_path: Path) -> N
     with Hosts(["a", "b"], apart=True) as hosts:
         with waiting(hosts, tmp_path, "--hang-timeout", "5s", "--on-failure", "respawn") as program:
             time.sleep(2.5)  # Its signs say that it trains.
-            os.kill(rank_on(hosts, "b"), signal.SIGSTOP)
+            os.kill(ranks_on(hosts, "b")[0], signal.SIGSTOP)
             lost = next(line for line in cast("IO[str]", program.stdout) if "lost" in line)
             (tmp_path / "go-on").touch()
             said = program.communicate(timeout=100)[0]
         assert re.search(r"lost rank 1: on host b: it has not run for \d+ s, though its host answers", lost)
         assert program.returncode == 0, said
+        assert is_empty(hosts)
+
+
+@pytest.mark.parametrize("victim", ["b", "a"])
+def test_ranks_that_stand_by_take_over_from_one_that_was_killed(tmp_path: Path, victim: str) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"], apart=True) as hosts:
+        with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
+            deadline = time.monotonic() + 60
+            while min(len(ranks_on(hosts, host)) for host in hosts.names) < 2:
+                assert time.monotonic() < deadline, "there are no ranks in reserve"
+                time.sleep(0.1)
+            trained = ranks_on(hosts, victim)[0]
+            os.kill(trained, signal.SIGKILL)
+            lost = next(line for line in cast("IO[str]", program.stdout) if "lost" in line)
+            (tmp_path / "go-on").touch()
+            said = program.communicate(timeout=100)[0]
+        assert re.search(r"lost rank \d.*; going on with 2 ranks", lost)
+        assert "resumed after step" in said
+        assert "in reserve have ended" not in said
+        assert program.returncode == 0, said
+        assert is_empty(hosts)
+
+
+def test_ranks_that_stand_by_may_be_lost_themselves(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"], apart=True) as hosts:
+        with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
+            deadline = time.monotonic() + 60
+            while len(ranks_on(hosts, "b")) < 2:
+                assert time.monotonic() < deadline, "there are no ranks in reserve"
+                time.sleep(0.1)
+            os.kill(ranks_on(hosts, "b")[1], signal.SIGKILL)
+            said = next(line for line in cast("IO[str]", program.stdout) if "in reserve have ended" in line)
+            (tmp_path / "go-on").touch()
+            rest = program.communicate(timeout=100)[0]
+        assert "from here on new ones are started when one is lost" in said
+        assert program.returncode == 0, rest
         assert is_empty(hosts)
 
 

@@ -42,6 +42,9 @@ _STOPPED_S, _RUNNING_S = 0.045, 0.015
 _QUICK_S: Final = 0.001
 """Time between two looks at ranks that are about to go on."""
 
+_BACK_S: Final = 0.01
+"""Time between two looks until the training is as far as it was: looks take time from it."""
+
 _CALM_S: Final = 0.02
 """Time between two looks at ranks that train."""
 
@@ -171,7 +174,7 @@ class Disturbance:
             self._note_workers(ranks)
             self._note_progress(ranks)
             self.alarms += self._news()
-            time.sleep(_CALM_S if self._behind is None else _QUICK_S)
+            time.sleep(_CALM_S if self._behind is None else _BACK_S)
         return not self._training.over
 
     def _note_workers(self, ranks: Ranks) -> None:
