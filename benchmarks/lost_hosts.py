@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -48,8 +49,8 @@ TRAIN = (
 PAUSE_S = (5.0, 9.0)
 """The time from a loss of a rank to the next one, at random: others may be ready again by then."""
 
-EPOCHS_OF_A_LOSS = 2
-"""Epochs in which there is the time for a loss, and more."""
+EPOCHS_OF_A_LOSS = 1
+"""Epochs in which there is the time for a loss."""
 
 LIMIT_S = 300.0
 """Time of a training until it counts as one that nothing ends."""
@@ -157,7 +158,7 @@ def lose_ranks(
         the weights of an undisturbed training.
     """
     with Hosts(["a", "b"], apart=True) as hosts:
-        placed = ["--hosts", "a:1,b:1", "-n", "2", "--epochs", str(EPOCHS_OF_A_LOSS * kills)]
+        placed = ["--hosts", "a:1,b:1", "-n", "2", "--epochs", str(2 + EPOCHS_OF_A_LOSS * kills)]
         trial = Trial(hosts, folder, placed)
         trial.begin("alone").wait(10 * LIMIT_S)
         more = ["--standby"] * standby
@@ -165,7 +166,8 @@ def lose_ranks(
         nexts = []
         for _ in range(kills):
             time.sleep(draws.uniform(*PAUSE_S))
-            nexts.append(trial.next_s(lambda: kill_rank(hosts, "b")))
+            victim = rank_on(hosts, "b")
+            nexts.append(trial.next_s(partial(os.kill, victim, signal.SIGKILL)))
             print(f"{nexts[-1]:.2f}", end=" ", flush=True)
         print()
         code = program.wait(10 * LIMIT_S)
@@ -178,8 +180,8 @@ def is_rank(process: int) -> bool:
     return words[1:-1] == [b"-P", b"-m", b"tutti.launch.mpi_rank"]
 
 
-def kill_rank(hosts: Hosts, host: str) -> None:
-    """Kill the rank of a host that trains, not the one that stands by."""
+def rank_on(hosts: Hosts, host: str) -> int:
+    """The rank of a host that trains, not the one that stands by."""
 
     def used(process: int) -> int:
         return sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
@@ -187,13 +189,13 @@ def kill_rank(hosts: Hosts, host: str) -> None:
     ranks = [one for one in hosts.processes(host) if is_rank(one)]
     before = {one: used(one) for one in ranks}
     time.sleep(0.2)
-    os.kill(max(ranks, key=lambda one: used(one) - before[one]), signal.SIGKILL)
+    return max(ranks, key=lambda one: used(one) - before[one])
 
 
 def print_killed_ranks(kills: int, draws: random.Random) -> None:
     """Print what lost ranks of another host cost."""
     lines = []
-    for standby in (False, True):
+    for standby in (True, False):
         with tempfile.TemporaryDirectory() as name:
             nexts, code, apart = lose_ranks(kills, draws, standby, Path(name))
         took = sorted(nexts)
