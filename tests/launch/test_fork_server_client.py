@@ -23,7 +23,7 @@ from tutti.errors import PeerLost, RankFailed
 from tutti.launch import fork_server_client
 from tutti.launch.crew import Crew, Orders
 from tutti.launch.fork_server_client import ForkServer
-from tutti.launch.guard import is_being_killed
+from tutti.launch.guard import ends_with, is_being_killed
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopPage
@@ -228,6 +228,11 @@ def test_a_server_that_cannot_be_started_leaves_no_socket_open(monkeypatch: pyte
     assert [one.fileno() for one in made] == [-1, -1]
 
 
+def runs_no_more(process: int) -> bool:
+    """Whether a process is being killed, or ends by itself, as a rank that has lost another one does."""
+    return is_being_killed(process) or ends_with(process) is not None
+
+
 @pytest.mark.parametrize("grace_s", [0.0, 0.2])
 def test_ranks_that_are_killed_run_no_more_before_they_are_gone(tmp_path: Path, grace_s: float) -> None:
     at_once: list[bool] = []
@@ -243,7 +248,7 @@ def test_ranks_that_are_killed_run_no_more_before_they_are_gone(tmp_path: Path, 
         selector.select()
         crew._note_message()
         crew.unregister(selector)
-        crew.end(grace_s, lambda: at_once.extend(map(is_being_killed, processes)))
+        crew.end(grace_s, lambda: at_once.extend(map(runs_no_more, processes)))
     os.close(stop)
     assert at_once == ([True] * 4 if grace_s == 0 else [])
     assert not any(map(lives, processes))

@@ -85,6 +85,7 @@ def run_on_hosts(
                 returncode, said = ranks.wait(signals, hang_timeout_s, first_s, reserve)
             if not ranks.hangs:
                 break
+            ready = None
             print(
                 f"tutti: warning: mpirun has started no rank within {FIRST_S:g} s; another one is tried",
                 file=sys.stderr,
@@ -122,61 +123,66 @@ class RanksOnHosts:
         goes_on: bool = False,
         waits: bool = False,
     ) -> None:
-        self.placement = placement
+        self.placement, self._hosts = placement, placement.hosts_with_servers
         self._goes_on = goes_on
-        mpirun, self._hosts = find_mpirun(), placement.hosts_with_servers
-        elsewhere = not all(is_this_machine(host.name) for host in self._hosts)
-        job = uuid.uuid4().hex
         self._messages: list[object] = []
         with ExitStack() as stack:
-            silence_s = QUICK_S if goes_on else PATIENT_S
-            self._watch = LivenessWatch(placement.ranks, silence_s, elsewhere=elsewhere)
-            stack.callback(self._watch.close)
-            self._channel = MpirunChannel(payload)
-            stack.callback(self._forget)
-            stop = StopPage.make_file()
-            stack.callback(os.close, stop)
-            self._page = StopPage(stop)
-            # Of a rank 0 on another host nothing is known: it is asked in any case.
-            self._page.stoppable = not is_this_machine(placement.hosts[0].name)
-            travels = len(payload) <= LARGEST_IN_ENVIRONMENT and not waits
-            start = MpiStart(
-                entry,
-                placement.threads,
-                payload if travels else None,
-                self._channel.address,
-                [str(folder) for folder in sys.path],
-                sys.argv,
-                START_S,
-                FileAddress.of(stop),
-                self._watch.address,
-                [
-                    (workers.ranks, ranks.ranks)
-                    for workers, ranks in zip(placement.hosts, self._hosts, strict=True)
-                ],
-                waits,
-            )
-            environment = {
-                **inherited(),
-                **settings(mpirun, self._hosts, os.environ),
-                START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
-                JOB: job,
-            }
-            exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
-            extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
-            # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
-            stack.enter_context(guard(job, GRACE_S))
-            self._process = subprocess.Popen(
-                command_line(mpirun, self._hosts, exported, extra, prefix=prefix),
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-            )
+            start = self._open(stack, entry, payload, waits)
+            self._process = self._launch(stack, start, prefix)
             # Those in reserve are ended at once; mpirun has the time to end others.
             self._over, self._patience_s = True, FINISH_S
             stack.callback(self._end)
             self._opened = stack.pop_all()
+
+    def _open(self, stack: ExitStack, entry: str, payload: bytes, waits: bool) -> MpiStart:
+        """Make all by which this process and the ranks hear of each other; returns what these are told."""
+        elsewhere = not all(is_this_machine(host.name) for host in self._hosts)
+        silence_s = QUICK_S if self._goes_on else PATIENT_S
+        self._watch = LivenessWatch(self.placement.ranks, silence_s, elsewhere=elsewhere)
+        stack.callback(self._watch.close)
+        self._channel = MpirunChannel(payload)
+        stack.callback(self._forget)
+        stop = StopPage.make_file()
+        stack.callback(os.close, stop)
+        self._page = StopPage(stop)
+        # Of a rank 0 on another host nothing is known: it is asked in any case.
+        self._page.stoppable = not is_this_machine(self._hosts[0].name)
+        travels = len(payload) <= LARGEST_IN_ENVIRONMENT and not waits
+        pairs = zip(self.placement.hosts, self._hosts, strict=True)
+        return MpiStart(
+            entry,
+            self.placement.threads,
+            payload if travels else None,
+            self._channel.address,
+            [str(folder) for folder in sys.path],
+            sys.argv,
+            START_S,
+            FileAddress.of(stop),
+            self._watch.address,
+            [(workers.ranks, ranks.ranks) for workers, ranks in pairs],
+            waits,
+        )
+
+    def _launch(self, stack: ExitStack, start: MpiStart, prefix: bool) -> subprocess.Popen[bytes]:
+        mpirun, job = find_mpirun(), uuid.uuid4().hex
+        environment = {
+            **inherited(),
+            **settings(mpirun, self._hosts, os.environ),
+            START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
+            JOB: job,
+        }
+        exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
+        extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
+        command = command_line(mpirun, self._hosts, exported, extra, prefix=prefix)
+        # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
+        stack.enter_context(guard(job, GRACE_S))
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Self:
         return self
