@@ -146,7 +146,8 @@ class Crew:
                     error = PeerLost([], f"the process that forked all ranks ended: {deaths[0].why()}")
                 return Outcome(error)
             # It is lost as well, and is to be named.
-            self._deadline = min(self._deadline or math.inf, max(death.at for death in deaths) + TOGETHER_S)
+            since = max((death.at for death in deaths), default=time.monotonic())
+            self._deadline = min(self._deadline or math.inf, since + TOGETHER_S)
         elif error is not None:
             if isinstance(error, PeerLost) and self._note_ends():
                 return self.outcome(watched=False)
@@ -201,7 +202,8 @@ class Crew:
 
     def _are_dying(self) -> bool:
         """Tell whether ranks are about to be known as ended: to die of a signal takes milliseconds."""
-        alive = [one for one in self._ranks if not one.ended and one.death is None]
+        # One that has reported is about to exit, whatever else.
+        alive = [one for one in self._ranks if not one.ended and one.death is None and one.report is None]
         return any(map(is_being_killed, self._processes(alive)))
 
     def _note_ends(self) -> bool:
