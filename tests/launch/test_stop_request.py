@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -251,6 +252,24 @@ def running() -> Iterator[list[Job]]:
     for job in jobs:
         job.close()
     assert left_in_shared_memory(before) == set()
+
+
+def test_a_signal_that_ends_is_not_lost_behind_one_that_asks_again(stopping: Stopping) -> None:
+    os.kill(os.getpid(), SIGUSR1)
+    assert not stopping.over()
+    for signum in (SIGUSR1, SIGHUP):
+        os.kill(os.getpid(), signum)
+    assert not stopping.over()
+    assert select.select([stopping], [], [], 0)[0] == [stopping]
+    assert stopping.over()
+    assert stopping.ended_by == SIGHUP
+
+
+def test_a_signal_that_ends_counts_behind_a_request_that_comes_too_late(stopping: Stopping) -> None:
+    for signum in (SIGUSR1, SIGHUP):
+        os.kill(os.getpid(), signum)
+    with pytest.raises(SystemExit):
+        stopping.act()
 
 
 def end_with(job: Job, *acts: int | str) -> int:

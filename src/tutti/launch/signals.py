@@ -33,11 +33,11 @@ class SignalWatch:
         signals: which ones.
 
     Attributes:
-        received: the first signal that came, or None.
+        waiting: those that came and are not acknowledged yet, each once, in their order.
     """
 
     def __init__(self, signals: Iterable[int] = ENDING) -> None:
-        self.received: int | None = None
+        self.waiting: list[int] = []
         self._signals = signals
         self._before: dict[int, Any] = {}
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,21 +57,26 @@ class SignalWatch:
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         # A handler that raises nothing lets Python resume `select` (PEP 475): the byte is what ends it.
-        if self.received is None:
-            self.received = signum
+        if signum not in self.waiting:
+            self.waiting.append(signum)
             os.write(self._writing, b"!")
+
+    @property
+    def received(self) -> int | None:
+        """The first of those that wait; None: there is none."""
+        return self.waiting[0] if self.waiting else None
 
     def fileno(self) -> int:
         """A descriptor that is readable once a signal has come."""
         return self._reading
 
     def acknowledge(self) -> None:
-        """Forget the signals that have come so far; those that come from here on wake a select again."""
-        if self.received is not None:
+        """Forget the first signal; others that have come, and that come from here on, wake a select again."""
+        if self.waiting:
             os.read(self._reading, 1)
-            # Last, so that no signal is noted without a byte. One that comes meanwhile needs none: whoever
-            # acknowledges looks for what has happened afterwards.
-            self.received = None
+            # Last, so that no signal is noted without a byte. The same one needs none if it comes meanwhile:
+            # whoever acknowledges looks for what has happened afterwards.
+            self.waiting.pop(0)
 
 
 def act_on(signum: int) -> None:

@@ -159,9 +159,9 @@ class Stopping:
         Raises:
             KeyboardInterrupt, SystemExit: as `act_on` does.
         """
-        late = self._signals.received
         # A request that comes now has nobody to be passed on to.
-        signum = self.ended_by or (None if late == signal.SIGUSR1 else late)
+        late = [signum for signum in self._signals.waiting if signum != signal.SIGUSR1]
+        signum = self.ended_by or next(iter(late), None)
         if signum is not None:
             act_on(signum)
 
