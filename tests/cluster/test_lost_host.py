@@ -69,6 +69,14 @@ def ranks_on(hosts: Hosts, host: str) -> list[int]:
     )
 
 
+def wait_for_reserve(hosts: Hosts) -> None:
+    """Wait until each host has a rank in reserve beside the one that trains."""
+    deadline = time.monotonic() + 60
+    while min(len(ranks_on(hosts, host)) for host in hosts.names) < 2:
+        assert time.monotonic() < deadline, "there are no ranks in reserve"
+        time.sleep(0.1)
+
+
 def is_empty(hosts: Hosts) -> bool:
     """Whether, soon, nothing runs any more on any host, and no file of MPI's is there."""
     deadline = time.monotonic() + 20
@@ -114,10 +122,7 @@ def test_ranks_that_stand_by_take_over_from_one_that_was_killed(tmp_path: Path, 
         pytest.skip(reason)
     with Hosts(["a", "b"], apart=True) as hosts:
         with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-            deadline = time.monotonic() + 60
-            while min(len(ranks_on(hosts, host)) for host in hosts.names) < 2:
-                assert time.monotonic() < deadline, "there are no ranks in reserve"
-                time.sleep(0.1)
+            wait_for_reserve(hosts)
             trained = ranks_on(hosts, victim)[0]
             os.kill(trained, signal.SIGKILL)
             # A rank may say before what it has lost.
@@ -137,10 +142,7 @@ def test_ranks_that_stand_by_may_be_lost_themselves(tmp_path: Path) -> None:
         pytest.skip(reason)
     with Hosts(["a", "b"], apart=True) as hosts:
         with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-            deadline = time.monotonic() + 60
-            while len(ranks_on(hosts, "b")) < 2:
-                assert time.monotonic() < deadline, "there are no ranks in reserve"
-                time.sleep(0.1)
+            wait_for_reserve(hosts)
             os.kill(ranks_on(hosts, "b")[1], signal.SIGKILL)
             said = next(line for line in cast("IO[str]", program.stdout) if "in reserve have ended" in line)
             (tmp_path / "go-on").touch()

@@ -30,7 +30,7 @@ from tutti.launch.mpirun import Mpirun, command_line, find_mpirun, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.mpirun_outcome import outcome
 from tutti.launch.placement import Host, place_ranks
-from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksOnHosts
+from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksInReserve, RanksOnHosts
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.start import start
 
@@ -241,6 +241,21 @@ def test_an_mpirun_that_starts_nobody_is_given_up(monkeypatch: pytest.MonkeyPatc
     with SignalWatch() as signals, ranks:
         assert ranks.wait(signals, None, 0.1, None) == (None, "")
     assert ranks.hangs
+
+
+def test_ranks_in_reserve_are_looked_after_though_something_is_said_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[float] = []
+
+    class Reserve(RanksInReserve):
+        def look(self) -> None:
+            looks.append(time.monotonic())
+
+    ranks = started_as(monkeypatch, "for one in {1..40}; do echo said >&2; sleep 0.05; done")
+    with SignalWatch() as signals, ranks:
+        ranks.wait(signals, None, None, Reserve("package:entry", lambda: None))
+    assert looks
 
 
 def test_another_mpirun_is_tried_once(

@@ -345,7 +345,7 @@ def _copy_stderr(
     """
     assert process.stderr is not None
     said = bytearray()
-    look_s = None if reserve is None else RESERVE_S
+    look_s, looked_at = None if reserve is None else RESERVE_S, time.monotonic()
     with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid)) as ended:
         for one in (stopping, process.stderr, ended, watch):
             selector.register(one, selectors.EVENT_READ)
@@ -365,8 +365,10 @@ def _copy_stderr(
                 break
             if loss.over(said):
                 return said.decode(errors="replace"), True
-            if reserve is not None and not ready:
+            # Not only when nothing has come: ranks give signs all the time.
+            if reserve is not None and time.monotonic() - looked_at >= RESERVE_S:
                 reserve.look()
+                looked_at = time.monotonic()
     return said.decode(errors="replace"), False
 
 
