@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from typing_extensions import override
 
 from tests.contracts.communicator import CHECKS
 from tutti.comm.base import ANY, Communicator
@@ -508,6 +510,24 @@ class TestTorchState:
 
         assert VirtualWorld(3).run(program) == [[True] * 3, [False] * 3, [False] * 3]
         assert torch.is_grad_enabled()
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script.")
+    def test_forward_mode_works_after_ranks_waited_inside_a_function_of_autograd(self) -> None:
+        class Meet(torch.autograd.Function):
+            @staticmethod
+            @override
+            def forward(ctx: object, input: torch.Tensor, comm: Communicator) -> torch.Tensor:
+                comm.barrier()
+                return input.clone()
+
+        def program(comm: Communicator) -> bool:
+            Meet.apply(torch.ones(1), comm)  # type: ignore[no-untyped-call]
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(torch.ones(1), torch.ones(1))
+                return forward_ad.unpack_dual(dual * dual).tangent is not None
+
+        assert VirtualWorld(3).run(program) == [True] * 3
+        assert torch._C._is_fwd_grad_enabled()
 
     def test_autocast_is_each_ranks_own(self) -> None:
         def program(comm: Communicator) -> torch.dtype:

@@ -88,11 +88,13 @@ class Wait:
 class TorchState:
     """The state that torch keeps per process or thread, and each rank needs for itself."""
 
-    __slots__ = ("autocast", "autocast_dtype", "grad", "random")
+    __slots__ = ("autocast", "autocast_dtype", "forward_grad", "grad", "random")
 
     def __init__(self) -> None:
         self.random: Tensor = torch.default_generator.get_state()
         self.grad = torch.is_grad_enabled()
+        # Functions of autograd switch it off while they compute, and may wait for others in there.
+        self.forward_grad = torch._C._is_fwd_grad_enabled()
         self.autocast = torch.is_autocast_enabled("cpu")
         self.autocast_dtype = torch.get_autocast_dtype("cpu")
 
@@ -101,6 +103,7 @@ class TorchState:
         torch.default_generator.set_state(self.random)
         if torch.is_grad_enabled() != self.grad:
             torch.set_grad_enabled(self.grad)
+        torch._C._set_fwd_grad_enabled(self.forward_grad)
         if torch.is_autocast_enabled("cpu") != self.autocast:
             torch.set_autocast_enabled("cpu", self.autocast)
         torch.set_autocast_dtype("cpu", self.autocast_dtype)
