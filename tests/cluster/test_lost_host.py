@@ -69,6 +69,16 @@ def ranks_on(hosts: Hosts, host: str) -> list[int]:
     )
 
 
+def line_with(words: str, program: subprocess.Popen[str]) -> str:
+    """The next line of the program that has those words."""
+    said = []
+    for line in cast("IO[str]", program.stdout):
+        said.append(line)
+        if words in line:
+            return line
+    raise AssertionError(f"it ended without {words!r}:\n{''.join(said)}")
+
+
 def wait_for_reserve(hosts: Hosts) -> None:
     """Wait until each host has a rank in reserve beside the one that trains."""
     deadline = time.monotonic() + 60
@@ -107,7 +117,7 @@ def test_a_rank_of_another_host_that_is_stopped_is_replaced(tmp_path: Path) -> N
         with waiting(hosts, tmp_path, "--hang-timeout", "5s", "--on-failure", "respawn") as program:
             time.sleep(2.5)  # Its signs say that it trains.
             os.kill(ranks_on(hosts, "b")[0], signal.SIGSTOP)
-            lost = next(line for line in cast("IO[str]", program.stdout) if "lost" in line)
+            lost = line_with("lost", program)
             (tmp_path / "go-on").touch()
             said = program.communicate(timeout=100)[0]
         assert re.search(r"lost rank 1: on host b: it has not run for \d+ s, though its host answers", lost)
@@ -126,7 +136,7 @@ def test_ranks_that_stand_by_take_over_from_one_that_was_killed(tmp_path: Path, 
             trained = ranks_on(hosts, victim)[0]
             os.kill(trained, signal.SIGKILL)
             # A rank may say before what it has lost.
-            lost = next(line for line in cast("IO[str]", program.stdout) if "going on" in line)
+            lost = line_with("going on", program)
             (tmp_path / "go-on").touch()
             said = program.communicate(timeout=100)[0]
         assert re.search(r"lost rank \d.*; going on with 2 ranks", lost)
@@ -144,7 +154,7 @@ def test_ranks_that_stand_by_may_be_lost_themselves(tmp_path: Path) -> None:
         with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
             wait_for_reserve(hosts)
             os.kill(ranks_on(hosts, "b")[1], signal.SIGKILL)
-            said = next(line for line in cast("IO[str]", program.stdout) if "in reserve have ended" in line)
+            said = line_with("in reserve have ended", program)
             (tmp_path / "go-on").touch()
             rest = program.communicate(timeout=100)[0]
         assert "from here on new ones are started when one is lost" in said
