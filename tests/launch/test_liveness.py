@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -92,6 +93,24 @@ def test_a_rank_that_trains_gives_signs_and_prints_its_stacks_when_asked(watch: 
         connection.close()
         look_until_something_comes(watch)
     assert watch.ends[0].letter == DONE
+
+
+def test_a_rank_that_has_greeted_while_nobody_looked_is_no_stranger(
+    watch: LivenessWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tutti.launch.liveness._GREETING_S", 0.1)
+    found: list[LivenessConnection | None] = []
+    rank = threading.Thread(target=lambda: found.append(connect(watch.address, 0)))
+    rank.start()
+    look_until_something_comes(watch)
+    time.sleep(0.5)  # The greeting has come by now, and lies there.
+    with socket.create_connection((watch.address.hosts[0], watch.address.port)):
+        assert select.select([watch], [], [], 20)[0]
+        watch.look()
+    rank.join()
+    assert found[0] is not None
+    with closing(found[0]):
+        assert watch.left == [0]
 
 
 def test_strangers_and_launching_processes_of_other_runs_are_refused(watch: LivenessWatch) -> None:

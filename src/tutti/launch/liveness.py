@@ -175,11 +175,15 @@ class LivenessWatch:
 
     def look(self) -> None:
         """Take what has come."""
+        comes = False
         for key, _ in self._selector.select(0):
             if key.fileobj is self._listener:
-                self._accept()
+                comes = True
             else:
                 self._read(key.data)
+        # Last, as it closes the connections of those who have not greeted by now.
+        if comes:
+            self._accept()
 
     def settle(self, seconds: float) -> None:
         """Wait, for a time, until the connections of all ranks have ended.

@@ -27,6 +27,7 @@ from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import (
     EXTRA_ARGUMENTS,
     GRACE_S,
+    HASTE_S,
     PROBE_S,
     answering,
     command_line,
@@ -60,6 +61,7 @@ RESERVE_S: Final = 0.5
 """Time between two looks after the ranks in reserve."""
 
 _TAIL_BYTES = 64 << 10
+_NAP_S: Final = 0.02
 
 
 def run_on_hosts(
@@ -196,9 +198,16 @@ class RanksOnHosts:
         self._watch.look()
         return not self._watch.ends and self._process.poll() is None
 
-    def hosts_there(self) -> set[str]:
-        """The hosts whose ranks have all connected, and live."""
-        left = set(self._watch.left)
+    def hosts_there(self, patience_s: float) -> set[str]:
+        """The hosts whose ranks have all connected, and live.
+
+        Args:
+            patience_s: the time of all to connect.
+        """
+        deadline = time.monotonic() + patience_s
+        while not self._watch.complete and self.live and time.monotonic() < deadline:
+            time.sleep(_NAP_S)
+        left = set(self._watch.left) if self.live else set[int]()
         return {
             host.name
             for host in self._hosts
@@ -309,7 +318,7 @@ class RanksInReserve:
 
     def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
         """Return those of the hosts that answer: where they live nobody is asked (see `answering`)."""
-        there = set[str]() if self._ranks is None or not self._ranks.live else self._ranks.hosts_there()
+        there = set[str]() if self._ranks is None else self._ranks.hosts_there(HASTE_S)
         asked = answering([host for host in hosts if host not in there], patience_s)
         return [host for host in hosts if host in there or host in asked]
 
