@@ -57,6 +57,8 @@ def test_the_wheel_is_told_its_components_and_the_user_has_the_last_word() -> No
     one, two = (Host("a", 2),), (Host("a", 2), Host("b", 2))
     assert settings(WHEEL, one, {})["OMPI_MCA_btl"] == "self,sm"
     assert settings(WHEEL, two, {})["OMPI_MCA_btl"] == "self,sm,tcp"
+    assert "OMPI_MCA_mpi_abort_delay" not in settings(WHEEL, one, {})
+    assert settings(WHEEL, two, {})["OMPI_MCA_mpi_abort_delay"] == "1"
     assert "OMPI_MCA_btl" not in settings(WHEEL, two, {"OMPI_MCA_btl": "tcp,self"})
 
 
