@@ -101,6 +101,7 @@ class Hosts:
     ) -> None:
         self.names, self._rate = list(names), rate
         self._apart, self._inits = apart, dict[str, subprocess.Popen[bytes]]()
+        self._off = set[str]()
         self._server = socket.socket(socket.AF_UNIX)
         self._folder, self._switch = Path(), "-".join(["switch", *self.names])
         self._ends = {name: f"tu{os.getpid()}{number}" for number, name in enumerate(self.names)}
@@ -163,7 +164,8 @@ class Hosts:
             said, files, _, _ = socket.recv_fds(agent, 1 << 18, 3)
             host, *words = json.loads(said)
             code = 255
-            if not self._apart or self.is_up(host):
+            # No host is reached that is not there, or is off the network.
+            if not self._apart or (self.is_up(host) and host not in self._off):
                 code = subprocess.call(self.on(host, ["sh", "-c", " ".join(words)]), **_streams(files))
             for file in files:
                 os.close(file)
@@ -198,11 +200,13 @@ class Hosts:
 
     def cut_off(self, host: str) -> None:
         """Take a host off the network: what is sent to it is lost."""
+        self._off.add(host)
         _ip("-n", self.namespace(host), "link", "set", self._ends[host], "down")
 
     def join_again(self, host: str) -> None:
         """Put a host back onto the network."""
         _ip("-n", self.namespace(host), "link", "set", self._ends[host], "up")
+        self._off.remove(host)
 
     def kill(self, host: str) -> None:
         """Take a host off the network, and end all that runs on it, as when its power fails."""

@@ -109,6 +109,25 @@ def test_nothing_is_left_on_a_host_that_cannot_be_reached_any_more(tmp_path: Pat
         assert is_empty(hosts)
 
 
+def test_a_host_that_was_lost_and_is_back_is_used_again_where_no_other_stands_by(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"], apart=True) as hosts:
+        with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
+            hosts.cut_off("b")
+            (lost_rank,) = ranks_on(hosts, "b")
+            while ranks_on(hosts, "b") == [lost_rank]:
+                time.sleep(0.05)
+            hosts.join_again("b")
+            lost = line_with("going on", program)
+            (tmp_path / "go-on").touch()
+            said = program.communicate(timeout=100)[0]
+        assert "going on with 2 ranks on 2 hosts (a: 1, b: 1)" in lost
+        assert program.returncode == 0, said
+        assert is_empty(hosts)
+
+
 def test_a_rank_of_another_host_that_is_stopped_is_replaced(tmp_path: Path) -> None:
     reason = why_not()
     if reason:

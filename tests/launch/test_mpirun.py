@@ -282,7 +282,8 @@ def test_hosts_are_asked_whether_anything_can_be_started_there(
     agent.chmod(0o755)
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", f"--prtemca plm_ssh_agent {agent}")
     assert mpirun.answering(["localhost", "node7.invalid"]) == ["localhost"]
-    assert asked.read_text().split() == ["node7.invalid"] * 2
+    assert set(asked.read_text().split()) == {"node7.invalid"}
+    assert len(asked.read_text().split()) > 1
     assert "host node7.invalid does not answer: mpirun ended with" in capsys.readouterr().err
 
 

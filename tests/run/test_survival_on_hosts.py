@@ -90,11 +90,11 @@ def test_ranks_go_on_where_there_are_places(
 def test_a_slow_host_is_waited_for_where_no_other_can_take_its_place() -> None:
     busy = Busy(slow=["c"])
     placement = after_loss(placed("a:2,b:2,c:2", 4), B_LOST, busy.answers, shrinks=False)
-    assert (on(placement), busy.asked) == ({"a": 2, "c": 2}, [["c"], ["c"]])
+    assert (on(placement), busy.asked) == ({"a": 2, "c": 2}, [["c"], ["b", "c"]])
 
 
 def test_a_slow_host_is_not_waited_for_where_another_stands_by_and_is_asked_again_at_the_next_loss() -> None:
-    busy = Busy(slow=["c"])
+    busy = Busy(slow=["c"], dead=["b"])
     once = after_loss(placed("a:2,b:2,c:2,d:2", 4), B_LOST, busy.answers, shrinks=False)
     assert (on(once), busy.asked) == ({"a": 2, "d": 2}, [["c"], ["d"]])
     lost = HostLost(["d"], [2, 3], "it cannot be reached any more")
@@ -108,7 +108,13 @@ def test_a_slow_host_does_not_lose_its_workers_as_the_run_may_shrink() -> None:
     assert slow.asked == [["b", "c"], ["b", "c"]]
 
 
-def test_hosts_that_were_lost_do_not_come_back() -> None:
+def test_hosts_that_were_lost_come_back_only_where_the_run_would_end() -> None:
+    busy = Busy(slow=["b"])
+    assert on(after_loss(placed("a:2,b:2"), B_LOST, busy.answers, shrinks=False)) == {"a": 2, "b": 2}
+    assert busy.asked == [["b"]]
+    with pytest.raises(HostLost, match="only a is left"):
+        after_loss(placed("a:2,b:2"), B_LOST, all_but("b"), shrinks=False)
+    assert on(after_loss(placed("a:2,b:2"), B_LOST, busy.answers, shrinks=True)) == {"a": 2}
     once = after_loss(placed("a:2,b:2,c:2", 4), B_LOST, all_but(), shrinks=False)
     twice = after_loss(once, PeerLost([2], "ended"), all_but(), shrinks=False)
     assert on(twice) == {"a": 2, "c": 2}

@@ -38,6 +38,9 @@ PROBE_S: Final = 10.0
 HASTE_S: Final = 3.0
 """Time of a host to answer before another mpirun asks it, in the rest of the time."""
 
+AGAIN_S: Final = 1.0
+"""Time after which a host that refuses is asked again."""
+
 RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
 """The program of a rank."""
 
@@ -128,26 +131,28 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
 def answering(hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
     """Return those of the hosts on which mpirun can start something; all are asked at the same time.
 
-    One that refuses, or is silent at first, is asked twice. What mpirun says of those that are left out is
-    printed.
+    One that refuses is asked again until then, one that is silent once. What mpirun says of those that are
+    left out is printed.
 
     Args:
         hosts: their names.
         patience_s: the time of all of them to answer.
     """
+    deadline, lost = time.monotonic() + patience_s, dict[str, str]()
     # Open MPI's mpirun hangs in one start of ten when it starts its daemon: another one need not.
-    hasty_s = min(HASTE_S, patience_s / 2)
-    quick = {host: said for host, said in _ask(hosts, hasty_s).items() if said is not None}
-    silent = [host for host, said in quick.items() if not said]
-    refused = {**quick, **_ask(silent, patience_s - hasty_s)}
-    refused = {host: said for host, said in refused.items() if said is not None}
-    again = _ask([host for host, said in refused.items() if said], patience_s)
-    lost = {host: again.get(host, said) for host, said in refused.items()}
+    asked, limit_s = list(hosts), min(HASTE_S, patience_s / 2)
+    while asked and limit_s > 0:
+        for host, said in _ask(asked, limit_s).items():
+            lost.pop(host, None)
+            if said is not None:
+                lost[host] = said
+        if any(lost.values()):
+            time.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
+        asked, limit_s = list(lost), deadline - time.monotonic()
     for host, said in lost.items():
-        if said is not None:
-            why = said.rstrip() or f"mpirun has started nothing there within {patience_s:g} s"
-            print(f"tutti: host {host} does not answer: {why}", file=sys.stderr, flush=True)
-    return [host for host in hosts if lost.get(host) is None]
+        why = said.rstrip() or f"mpirun has started nothing there within {patience_s:g} s"
+        print(f"tutti: host {host} does not answer: {why}", file=sys.stderr, flush=True)
+    return [host for host in hosts if host not in lost]
 
 
 def _ask(hosts: Sequence[str], patience_s: float) -> dict[str, str | None]:

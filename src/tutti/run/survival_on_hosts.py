@@ -102,7 +102,8 @@ def _without_a_rank(placement: Placement, shrinks: bool) -> Placement | None:
 def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:
     """Place the ranks that go on.
 
-    A host that does not answer at once is given up, unless the run had to end or to shrink for it.
+    A host that was lost, or does not answer at once, is passed over unless the run had to end or to shrink
+    for it.
 
     Args:
         placement: of those before them.
@@ -113,14 +114,19 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
     Raises:
         PeerLost: no hosts are left that have places for them.
     """
-    gone = set(lost.hosts) if isinstance(lost, HostLost) else set[str]()
-    silent, there = set[str](), set[str]()
+    gone, there = set[str](), set[str]()
+    lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set[str]()
+    silent = set(lost_hosts)
+    # Those that were lost come last, even if they are back.
+    places = sorted(placement.places, key=lambda host: host.name in lost_hosts)
     while True:
-        left = [host for host in placement.places if host.name not in gone | silent]
+        left = [host for host in places if host.name not in gone | silent]
         room = sum(host.ranks for host in left)
         wanted = placement.workers - _lost_workers(placement, lost.ranks, gone) * shrinks
         workers = placement.workers - _lost_workers(placement, lost.ranks, gone | silent) * shrinks
         if silent and min(workers, room) < wanted:
+            names = ", ".join(sorted(silent))
+            print(f"tutti: {lost}; waiting up to {SLOW_S:g} s for {names}", file=sys.stderr, flush=True)
             there |= set(answers(sorted(silent), SLOW_S))
             gone, silent = gone | (silent - there), set()
             continue
@@ -138,7 +144,7 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         asked = [host.name for host in hosts[1:] if host.name not in there]
         if not asked:
             # The silent ones come last: they may answer by the next loss.
-            later = [host for host in placement.places if host.name in silent]
+            later = [host for host in places if host.name in silent]
             return replace(placement, workers=workers, hosts=hosts, places=(*left, *later))
         there |= set(answers(asked, PROBE_S))
         silent |= set(asked) - there
