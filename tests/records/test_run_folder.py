@@ -240,6 +240,14 @@ def test_room_that_is_not_needed_is_given_back(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+def test_room_is_given_back_where_the_same_weights_are_there_already(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for _ in range(2):  # as by a run that has lost a rank after it had written them
+        folder.reserve_weights(1 << 20)
+        folder.write_weights(b"the same")
+    assert list(tmp_path.iterdir()) == [folder.weights]
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_weights(weights_to_bytes(nn.Linear(4, 3).state_dict()))

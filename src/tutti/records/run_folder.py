@@ -461,6 +461,7 @@ class RunFolder:
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""
         self._write(WEIGHTS, content)
+        self.release_weights()  # Of a run that went on, and found the same weights there.
 
     def write_predictions(self, content: bytes) -> None:
         """Write the outputs of the final weights, as a file of `tutti.records.predictions.Predictions`."""
