@@ -109,6 +109,22 @@ def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_pa
     assert not (folder.path / FOLDER).exists()
 
 
+class Asks(tutti.Callback):
+    """Asks on the last rank, behind the first step, for the end of the run."""
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == course.ranks - 1 and course.step == 1:
+            course.stop("that is enough")
+
+
+def test_a_callback_that_has_asked_for_the_end_before_the_copy_gets_it(tmp_path: Path) -> None:
+    callbacks = [Asks(), Killed(tmp_path, [(0, 2)])]
+    survived = tutti.train(model(), workers=2, callbacks=callbacks, on_failure="respawn", **OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["0-2"]
+    assert [record.epoch for record in survived.history] == [1]
+    assert survived.summary.ended_early == "that is enough"
+
+
 def test_one_rank_fewer_goes_on_with_the_same_updates(tmp_path: Path) -> None:
     deaths = [(2, UPDATES + 2), (1, 3 * UPDATES)]
     survived = tutti.train(

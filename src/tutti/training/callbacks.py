@@ -140,6 +140,11 @@ class Callbacks:
         asked = self._comm.all_gather_objects(self._course._reason)
         return next((str(reason) for reason in asked if reason is not None), None)
 
+    def ask(self, reason: str | None) -> None:
+        """Ask for the end that one of them had asked for, of a run that goes on within the same epoch."""
+        if reason is not None:
+            self._course.stop(reason)
+
     def attributes(self) -> list[bytes | None]:
         """Return what each of the caller's objects has become, pickled; None if it cannot be."""
         return [_pickled(one, warns=self._comm.rank == 0) for one in self._given]

@@ -183,6 +183,8 @@ class Trainer:
         self._progress.begin(RunLength(self._updates, self._batches.updates), self._step)
         try:
             if self._hooks.callbacks is not None:
+                if saved is not None:
+                    self._hooks.callbacks.ask(saved.part("training").shared.get("asked"))
                 self._hooks.callbacks.begin(self._step, self._history)
             with drawn_by_sample(module, self._batches.seed) as self._gradient.masks:
                 self._run()
@@ -407,6 +409,8 @@ class Trainer:
             return
         self.worker.settle()
         state = self._state(open_epoch, self._places(open_epoch, ended=True))
+        # A longer run goes on behind the epoch that was to be the last one.
+        state.shared["training"]["asked"] = None
         self._progress.doing(SAVING)
         self._hooks.save(self._step, state, Decision(save=True, end=True))
         self.worker.resume()
@@ -459,6 +463,7 @@ class Trainer:
         names = {parameter: name for name, parameter in module.named_parameters()}
         remembered, contributions = self._remembered(), self._gradient.contributions
         scale = None if self._gradient.scale is None else self._gradient.scale.state()
+        callbacks = self._hooks.callbacks
         shared = {
             "epoch": open_epoch.number,
             "updates": self._updates,
@@ -474,6 +479,7 @@ class Trainer:
             "scale": scale,
             "history": [to_json(record) for record in self._history],
             "unvalidated": [to_json(record) for record in self._unvalidated],
+            "asked": None if callbacks is None else callbacks.why_end(),
         }
         own = {
             "buffers": named_buffers(self.replica.module),
