@@ -19,10 +19,12 @@ from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadOption, NotFinite
 from tutti.records.run import EpochRecord
+from tutti.replica import Replica
 from tutti.run.config import TrainConfig
 from tutti.strategies import STRATEGIES, Clip, Strategy, Sync
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
+from tutti.training.contributions import Contributions
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Trainer
@@ -196,6 +198,22 @@ def test_the_rank_the_step_and_the_parameter_are_named(capfd: pytest.CaptureFixt
     assert "its contribution is left out, the 1st of this rank" in line
     trained(3, spoiled(math.nan), Sync(), epochs=1)
     assert "the loss is nan in step" in capfd.readouterr().err
+
+
+def test_a_run_that_goes_on_within_an_epoch_counts_on(capfd: pytest.CaptureFixture[str]) -> None:
+    def run(comm: Communicator) -> None:
+        before, after = (Contributions(Replica(Net()), comm, most=3) for _ in range(2))
+        before.note_loss(math.nan)
+        assert not before.is_finite(step=1, epoch=0)
+        after.load_state(before.state())
+        after.note_loss(math.nan)
+        assert not after.is_finite(step=2, epoch=0)
+        assert after.take() == 2
+        after.load_state(1)  # of an earlier version
+        assert after.state() == [1, 0, 0]
+
+    VirtualWorld(1).run(run)
+    assert "in step 2 (epoch 1) on rank 0: its contribution is left out, the 2nd" in capfd.readouterr().err
 
 
 def test_more_in_a_row_than_allowed_end_the_run() -> None:

@@ -98,13 +98,17 @@ class Contributions:
         taken, self._left_out = self._left_out, 0
         return taken
 
-    def state(self) -> int:
-        """Return how many in a row were left out so far."""
-        return self._in_row
+    def state(self) -> list[int]:
+        """Return how many were left out so far: in a row, since `take`, and ever."""
+        return [self._in_row, self._left_out, self._ever]
 
-    def load_state(self, in_row: int) -> None:
-        """Go on from an earlier state, with the buffers that the replica has now."""
-        self._in_row = in_row
+    def load_state(self, counts: int | list[int]) -> None:
+        """Go on from an earlier state, with the buffers that the replica has now.
+
+        Args:
+            counts: what `state` gave; earlier versions had those in a row alone.
+        """
+        self._in_row, self._left_out, self._ever = counts if isinstance(counts, list) else (counts, 0, 0)
         copy_all(self._buffers, self._replica.buffers)
 
     def _vectors(self) -> list[Tensor]:
