@@ -16,7 +16,15 @@ from tutti.data.parts import Part
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
 from tutti.run.summary_lines import evaluation
-from tutti.training.evaluation import Objective, Tally, average_buffers, evaluate, evaluating
+from tutti.training.evaluation import (
+    Objective,
+    Tally,
+    average_buffers,
+    evaluate,
+    evaluating,
+    load_buffers,
+    named_buffers,
+)
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.metrics.functions import own_metric
@@ -112,6 +120,26 @@ def test_statistics_become_the_mean_over_the_ranks_constants_stay_exact_and_coun
         assert torch.equal(mean, torch.ones(3))
         assert torch.equal(constant, torch.full((4,), 0.1))
         assert tracked == 7
+
+
+class Lazy(nn.Module):
+    """A module that sets its buffers while it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+        self.register_buffer("seen", torch.zeros(1))
+
+
+def test_buffers_that_a_module_sets_later_are_loaded_too() -> None:
+    before, after = (nn.Sequential(Lazy()) for _ in range(2))
+    before[0].mean, before[0].seen = torch.tensor([1.0, 2.0]), torch.arange(3.0)
+    kept = named_buffers(before)
+    load_buffers(after, kept)
+    assert after.state_dict().keys() == before.state_dict().keys()
+    assert all(torch.equal(after.state_dict()[name], value) for name, value in kept.items())
+    after[0].mean.add_(1)
+    assert before[0].mean.tolist() == [1, 2]
 
 
 def test_a_mixed_sample_counts_as_the_class_with_the_largest_share_without_a_matrix_too() -> None:

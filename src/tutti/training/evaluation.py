@@ -406,7 +406,17 @@ def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Overwrite the buffers of a module by others of the same names."""
+    """Overwrite the buffers of a module by others of the same names.
+
+    What the module has set to a tensor of another shape, or to one at all, gets a copy of that.
+    """
+    there, modules = named_buffers(module), dict(module.named_modules())
+    for name, value in buffers.items():
+        owner, _, own = name.rpartition(".")
+        registered = owner in modules and own in modules[owner]._buffers
+        if registered and (name not in there or there[name].shape != value.shape):
+            device = there[name].device if name in there else value.device
+            modules[owner]._buffers[own] = value.to(device, copy=True)
     for name, buffer in named_buffers(module).items():
         value = buffers[name].to(buffer.device)
         # What is expanded cannot be written to, and is the same everywhere.
