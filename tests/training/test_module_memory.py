@@ -42,6 +42,44 @@ class Knowing(nn.Module):
         return [self.calls, self.seen, self.mean.tolist(), self.table.tolist(), self.extra, random]
 
 
+class Freezing(nn.Module):
+    """A module that writes to its tensors where autograd does not see it, and stops its statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls, self.seen = nn.BatchNorm1d(2), torch.zeros(1), torch.zeros(2).numpy()
+        self.wave, self.view = torch.zeros(2, dtype=torch.complex64), torch.from_numpy(self.seen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.data.add_(1)
+        self.seen += 1
+        self.wave = (self.wave + 1j).conj()
+        if self.calls == 2:
+            self.norm.eval()
+        found: Tensor = self.norm(x)
+        return found
+
+
+def test_modes_and_what_is_written_past_autograd_are_kept() -> None:
+    module, again = Freezing(), Freezing()
+    memory, other = (ModuleMemory(one, modes=True) for one in (module, again))
+    assert memory.state()["attributes"] == {}
+    for _ in range(3):
+        module(torch.rand(4, 2))
+    kept = deepcopy(memory.state())
+    assert kept["attributes"].keys() == {"/calls", "/view", "/wave", "norm/training"}
+    other.load_state(kept)
+    assert (again.calls.tolist(), again.seen.tolist(), again.norm.training) == ([3], [3, 3], False)
+    assert torch.equal(again.wave, module.wave)
+
+
+def test_a_mode_that_others_set_is_left_alone() -> None:
+    module = Freezing()
+    memory = ModuleMemory(module)
+    module.eval()
+    assert memory.state()["attributes"] == {}
+
+
 def test_what_has_changed_is_kept_and_nothing_else() -> None:
     module = Knowing()
     whole = nn.Sequential(module, nn.Dropout(0.2))

@@ -141,7 +141,7 @@ class _Writer:
     def tensor(self, value: Tensor) -> Any:
         if isinstance(value, nn.Parameter) and value in self.names:
             return {"/parameter": self.names[value]}
-        if not value.is_leaf or value.is_complex() or value.layout is not torch.strided:
+        if not value.is_leaf or value.layout is not torch.strided:
             return {"/lost": type(value).__name__}
         if value.numel() and _address(value) in self._memory:
             return {"/same": None}

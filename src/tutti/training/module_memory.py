@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tutti.object_state import as_values, from_values
 from tutti.optim.attributes import attribute_as_values, attribute_from_values
 from tutti.state import Values
+from tutti.training.replica_check import checksum
 
 _OF_TORCH: Final = frozenset(vars(nn.Module()))
 """Attributes that any module has."""
@@ -31,10 +32,12 @@ class ModuleMemory:
 
     Args:
         module: the model, before it is trained.
+        modes: whether it is trained in a mode that nobody else sets: that of each module is kept as well.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, modes: bool = False) -> None:
         self._module = module
+        self._of_torch = _OF_TORCH - {"training"} if modes else _OF_TORCH
         # The tensors themselves stay, so that no other gets their memory.
         self._before = dict(self._attributes())
         self._marks = {path: _mark(values) for path, values in self._before.items()}
@@ -73,7 +76,7 @@ class ModuleMemory:
         names = self._names
         for name, module in self._module.named_modules():
             for attribute, value in vars(module).items():
-                if attribute not in _OF_TORCH:
+                if attribute not in self._of_torch:
                     values = attribute_as_values(value, names)
                     if not (isinstance(values, dict) and values.keys() & {"/same", "/lost"}):
                         yield f"{name}/{attribute}", values
@@ -91,7 +94,15 @@ class ModuleMemory:
 def _mark(values: Any) -> Any:
     """Return what tells whether values are still what they were."""
     if isinstance(values, Tensor):
-        return values.data_ptr(), None if values.is_inference() else values._version
+        # The version does not count what is written by way of `.data` or NumPy.
+        version = None if values.is_inference() else values._version
+        plain = values.is_cpu and not values.is_quantized and type(values) is Tensor
+        return (
+            values.data_ptr(),
+            version,
+            values.shape,
+            checksum(values.resolve_conj().resolve_neg()) if plain else None,
+        )
     if isinstance(values, list):
         return [_mark(item) for item in values]
     if isinstance(values, dict):

@@ -140,7 +140,8 @@ class Trainer:
         function = objective.loss.function
         # Of a loss that is a function there is nothing to remember.
         self._loss_module = function if isinstance(function, nn.Module) else nn.Module()
-        self._memories = ModuleMemory(self.replica.module), ModuleMemory(self._loss_module)
+        modules = self.replica.module, self._loss_module
+        self._memories = tuple(ModuleMemory(module, modes=True) for module in modules)
         self.stopped: str | None = None
         self.ended: str | None = None
         self.restored: EpochRecord | None = None
