@@ -7,6 +7,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from random import Random
+from typing import Any, cast
 
 import pytest
 import torch
@@ -119,6 +120,28 @@ class Decaying(Optimizer):
         self.inner.param_groups[0]["lr"] *= 0.7
 
 
+class Grouped(Optimizer):
+    """Keeps in its state, besides that of parameters, what belongs to the numbers of groups, and to pairs."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Closure) -> None:  # type: ignore[override]
+        with torch.enable_grad():
+            closure()
+        state = cast("dict[Any, Any]", self.state)
+        for number, group in enumerate(self.param_groups):
+            steps = state.setdefault(number, {"steps": 0})
+            norms = state.setdefault((number, "norms"), [])
+            rates = state.setdefault(f"{number}/rate", {"sum": torch.zeros(())})
+            steps["steps"] += 1
+            norms.append(float(sum(p.grad.norm() for p in group["params"])))
+            rates["sum"] += 1 / steps["steps"]
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] * float(rates["sum"]) / (steps["steps"] + sum(norms)))
+
+
 class Averaging(Optimizer):
     """Keeps the model that it moves, and another one that follows it."""
 
@@ -168,7 +191,7 @@ def names_of(module: nn.Module) -> dict[nn.Parameter, str]:
     return {parameter: name for name, parameter in module.named_parameters()}
 
 
-@pytest.mark.parametrize("make", [Sam, Lookahead, History, ScheduleFree, Decaying, optim.LBFGS])
+@pytest.mark.parametrize("make", [Sam, Lookahead, History, ScheduleFree, Decaying, Grouped, optim.LBFGS])
 def test_an_optimizer_goes_on_with_what_its_attributes_have(
     make: Callable[[Iterable[nn.Parameter]], Optimizer],
 ) -> None:

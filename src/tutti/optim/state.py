@@ -3,6 +3,7 @@
 optimizer/0.weight/exp_avg       a tensor in the parameter's shape, of which each rank may have a piece
 optimizer/0.weight/step          a counter of the parameter, or a tensor of another shape: whole
 optimizer//calls                 what an optimizer of somebody else's keeps under a name of its own
+optimizer/./state                likewise under other keys, such as a number
 optimizer/./calls                what it keeps in an attribute of its own, as `attributes_of` says it
 """
 
@@ -17,7 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
-from tutti.optim.attributes import attributes_of, lost_in, set_attributes
+from tutti.optim.attributes import (
+    attribute_as_values,
+    attribute_from_values,
+    attributes_of,
+    lost_in,
+    set_attributes,
+)
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Held, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
 
@@ -29,6 +36,9 @@ _UNNAMED: Final = "/"
 
 _ATTRIBUTES: Final = "."
 """No name of a parameter either."""
+
+_STATE: Final = "state"
+"""The attribute with what is in the state under keys that are no names, such as the numbers of groups."""
 
 
 def held_by(
@@ -43,14 +53,18 @@ def held_by(
         names: of those parameters of the model whose state is returned.
         all_names: of all; None: `names` has them.
     """
-    held = Held()
+    held, others = Held(), {}
     state: Mapping[Any, Any] = optimizer.state
     for key, value in state.items():
-        if not isinstance(key, nn.Parameter):
-            add_whole(held, "", {str(key): value})
+        if isinstance(key, str) and "/" not in key:
+            add_whole(held, "", {key: value})
+        elif not isinstance(key, nn.Parameter):
+            others[key] = value
         elif key in names:
             add_whole(held, names[key], value)
     add_whole(held, _ATTRIBUTES, attributes_of(optimizer, all_names or names))
+    if others:
+        add_whole(held, _ATTRIBUTES, {_STATE: attribute_as_values(others, all_names or names)})
     return held
 
 
@@ -169,7 +183,9 @@ def load(
         for name, value in other.items():
             group[name] = _in_form_of(group.get(name), value)
     state.update(kept_by_name.get("", {}))
-    set_attributes(optimizer, names, kept_by_name.get(_ATTRIBUTES, {}))
+    attributes = dict(kept_by_name.get(_ATTRIBUTES, {}))
+    state.update(attribute_from_values(attributes.pop(_STATE, {}), None, names))
+    set_attributes(optimizer, names, attributes)
 
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:
