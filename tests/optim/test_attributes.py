@@ -213,15 +213,17 @@ def test_what_cannot_go_on_is_named() -> None:
     module, other = network(0), network(0)
     optimizer, resumed = Noisy(module.parameters()), Noisy(other.parameters())
     optimizer.rate = 0.25
+    optimizer.late = Random(2)  # type: ignore[attr-defined]
     torch.rand(3, generator=optimizer.generator)
     held = held_by(optimizer, names_of(module))
-    lost = ["'inner.noise' (Random)", "'inside.calls' (function)", "'random' (Random)"]
+    lost = ["'inner.noise' (Random)", "'inside.calls' (function)", "'late' (Random)", "'random' (Random)"]
     assert lost_of([held]) == [f"{one} of the optimizer" for one in lost]
     (saved,) = saved_by([State(copy.deepcopy(held))])
     random, generator = resumed.random, resumed.generator
     load(resumed, names_of(other), saved, options_of(optimizer))
     assert (resumed.rate, resumed.rule) == (0.25, torch.relu)
     assert resumed.random is random
+    assert not hasattr(resumed, "late")  # the optimizer makes it anew
     assert resumed.generator is generator
     assert torch.equal(generator.get_state(), optimizer.generator.get_state())
     assert lost_of([saved.joint]) == lost_of([held])

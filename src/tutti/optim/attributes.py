@@ -185,7 +185,9 @@ class _Reader:
 
     def set_attributes(self, optimizer: Optimizer, values: Values) -> None:
         for name, value in values.items():
-            setattr(optimizer, name, self.value(value, vars(optimizer).get(name)))
+            there = name in vars(optimizer)
+            if there or not (isinstance(value, dict) and value.keys() & {"/same", "/lost"}):
+                setattr(optimizer, name, self.value(value, vars(optimizer).get(name)))
 
     def value(self, value: Any, now: Any) -> Any:
         """Return what a value stands for; what is there `now` is changed in place where that is possible."""
