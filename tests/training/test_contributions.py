@@ -57,12 +57,13 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.norm = nn.BatchNorm1d(5, affine=False)
+        self.norm, self.mean = nn.BatchNorm1d(5, affine=False), nn.Buffer(torch.zeros(5))
         self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
         self.double()
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.norm(inputs)  # its statistics alone
+        self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0)  # another tensor each time
         return self.last(Poison.apply(self.first(inputs).tanh(), inputs))
 
 

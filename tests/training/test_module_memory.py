@@ -56,11 +56,12 @@ class Freezing(nn.Module):
         self.wave = (self.wave + 1j).conj()
         if self.calls == 2:
             self.norm.eval()
+            self.norm.bias.requires_grad_(False)
         found: Tensor = self.norm(x)
         return found
 
 
-def test_modes_and_what_is_written_past_autograd_are_kept() -> None:
+def test_modes_frozen_parameters_and_what_is_written_past_autograd_are_kept() -> None:
     module, again = Freezing(), Freezing()
     memory, other = (ModuleMemory(one, modes=True) for one in (module, again))
     assert memory.state()["attributes"] == {}
@@ -71,6 +72,7 @@ def test_modes_and_what_is_written_past_autograd_are_kept() -> None:
     other.load_state(kept)
     assert (again.calls.tolist(), again.seen.tolist(), again.norm.training) == ([3], [3, 3], False)
     assert torch.equal(again.wave, module.wave)
+    assert (again.norm.weight.requires_grad, again.norm.bias.requires_grad) == (True, False)
 
 
 def test_a_mode_that_others_set_is_left_alone() -> None:

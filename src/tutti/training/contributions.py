@@ -11,16 +11,19 @@ Otherwise such a worker makes no step of its own, and sends nothing.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
 from tutti.errors import NotFinite
 from tutti.optim.sparse import sparse_tables
 from tutti.replica import Replica, copy_all, is_finite
 from tutti.training.finite_check import REMEDY
+
+_Place = tuple[nn.Module, str]
 
 SAID: Final = 3
 """Each rank tells of so many contributions one by one, and of later ones by powers of two."""
@@ -41,6 +44,9 @@ class Contributions:
         self._replica, self._comm, self._most = replica, comm, most
         self._tables = sparse_tables(replica.module)
         self._buffers = [vector.clone() for vector in replica.buffers]
+        # The module may set them to other tensors, which are in none of the vectors.
+        self._first = dict(_buffers_of(replica.module))
+        self._assigned: dict[_Place, Tensor | None] = {}
         self._loss: float | None = None
         self._in_row = self._left_out = self._ever = 0
 
@@ -60,7 +66,7 @@ class Contributions:
         """
         if self._loss is None and all(is_finite(vector) for vector in self._vectors()):
             self._in_row = 0
-            copy_all(self._buffers, self._replica.buffers)
+            self._keep_buffers()
             return True
         what = f"{self._what()} in step {step} (epoch {epoch + 1}) on rank {self._comm.rank}"
         self._in_row += 1
@@ -109,7 +115,7 @@ class Contributions:
             counts: what `state` gave; earlier versions had those in a row alone.
         """
         self._in_row, self._left_out, self._ever = counts if isinstance(counts, list) else (counts, 0, 0)
-        copy_all(self._buffers, self._replica.buffers)
+        self._keep_buffers()
 
     def _vectors(self) -> list[Tensor]:
         sparse = [table.grad for table in self._tables if table.grad is not None and table.grad.is_sparse]
@@ -132,6 +138,25 @@ class Contributions:
             if table.grad is not None and table.grad.is_sparse:
                 table.grad = None
         copy_all(self._replica.buffers, self._buffers)
+        for (module, name), now in self._others():
+            kept = self._assigned.get((module, name))
+            module._buffers[name] = self._first.get((module, name), now) if kept is None else kept.clone()
+
+    def _keep_buffers(self) -> None:
+        copy_all(self._buffers, self._replica.buffers)
+        self._assigned = {place: None if now is None else now.clone() for place, now in self._others()}
+
+    def _others(self) -> Iterator[tuple[_Place, Tensor | None]]:
+        """The buffers that are other tensors than they were at first."""
+        for place, now in _buffers_of(self._replica.module):
+            if now is not self._first.get(place):
+                yield place, now
+
+
+def _buffers_of(whole: nn.Module) -> Iterator[tuple[_Place, Tensor | None]]:
+    for module in whole.modules():
+        for name, buffer in module._buffers.items():
+            yield (module, name), buffer
 
 
 def _nth(number: int) -> str:

@@ -32,12 +32,14 @@ class ModuleMemory:
 
     Args:
         module: the model, before it is trained.
-        modes: whether it is trained in a mode that nobody else sets: that of each module is kept as well.
+        modes: nobody else says how it is trained: the mode of each module is kept as well, and which
+            parameters need gradients.
     """
 
     def __init__(self, module: nn.Module, modes: bool = False) -> None:
         self._module = module
         self._of_torch = _OF_TORCH - {"training"} if modes else _OF_TORCH
+        self._needed = {name: one.requires_grad for name, one in module.named_parameters() if modes}
         # The tensors themselves stay, so that no other gets their memory.
         self._before = dict(self._attributes())
         self._marks = {path: _mark(values) for path, values in self._before.items()}
@@ -58,7 +60,12 @@ class ModuleMemory:
             name: as_values(module.get_extra_state(), f"the extra state of '{name}'")
             for name, module in self._with_extra_state()
         }
-        return {"attributes": changed, "extra": extra}
+        needed = {
+            name: one.requires_grad
+            for name, one in self._module.named_parameters()
+            if one.requires_grad != self._needed.get(name, one.requires_grad)
+        }
+        return {"attributes": changed, "extra": extra, "needed": needed}
 
     def load_state(self, values: Values) -> None:
         """Have the modules know what others of the same names knew."""
@@ -68,6 +75,10 @@ class ModuleMemory:
             if name in modules:
                 now = vars(modules[name]).get(attribute)
                 setattr(modules[name], attribute, attribute_from_values(found, now, names))
+        parameters = dict(self._module.named_parameters())
+        for name, needed in values.get("needed", {}).items():
+            if name in parameters:
+                parameters[name].requires_grad_(needed)
         for name, module in self._with_extra_state():
             if name in values["extra"]:
                 module.set_extra_state(from_values(values["extra"][name]))
