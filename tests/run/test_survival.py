@@ -22,7 +22,7 @@ import tutti
 from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.errors import BadOption, BadRunFolder, PeerLost
+from tutti.errors import BadOption, BadRunFolder, PeerLost, RunStopped
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
@@ -505,6 +505,45 @@ def test_as_many_ranks_go_on_when_what_forks_them_was_killed(
     told = capfd.readouterr().err
     assert "the process that forked all ranks ended: killed by signal 9" in told
     assert "going on with 2 new ranks" in told
+
+
+class AskedMeanwhile:
+    """Makes a model, and asks the run to stop while ranks that take over do.
+
+    Args:
+        folder: notes of ranks that were killed are there.
+        program: starts the ranks.
+    """
+
+    def __init__(self, folder: Path, program: int) -> None:
+        self._folder, self._program = folder, program
+
+    def __call__(self) -> nn.Module:
+        if any(self._folder.glob("?-?")) and os.getpid() != self._program:
+            os.kill(self._program, signal.SIGUSR1)
+        return model()
+
+
+def test_a_run_that_is_asked_to_stop_while_others_take_over_saves_and_stops(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(RunStopped, match="it was asked to"):
+        tutti.train(
+            AskedMeanwhile(tmp_path, os.getpid()),
+            workers=2,
+            callbacks=Killed(tmp_path, [(1, 9)]),
+            on_failure="respawn",
+            out=str(folder),
+            **OPTIONS,
+        )
+    (tmp_path / "1-9").unlink()
+    resumed = tutti.train(
+        AskedMeanwhile(tmp_path, os.getpid()),
+        data=OPTIONS["data"],
+        callbacks=Killed(tmp_path, []),
+        resume=str(folder),
+        quiet=True,
+    )
+    torch.testing.assert_close(weights_of(resumed), left_alone(), rtol=0, atol=1e-12)
 
 
 def test_a_single_rank_is_replaced_too(tmp_path: Path) -> None:

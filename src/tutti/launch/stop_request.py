@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from tutti.comm.shm import memfd
+from tutti.errors import PeerLost
 from tutti.launch.launcher import started_by
 from tutti.launch.signals import SignalWatch, act_on, can_be_taken
 
@@ -202,14 +203,18 @@ def be_supervised(page: StopPage | None) -> None:
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable(*, goes_on: bool = False) -> Iterator[None]:
     """Look for requests to stop, inside of the block: SIGTERM, SIGUSR1 and the first Ctrl-C are no end there.
 
     Every rank of the job enters and leaves it, with the others, and saves inside of it. Of a program that
     trains several times each block begins without a request. Only the main thread can receive signals in
     Python: elsewhere `stop_requested` tells of what the supervisor was asked.
+
+    Args:
+        goes_on: other ranks take over when one is lost: until they look, a request is for them.
     """
     global _insisted
+    lost = False
     leads = not _supervised or started_by().rank == 0
     if not _supervised:
         _page.withdraw()
@@ -222,10 +227,13 @@ def stoppable() -> Iterator[None]:
         if leads:
             _page.stoppable = True
         yield
+    except PeerLost:
+        lost = True
+        raise
     finally:
         # No signal is to end this process while its handlers change.
         _insisted = False
-        if leads:
+        if leads and not (lost and goes_on):
             _page.stoppable = False
         for signum, handler in _before.items():
             # mpirun and srun send it to all ranks, of which some are a little behind.

@@ -365,7 +365,7 @@ def _run(
             # The run may have been told to end with this epoch, and then killed.
             around.follower.epoch(earlier[-1])
         trainer = parts.trainer(hooks, None if saver is None else saver.agenda(strategy))
-        with stoppable() if job.write else nullcontext():
+        with stoppable(goes_on=job.memory is not None) if job.write else nullcontext():
             history = trainer.fit(saved)
             comm.barrier()
         if trainer.stopped is not None:
