@@ -181,6 +181,29 @@ def test_ranks_that_stand_by_may_be_lost_themselves(tmp_path: Path) -> None:
         assert is_empty(hosts)
 
 
+def launchers_on(hosts: Hosts, host: str) -> list[int]:
+    """The processes of mpirun on a host, that of ranks in reserve behind the other."""
+    return sorted(
+        process
+        for process in hosts.processes(host)
+        if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/prterun")
+    )
+
+
+def test_a_run_goes_on_when_mpirun_was_stopped(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"], apart=True) as hosts:
+        with waiting(hosts, tmp_path, "--on-failure", "respawn", "--hang-timeout", "20s") as program:
+            os.kill(launchers_on(hosts, "a")[0], signal.SIGSTOP)
+            (tmp_path / "go-on").touch()
+            said = program.communicate(timeout=100)[0]
+        assert "tutti: mpirun had started the ranks; it was stopped by a signal (SIGSTOP)" in said
+        assert program.returncode == 0, said
+        assert is_empty(hosts)
+
+
 def test_a_host_that_stands_by_takes_the_place_of_one_without_power(tmp_path: Path) -> None:
     reason = why_not()
     if reason:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import PeerLost
+from tutti.errors import LauncherLost, PeerLost
 from tutti.launch.exit_reports import Report
 from tutti.launch.guard import JOB, guard
-from tutti.launch.hangs import LOOK_S, RemoteHangWatch
+from tutti.launch.hangs import LOOK_S, PAUSE_S, STOPPED, STOPPED_WHY, RemoteHangWatch, state_of
 from tutti.launch.liveness import PATIENT_S, QUICK_S, LivenessWatch, first_lost
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import (
@@ -246,7 +246,7 @@ class RanksOnHosts:
         # Ranks of other hosts do not see the page.
         self.stopping.forward = lambda: self._process.send_signal(signal.SIGUSR1)
         late_s = LATE_S if self._goes_on else None
-        self._loss = loss = _Loss(self._watch, first_s, late_s, hang_timeout_s)
+        self._loss = loss = _Loss(self._watch, self._process.pid, first_s, late_s, hang_timeout_s)
         with suspended_together(self._process.send_signal):
             said, self._over = _copy_stderr(self._process, self.stopping, self._watch, loss, reserve)
         if self.stopping.ended_by:
@@ -266,6 +266,8 @@ class RanksOnHosts:
             said: the end of what mpirun has said.
         """
         reports = [one for one in self._messages if isinstance(one, Report)]
+        if self._loss.mpirun_stopped:
+            raise LauncherLost(f"mpirun had started the ranks; {STOPPED_WHY}")
         if hung := self._loss.hung:
             raise PeerLost(hung, f"on {hosts_of(hung, self._hosts)}: {self._loss.why_hung}")
         result = outcome(reports, returncode, said, self._watch, self._hosts)
@@ -386,11 +388,13 @@ class _Loss:
 
     Args:
         watch: over the ranks.
+        mpirun: its process.
         first_s: the time in which one has to begin; None: any.
         late_s: the time in which all have to begin; None: any.
         hang_timeout_s: the time in which each that trains has to make a step; None: any.
 
     Attributes:
+        mpirun_stopped: a signal has stopped mpirun for that time.
         nobody: none has begun in time.
         hung: the ranks that are lost as they hang.
         why_hung: what is known about that.
@@ -399,11 +403,15 @@ class _Loss:
     def __init__(
         self,
         watch: LivenessWatch,
+        mpirun: int,
         first_s: float | None,
         late_s: float | None,
         hang_timeout_s: float | None,
     ) -> None:
         self._watch, self.nobody = watch, False
+        self._mpirun, self.mpirun_stopped, self._hang_timeout_s = mpirun, False, hang_timeout_s
+        self._looked_at = time.monotonic()
+        self._stopped_at: float | None = None
         self._first = None if first_s is None else time.monotonic() + first_s
         self._hangs = None if hang_timeout_s is None else RemoteHangWatch(watch, hang_timeout_s)
         self.hung, self.why_hung = list[int](), ""
@@ -430,6 +438,8 @@ class _Loss:
         if self._first is not None and not self._watch.seen and now >= self._first:
             self.nobody = True
             return True
+        if self._note_mpirun(now):
+            return True
         # While they begin mpirun knows more: a rank may have ended before it had connected.
         if self._deadline is None and self._watch.complete and first_lost(self._watch.ends):
             self._deadline = now + CAUSE_S
@@ -444,3 +454,15 @@ class _Loss:
         if self._deadline is None:
             return False
         return now >= self._deadline or KILLED.search(said.decode(errors="replace")) is not None
+
+    def _note_mpirun(self, now: float) -> bool:
+        """Note whether mpirun is stopped by a signal; tell whether it is for too long."""
+        timeout_s = self._hang_timeout_s
+        passed, self._looked_at = now - self._looked_at, now
+        if timeout_s is None or state_of(self._mpirun) != STOPPED:
+            self._stopped_at = None
+            return False
+        if self._stopped_at is None or passed > PAUSE_S:  # In the pause this process was stopped as well.
+            self._stopped_at = now
+        self.mpirun_stopped = now - self._stopped_at > timeout_s
+        return self.mpirun_stopped
