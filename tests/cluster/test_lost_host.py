@@ -190,6 +190,28 @@ def launchers_on(hosts: Hosts, host: str) -> list[int]:
     )
 
 
+@pytest.mark.parametrize("stopped", ["rank", "mpirun"])
+def test_new_ranks_take_over_where_those_that_stand_by_were_stopped(tmp_path: Path, stopped: str) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"], apart=True) as hosts:
+        with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
+            wait_for_reserve(hosts)
+            trained = ranks_on(hosts, "b")[0]
+            last = (ranks_on(hosts, "b") if stopped == "rank" else launchers_on(hosts, "a"))[-1]
+            os.kill(last, signal.SIGSTOP)
+            time.sleep(4)
+            os.kill(trained, signal.SIGKILL)
+            line_with("going on", program)
+            (tmp_path / "go-on").touch()
+            said = program.communicate(timeout=100)[0]
+        assert "resumed after step" in said
+        assert "lost" not in said
+        assert program.returncode == 0, said
+        assert is_empty(hosts)
+
+
 def test_a_run_goes_on_when_mpirun_was_stopped(tmp_path: Path) -> None:
     reason = why_not()
     if reason:

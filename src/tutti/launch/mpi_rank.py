@@ -104,10 +104,10 @@ def _run(start: MpiStart, connection: LivenessConnection | None) -> None:
     signal.alarm(0)
     start.address.send(RankStarted(comm.rank, mpi_segments()))
     entry = resolve_name(start.entry)  # It imports what takes long.
-    if start.waits:
-        _wait(connection)
     if connection is not None and isinstance(comm, BlockingCommunicator):
         connection.give_signs(comm.peers.course, print_stacks)
+    if start.waits:
+        _wait(connection)
     value = entry(comm, _payload(start, comm))
     if comm.rank == 0:
         start.address.send(done(comm.rank, value))

@@ -198,6 +198,13 @@ class RanksOnHosts:
         self._watch.look()
         return not self._watch.ends and self._process.poll() is None
 
+    @property
+    def prepared(self) -> bool:
+        """Whether all ranks give signs, as they do once they are prepared, and mpirun is not stopped."""
+        now = time.monotonic()
+        awake = [rank for rank, sign in self._watch.signs.items() if now - sign.at <= QUICK_S]
+        return len(awake) == self.placement.ranks and state_of(self._process.pid) != STOPPED
+
     def hosts_there(self, patience_s: float) -> set[str]:
         """The hosts whose ranks have all connected, and live.
 
@@ -327,7 +334,9 @@ class RanksInReserve:
     def take(self, payload: bytes, placement: Placement) -> RanksOnHosts | None:
         """Have them begin; None if there are none with this placement, and then none are left."""
         ranks = self._ranks
-        if ranks is None or not ranks.live or ranks.placement.hosts != placement.hosts:
+        # One that was stopped would keep all waiting, and new ones are no slower than those that still begin.
+        usable = ranks is not None and ranks.live and ranks.prepared
+        if ranks is None or not usable or ranks.placement.hosts != placement.hosts:
             self.close()
             return None
         self._ranks = None
