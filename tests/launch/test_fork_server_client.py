@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -22,6 +23,7 @@ from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tutti.errors import PeerLost, RankFailed
 from tutti.launch import fork_server_client
 from tutti.launch.crew import Crew, Orders
+from tutti.launch.fork_server import Load, receive, send
 from tutti.launch.fork_server_client import ForkServer
 from tutti.launch.guard import ends_with, is_being_killed
 from tutti.launch.placement import Placement
@@ -35,6 +37,21 @@ OF_A_FARM = "tutti.farm.messages:TrainTask"
 def circumstances() -> list[dict[str, Any]]:
     """Of both ranks of a job."""
     return cast("list[dict[str, Any]]", start("tests.launch.entries:circumstances", b"", TWO))
+
+
+def test_a_message_without_all_its_descriptors_is_none() -> None:
+    most, (here, there) = resource.getrlimit(resource.RLIMIT_NOFILE), socket.socketpair()
+    with here, there, open(os.devnull) as last:
+        send(here, Load("entry"), [0, 1, 2])
+        # One finds room, at least.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 2, most[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                receive(there)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        with open(os.devnull) as after:
+            assert after.fileno() == last.fileno() + 1
 
 
 def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_other(

@@ -15,6 +15,7 @@ For groups of ranks that begin and end without each other it forks servers like 
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Final
 
-from tutti.errors import too_many_processes
+from tutti.errors import too_many_files, too_many_processes
 from tutti.launch.guard import signal_all
 from tutti.launch.leaving import leave, prepare_fork
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
@@ -116,13 +117,21 @@ def send(control: socket.socket, message: Message, descriptors: Sequence[int] = 
 
 
 def receive(control: socket.socket) -> tuple[Message | None, list[int]]:
-    """Return the next message and the descriptors that came with it; None when the other side is gone."""
+    """Return the next message and the descriptors that came with it; None when the other side is gone.
+
+    Raises:
+        OSError: this process may not have so many descriptors.
+    """
     try:
-        data, descriptors, _, _ = socket.recv_fds(
+        data, descriptors, flags, _ = socket.recv_fds(
             control, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
         return None, []
+    if flags & socket.MSG_CTRUNC:
+        for one in descriptors:
+            os.close(one)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if not data:
         return None, []
     message: Message = pickle.loads(data)
@@ -235,7 +244,7 @@ class ForkServerProcess:
                 children.acknowledge()
                 for ended in self._reap():
                     send(control, ended)
-            message, descriptors = receive(control) if control in ready else (None, [])
+            message, descriptors = _asked(control) if control in ready else (None, [])
             if isinstance(message, RankPlace | Branch):
                 if self._fork(message):
                     return Forked(message, descriptors)
@@ -322,6 +331,15 @@ class ForkServerProcess:
             select.select([ended], [], [], _POLL_S)
             ended.acknowledge()
             self._reap()
+
+
+def _asked(control: socket.socket) -> tuple[Message | None, list[int]]:
+    """Return the next message, as `receive` does; without its descriptors nothing can be done."""
+    try:
+        return receive(control)
+    except OSError as error:
+        say_last(f"tutti: error: {too_many_files(error)}\n")
+        raise SystemExit(1) from error
 
 
 def _kill_descendants() -> None:
