@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import re
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -143,6 +147,36 @@ def test_a_training_is_disturbed_and_ends_with_the_weights_of_one_that_was_not(
     assert torch.equal(weights_of(training.result), weights_of(alone))
 
 
+def test_a_chaos_that_is_ended_leaves_no_training_behind(tmp_path: Path) -> None:
+    words = ["chaos", "--every", "60", "train", "mlp", "--epochs", "100000", "-n", "2"]
+    command = [sys.executable, "-m", "tutti", *words, "--on-failure", "respawn"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as chaos:
+        assert chaos.stdout is not None
+        said = []
+        for line in chaos.stdout:
+            said.append(line)
+            if re.match(r"\s*epoch +2/", line):
+                break
+        left = psutil.Process(chaos.pid).children(recursive=True)
+        chaos.send_signal(signal.SIGTERM)
+        try:
+            # The other end of the pipe is closed once nobody trains any more.
+            said.append(chaos.communicate(timeout=60)[0])
+        finally:
+            _, left = psutil.wait_procs(left, timeout=20)
+            for one in left:
+                one.kill()
+    assert chaos.returncode == 128 + signal.SIGTERM, "".join(said)
+    assert left == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_of_two_groups_of_ranks_the_one_that_trains_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunningRanks, "_is_rank", lambda self, process: True)
     arenas = [Arena.create() for _ in range(2)]
@@ -241,8 +275,6 @@ def test_what_a_training_survived_is_told_in_a_few_lines() -> None:
     ],
 )
 def test_a_promise_that_is_not_kept_is_named(change: dict[str, Any], reason: str) -> None:
-    import re
-
     (found,) = outcome(**change).broken
     assert re.search(reason, found)
 

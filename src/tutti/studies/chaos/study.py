@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from tutti.launch.signals import raised
 from tutti.records.run_folder import WEIGHTS
 from tutti.studies.chaos.disturbance import Disturbance, Event, Promise
 from tutti.studies.chaos.script import Moment, moments
@@ -125,7 +127,9 @@ def disturb(question: Question, tell: Callable[[Event], None]) -> Outcome:
         question: what is to be found out.
         tell: is told of each fault once the training goes on.
     """
-    with tempfile.TemporaryDirectory(prefix="tutti-chaos-") as name, orphans_adopted():
+    # The training is a process of its own, which would train on.
+    ending = raised(signal.SIGTERM, signal.SIGHUP)
+    with ending, tempfile.TemporaryDirectory(prefix="tutti-chaos-") as name, orphans_adopted():
         folder = Path(name)
         out = question.out or folder / RUN
         script = moments(question.seed, question.every_s, question.kinds)
