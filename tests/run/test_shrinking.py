@@ -155,12 +155,19 @@ def test_a_run_that_loses_a_rank_says_and_keeps_what_batch_and_rate_it_goes_on_w
 
 def test_a_batch_that_no_update_shares_is_not_shrunk() -> None:
     with pytest.raises(BadOption, match="shrinks the batch of an update that all workers make"):
-        tutti.train(net(), workers=1, strategy="local", on_shrink="scale", **OPTIONS)
+        tutti.train(net(), workers=1, strategy="local", on_failure="shrink", on_shrink="scale", **OPTIONS)
+
+
+@pytest.mark.parametrize("policy", ["stop", "respawn"])
+def test_a_smaller_batch_for_fewer_ranks_is_refused_where_there_will_not_be_fewer(policy: str) -> None:
+    with pytest.raises(BadOption, match=f"on_failure is {policy}; give shrink, or on_shrink='keep-batch'"):
+        tutti.train(net(), workers=1, on_failure=policy, on_shrink="scale", **OPTIONS)
 
 
 def test_a_rate_that_a_function_sets_is_not_scaled() -> None:
     options = {
         name: value for name, value in OPTIONS.items() if name not in ("optimizer", "optimizer_options", "lr")
     }
+    options["on_failure"] = "shrink"
     with pytest.raises(BadOption, match="changes the learning rate"):
         tutti.train(net(), workers=1, optimizer=lambda p: SGD(p, lr=0.1), on_shrink="scale", **options)

@@ -24,7 +24,7 @@ from tutti.records.folder_lock import FolderLock, refuse_locked
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.records.shapes import Shape
-from tutti.run.config import TrainConfig, flag
+from tutti.run.config import KEEP_BATCH, SCALE, TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume
 from tutti.training.intervals import OFF, seconds_of
@@ -154,6 +154,12 @@ class TrainJob(Job):
             raise BadOption(
                 "--standby keeps ranks ready for --on-failure respawn or shrink; give one of these, or leave "
                 "--standby out (of --hosts the last ones stand by if -n leaves them over)"
+            )
+        if self.config.on_shrink == SCALE and self.config.on_failure != "shrink":
+            raise BadOption(
+                f"--on-shrink {SCALE} says how a run goes on with fewer ranks, as it does with --on-failure "
+                f"shrink alone, and --on-failure is {self.config.on_failure}; give shrink, or --on-shrink "
+                f"{KEEP_BATCH}"
             )
         ranks = placement.ranks
         missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []
