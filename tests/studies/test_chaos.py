@@ -23,10 +23,12 @@ from safetensors.torch import save_file
 
 import tutti
 from tests.run.test_survival import OPTIONS, model, weights_of
+from tutti.cli.chaos import repeats
 from tutti.cli.commands import COMMANDS
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import BEAT, PID, ControlLayout, control_bytes
 from tutti.errors import BadOption, UnknownName
+from tutti.run.config import TrainConfig
 from tutti.studies.chaos import disturbance
 from tutti.studies.chaos.disturbance import Disturbance, Event, Promise, is_named
 from tutti.studies.chaos.running_ranks import RankSeen, RunningRanks
@@ -215,6 +217,24 @@ def test_a_training_that_has_nothing_to_survive_is_refused(words: list[str], mes
 def test_an_unknown_fault_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(UnknownName, match="did you mean 'kill-two'"):
         COMMANDS["chaos"]()(["--events", "kill-tow", "train", "--on-failure", "respawn"])
+
+
+@pytest.mark.parametrize(
+    ("options", "equal"),
+    [
+        ({}, True),
+        ({"strategy": "local"}, True),
+        ({"strategy": "easgd"}, False),
+        ({"balance": "speed"}, False),
+        ({"strategy": "paramserver"}, True),
+        ({"strategy": "paramserver", "strategy_options": {"quorum": 1}}, True),
+        ({"strategy": "paramserver", "strategy_options": {"quorum": 0.5}}, False),
+    ],
+)
+def test_equal_weights_are_asked_of_trainings_that_do_not_depend_on_speed(
+    options: dict[str, Any], equal: bool
+) -> None:
+    assert repeats(TrainConfig(**options)) == equal
 
 
 def test_weights_are_equal_only_bit_for_bit(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def _question(own: argparse.Namespace) -> Question:
         most=own.most,
         seed=own.seed,
         compare=own.compare,
-        repeats=own.compare and _repeats(config.strategy),
+        repeats=own.compare and repeats(config),
     )
 
 
@@ -125,12 +125,14 @@ def _without_out(words: list[str]) -> list[str]:
     return kept
 
 
-def _repeats(strategy: str) -> bool:
-    """Tell whether a strategy does the same in every run."""
+def repeats(config: TrainConfig) -> bool:
+    """Tell whether a training does the same in every run, however fast its ranks are."""
     from tutti.strategies import named
     from tutti.strategies.base import Pace
 
-    return strategy == "auto" or named(strategy).pace is not Pace.FREE
+    if config.balance != "none" or config.strategy_options.get("quorum", 1) != 1:
+        return False
+    return config.strategy == "auto" or named(config.strategy).pace is not Pace.FREE
 
 
 def _tell(event: Event) -> None:
