@@ -226,6 +226,7 @@ class Disturbance:
 
     def _lose(self, moment: Moment, event: Event, ranks: Ranks, said: list[LossSaid]) -> bool:
         """Have ranks lost, and wait until the training says so; returns whether it is over."""
+        groups = self._ranks.groups()
         with _victims(ranks, event.ranks) as victims:
             with unseen([ranks[rank].process for rank in event.ranks] if event.kind == KILL_TWO else []):
                 for victim in victims:
@@ -235,7 +236,7 @@ class Disturbance:
             known = {one.process for one in ranks.values()}
             new: Ranks = {}
             while not new and not self._training.over:
-                new = {rank: one for rank, one in self._ranks.look().items() if one.process not in known}
+                new = self._ranks.successors(groups, known)
                 time.sleep(_QUICK_S)
             second = sorted(new)[int(moment.draw * len(new))] if new else None
             if second is not None:

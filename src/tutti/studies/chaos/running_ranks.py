@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import BEAT, LINE, PID, ControlLayout
+from tutti.comm.shm.layout import BEAT, LINE, PID, PREPARED, ControlLayout
 from tutti.comm.shm.memfd import FileAddress
 
 MOST_RANKS: Final = 60
@@ -65,6 +65,29 @@ class RunningRanks:
             if any(one.steps is not None for one in ranks.values()):
                 self._trained = file
         return groups.get(self._trained) or next(iter(groups.values()), {})
+
+    def groups(self) -> frozenset[int]:
+        """The groups of ranks that there are, by the numbers of their arenas."""
+        return frozenset(file for file, _ in self._found())
+
+    def successors(self, before: Collection[int], known: Collection[int]) -> dict[int, RankSeen]:
+        """The ranks that take over from lost ones: some that had prepared themselves, or new ones.
+
+        Those of a reserve that is not prepared yet are neither: they are ended.
+
+        Args:
+            before: the groups that there were just before the loss.
+            known: the processes of the ranks that trained.
+        """
+        self._arenas = dict(self._found())
+        groups, _ = self._look()
+        return {
+            rank: one
+            for file, ranks in groups.items()
+            if file not in before or self._arenas[file][PREPARED]
+            for rank, one in ranks.items()
+            if one.process not in known
+        }
 
     def _look(self) -> tuple[dict[int, dict[int, RankSeen]], bool]:
         """The ranks of each arena that is known and has any, and whether all that were there are."""

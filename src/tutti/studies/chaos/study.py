@@ -205,6 +205,10 @@ def summary(found: Outcome, losses: int) -> list[str]:
     lines = [
         f"survived {found.survived} of {len(events)} faults; rank and cause were named rightly in {named}"
     ]
+    if not events and found.code == 0:
+        lines.append(
+            "nothing was tried: it was over before the first fault came, or is to survive none of --events"
+        )
     if found.alarms:
         lines.append(f"lost without a fault: {'; '.join(alarm.why for alarm in found.alarms)}")
     if times := found.recoveries_s:
