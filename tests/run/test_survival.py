@@ -569,12 +569,25 @@ def test_a_run_that_loses_too_many_ends_and_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("objects", "hosts", "way"),
+    [
+        ({}, None, "tutti train --resume {}"),
+        ({}, "a,b", "tutti train --resume {} --hosts ... with those that are left"),
+        ({"data": b""}, None, "the same call of tutti.train, with resume='{}'"),
+        ({"data": b""}, "a,b", "the same call of tutti.train, with resume='{}' and hosts='...' with those"),
+    ],
+)
 def test_a_run_that_ends_with_a_lost_rank_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    objects: dict[str, bytes],
+    hosts: str | None,
+    way: str,
 ) -> None:
     folder = tmp_path / "run"
     (folder / FOLDER / "step-00000008").mkdir(parents=True)
-    job = TrainJob(TrainConfig(model="mlp", data="digits"))
+    job = TrainJob(TrainConfig(model="mlp", data="digits", hosts=hosts), objects=objects)
 
     def lose_a_rank() -> None:
         with job.started() as sent:
@@ -586,7 +599,7 @@ def test_a_run_that_ends_with_a_lost_rank_says_how_to_go_on(
     with pytest.raises(PeerLost):
         lose_a_rank()
     said = capsys.readouterr().err
-    assert f"newest checkpoint is step-00000008; go on from there by: tutti train --resume {folder}" in said
+    assert f"newest checkpoint is step-00000008; go on from there by: {way.format(folder)}" in said
 
 
 def test_a_run_of_which_no_rank_is_left_ends(tmp_path: Path) -> None:

@@ -110,6 +110,18 @@ class Resume:
         return found
 
 
+def way_on(folder: Path | str | None, objects: Collection[str]) -> str:
+    """Say by what a run goes on.
+
+    Args:
+        folder: of the run.
+        objects: the fields that were Python objects: no command can bring them back.
+    """
+    if objects:
+        return f"the same call of tutti.train, with resume={str(folder)!r}"
+    return f"tutti train --resume {folder}"
+
+
 def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
     """Return the configuration of a run without that of its ranks' places which they will not have now.
 

@@ -45,10 +45,10 @@ def training(config: TrainConfig, together: bool) -> str:
     )
 
 
-def stopped(why: str, step: int | None, folder: str | None) -> str:
+def stopped(why: str, step: int | None, way_on: str) -> str:
     """Say why the run has stopped before its end, where, and what goes on with it."""
     after = "" if step is None else f" after step {step:,}"
-    return f"stopped{after}, as {why}; go on with it by: tutti train --resume {folder}"
+    return f"stopped{after}, as {why}; go on with it by: {way_on}"
 
 
 def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:

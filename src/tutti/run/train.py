@@ -57,6 +57,7 @@ from tutti.run.kept_data import KeptData
 from tutti.run.recording import Recording, observed
 from tutti.run.reserve import open_beside_others, until_needed
 from tutti.run.restore import anew, found_by, history_of, laid_out, refuse_shorter
+from tutti.run.resume import way_on
 from tutti.run.rollback import take_back_after_me
 from tutti.run.saving import refuse_over, saving
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
@@ -381,7 +382,8 @@ def _run(
                 )
             book.stop()
             if speaks:
-                print(summary_lines.stopped(trainer.stopped, saver.step, path), flush=True)
+                way = way_on(path, job.objects)
+                print(summary_lines.stopped(trainer.stopped, saver.step, way), flush=True)
             return replace(outcome, stopped=trainer.stopped)
         heart.doing(TESTING)
         test = task.evaluate(data.test, parts.workers.comm)

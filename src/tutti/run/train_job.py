@@ -26,7 +26,7 @@ from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.records.shapes import Shape
 from tutti.run.config import KEEP_BATCH, SCALE, TrainConfig, flag
 from tutti.run.jobs import Job
-from tutti.run.resume import Resume
+from tutti.run.resume import Resume, way_on
 from tutti.training.intervals import OFF, seconds_of
 from tutti.training.loggers import logger_names
 
@@ -195,25 +195,27 @@ class TrainJob(Job):
                     if folder.begun:
                         folder.release_weights()
                         if isinstance(error, PeerLost):
-                            _say_how_to_go_on(folder.path, self.config.hosts is not None)
+                            self._say_how_to_go_on(folder.path)
                     else:
                         folder.remove()
             raise
         finally:
             channel.close()
 
-
-def _say_how_to_go_on(folder: Path, on_hosts: bool) -> None:
-    """Name the checkpoint that a run has left which lost its ranks, and the command that goes on from it."""
-    present = checkpoints.present(folder / checkpoints.FOLDER)
-    if present:
-        hosts = " --hosts ... with those that are left" * on_hosts
-        print(
-            f"tutti: its newest checkpoint is {present[-1].name}; go on from there by: "
-            f"tutti train --resume {folder}{hosts}",
-            file=sys.stderr,
-            flush=True,
-        )
+    def _say_how_to_go_on(self, folder: Path) -> None:
+        """Name the checkpoint that the run has left which lost its ranks, and what goes on from it."""
+        present = checkpoints.present(folder / checkpoints.FOLDER)
+        if present:
+            hosts = ""
+            if self.config.hosts is not None:
+                hosts = " and hosts='...'" if self.objects else " --hosts ..."
+                hosts += " with those that are left"
+            print(
+                f"tutti: its newest checkpoint is {present[-1].name}; go on from there by: "
+                f"{way_on(folder, self.objects)}{hosts}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _refuse_elsewhere(config: TrainConfig, placement: Placement) -> None:
