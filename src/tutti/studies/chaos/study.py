@@ -156,11 +156,11 @@ def _train(
     try:
         faults = Disturbance(training, question.promise, tell)
         faults.follow(script, question.kinds, question.most)
+        code, ended = training.wait(), time.monotonic()
     except BaseException:
         training.end()
         training.wait()
         raise
-    code, ended = training.wait(), time.monotonic()
     seconds = 0.0 if faults.began is None else ended - faults.began
     found = faults.events, faults.alarms, faults.hung, code, training.lines, seconds
     return Outcome(*found, leavings.found(), leavings.shared())
