@@ -20,6 +20,7 @@ import torch
 from tests.cluster.hosts import TEMPORARY, Hosts, why_not
 from tests.cluster.waiting_model import WAITS_FOR
 from tests.mpi.mpirun import needs_mpirun
+from tutti.errors import EXIT_INTERRUPTED
 from tutti.exports.sources import read_from
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(400)]
@@ -163,6 +164,42 @@ def test_ranks_that_stand_by_take_over_from_one_that_was_killed(tmp_path: Path, 
         assert "in reserve have ended" not in said
         assert program.returncode == 0, said
         assert is_empty(hosts)
+
+
+@pytest.mark.parametrize("when", ["before the loss", "after the loss"])
+def test_a_run_that_is_asked_to_stop_while_others_take_over_saves_and_stops(
+    tmp_path: Path, when: str
+) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    options = ["--on-failure", "respawn", "--checkpoint", "1h"]
+    with Hosts(["a", "b"], apart=True) as hosts:
+        with waiting(hosts, tmp_path, *options) as program:
+            (rank,) = ranks_on(hosts, "b")
+            (launcher,) = launching_processes(hosts, "a")
+            if when == "before the loss":
+                os.kill(rank, signal.SIGSTOP)  # So that it cannot save first.
+                os.kill(launcher, signal.SIGUSR1)
+                line_with("saving, then stopping", program)
+            os.kill(rank, signal.SIGKILL)
+            line_with("going on", program)
+            if when == "after the loss":
+                os.kill(launcher, signal.SIGTERM)
+            (tmp_path / "go-on").touch()
+            said = program.communicate(timeout=100)[0]
+        assert program.returncode == EXIT_INTERRUPTED, said
+        assert (tmp_path / "run/checkpoints/latest").exists()
+        assert is_empty(hosts)
+
+
+def launching_processes(hosts: Hosts, host: str) -> list[int]:
+    """The processes of `tutti train` on a host."""
+    return [
+        process
+        for process in hosts.processes(host)
+        if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[1:4] == [b"-m", b"tutti", b"train"]
+    ]
 
 
 def test_ranks_that_stand_by_may_be_lost_themselves(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tutti.launch.placement import Host, place_ranks
 from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksInReserve, RanksOnHosts
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.start import start
+from tutti.launch.stop_request import Stopping
 
 HERE = Path(__file__).parent
 LIMIT_S = 20.0
@@ -235,13 +236,13 @@ def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open(
 ) -> None:
     ranks = started_as(monkeypatch, "echo last words >&2; sleep 300 & exit 7")
     with SignalWatch() as signals, ranks:
-        assert ranks.wait(signals, None, None, None) == (7, "last words\n")
+        assert ranks.wait(Stopping(signals), None, None, None) == (7, "last words\n")
 
 
 def test_an_mpirun_that_starts_nobody_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = started_as(monkeypatch, "sleep 300")
     with SignalWatch() as signals, ranks:
-        assert ranks.wait(signals, None, 0.1, None) == (None, "")
+        assert ranks.wait(Stopping(signals), None, 0.1, None) == (None, "")
     assert ranks.hangs
 
 
@@ -256,7 +257,7 @@ def test_ranks_in_reserve_are_looked_after_though_something_is_said_all_the_time
 
     ranks = started_as(monkeypatch, "for one in {1..40}; do echo said >&2; sleep 0.05; done")
     with SignalWatch() as signals, ranks:
-        ranks.wait(signals, None, None, Reserve("package:entry", lambda: None))
+        ranks.wait(Stopping(signals), None, None, Reserve("package:entry", lambda: None, Stopping(signals)))
     assert looks
 
 

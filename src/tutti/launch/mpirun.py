@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,8 @@ HASTE_S: Final = 3.0
 
 AGAIN_S: Final = 1.0
 """Time after which a host that refuses is asked again."""
+
+_NAP_S: Final = 0.02
 
 RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
 """The program of a rank."""
@@ -128,7 +130,9 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-def answering(hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
+def answering(
+    hosts: Sequence[str], patience_s: float = PROBE_S, over: Callable[[], bool] = lambda: False
+) -> list[str]:
     """Return those of the hosts on which mpirun can start something; all are asked at the same time.
 
     One that refuses is asked again until then, one that is silent once. What mpirun says of those that are
@@ -137,12 +141,13 @@ def answering(hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
     Args:
         hosts: their names.
         patience_s: the time of all of them to answer.
+        over: tells whether nobody waits for them any more.
     """
     deadline, lost = time.monotonic() + patience_s, dict[str, str]()
     # Open MPI's mpirun hangs in one start of ten when it starts its daemon: another one need not.
     asked, limit_s = list(hosts), min(HASTE_S, patience_s / 2)
-    while asked and limit_s > 0:
-        for host, said in _ask(asked, limit_s).items():
+    while asked and limit_s > 0 and not over():
+        for host, said in _ask(asked, limit_s, over).items():
             lost.pop(host, None)
             if said is not None:
                 lost[host] = said
@@ -155,7 +160,7 @@ def answering(hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
     return [host for host in hosts if host not in lost]
 
 
-def _ask(hosts: Sequence[str], patience_s: float) -> dict[str, str | None]:
+def _ask(hosts: Sequence[str], patience_s: float, over: Callable[[], bool]) -> dict[str, str | None]:
     """For each host None if mpirun can start something there, else what it says, which may be nothing."""
     mpirun, extra = find_mpirun(), shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
     answers: dict[str, str | None] = {}
@@ -173,9 +178,11 @@ def _ask(hosts: Sequence[str], patience_s: float) -> dict[str, str | None]:
             for host, output in outputs.items()
         }
         deadline = time.monotonic() + patience_s
+        while any(one.poll() is None for one in probes.values()) and time.monotonic() < deadline:
+            if over():
+                break
+            time.sleep(_NAP_S)
         for host, probe in probes.items():
-            with suppress(subprocess.TimeoutExpired):
-                probe.wait(max(0.0, deadline - time.monotonic()))
             silent = probe.poll() is None
             end_mpirun(probe, at_once=True)
             outputs[host].seek(0)

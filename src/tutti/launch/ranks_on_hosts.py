@@ -73,6 +73,7 @@ def run_on_hosts(
     goes_on: bool = False,
     hang_timeout_s: float | None = None,
     reserve: RanksInReserve | None = None,
+    stopping: Stopping | None = None,
 ) -> object:
     """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
 
@@ -80,11 +81,12 @@ def run_on_hosts(
     ranks (`goes_on`), a host that is silent is soon taken for lost. A rank that makes no step for
     `hang_timeout_s` is lost, too.
     """
-    with SignalWatch() as signals:
+    with ExitStack() as stack:
+        told = stopping or Stopping(stack.enter_context(SignalWatch()))
         ready = None if reserve is None else reserve.take(payload, placement)
         for first_s in (FIRST_S, None):
             with ready or RanksOnHosts(entry, payload, placement, prefix=prefix, goes_on=goes_on) as ranks:
-                returncode, said = ranks.wait(signals, hang_timeout_s, first_s, reserve)
+                returncode, said = ranks.wait(told, hang_timeout_s, first_s, reserve)
             if not ranks.hangs:
                 break
             ready = None
@@ -93,8 +95,9 @@ def run_on_hosts(
                 file=sys.stderr,
                 flush=True,
             )
-    ranks.stopping.act()
-    return ranks.result(returncode, said)
+    if stopping is None:
+        told.act()
+    return None if told.ended_by else ranks.result(returncode, said)
 
 
 class RanksOnHosts:
@@ -110,10 +113,7 @@ class RanksOnHosts:
 
     Attributes:
         placement: the same.
-        stopping: tells of signals, once they are waited for.
     """
-
-    stopping: Stopping
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class RanksOnHosts:
 
     def wait(
         self,
-        signals: SignalWatch,
+        stopping: Stopping,
         hang_timeout_s: float | None,
         first_s: float | None,
         reserve: RanksInReserve | None,
@@ -241,7 +241,7 @@ class RanksOnHosts:
         """Wait for mpirun's end, or that by a signal, or until a rank is lost.
 
         Args:
-            signals: those that come.
+            stopping: tells of signals.
             hang_timeout_s: the time in which each that trains has to make a step; None: any.
             first_s: the time in which one has to begin; None: any.
             reserve: is looked after meanwhile.
@@ -249,14 +249,14 @@ class RanksOnHosts:
         Returns:
             Its exit code, None if it is to be ended as a rank was lost, and the end of its stderr.
         """
-        self.stopping, self._over = Stopping(signals, self._page), False
+        self._over = False
         # Ranks of other hosts do not see the page.
-        self.stopping.forward = lambda: self._process.send_signal(signal.SIGUSR1)
+        stopping.pass_to(self._page, lambda: self._process.send_signal(signal.SIGUSR1))
         late_s = LATE_S if self._goes_on else None
         self._loss = loss = _Loss(self._watch, self._process.pid, first_s, late_s, hang_timeout_s)
         with suspended_together(self._process.send_signal):
-            said, self._over = _copy_stderr(self._process, self.stopping, self._watch, loss, reserve)
-        if self.stopping.ended_by:
+            said, self._over = _copy_stderr(self._process, stopping, self._watch, loss, reserve)
+        if stopping.ended_by:
             self._patience_s = 0.0
         elif not self._over:
             self._watch.look()
@@ -304,10 +304,11 @@ class RanksInReserve:
     Args:
         entry: the function that they will call.
         wanted: their placement; None: not yet.
+        stopping: tells of signals.
     """
 
-    def __init__(self, entry: str, wanted: Callable[[], Placement | None]) -> None:
-        self._entry, self._wanted = entry, wanted
+    def __init__(self, entry: str, wanted: Callable[[], Placement | None], stopping: Stopping) -> None:
+        self._entry, self._wanted, self._stopping = entry, wanted, stopping
         self._ranks: RanksOnHosts | None = None
         self._given_up = False
 
@@ -328,7 +329,8 @@ class RanksInReserve:
     def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
         """Return those of the hosts that answer: where they live nobody is asked (see `answering`)."""
         there = set[str]() if self._ranks is None else self._ranks.hosts_there(HASTE_S)
-        asked = answering([host for host in hosts if host not in there], patience_s)
+        others = [host for host in hosts if host not in there]
+        asked = answering(others, patience_s, self._stopping.over)
         return [host for host in hosts if host in there or host in asked]
 
     def take(self, payload: bytes, placement: Placement) -> RanksOnHosts | None:

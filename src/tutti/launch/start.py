@@ -17,6 +17,7 @@ from tutti.launch.world import end_mpi_job, join, refuse_stranger, warn_of_crowd
 
 if TYPE_CHECKING:
     from tutti.launch.ranks_on_hosts import RanksInReserve
+    from tutti.launch.stop_request import Stopping
 
 ONE_AT_A_TIME: Final = threading.RLock()
 """Held by the thread that is a rank: random generators and torch's settings are those of the process."""
@@ -33,6 +34,7 @@ def start(
     succession: Succession | None = None,
     goes_on: bool = False,
     reserve: RanksInReserve | None = None,
+    stopping: Stopping | None = None,
 ) -> object:
     """Run `entry` on every rank of the placement, and wait for it.
 
@@ -52,6 +54,7 @@ def start(
             then. None: the loss ends the job.
         goes_on: over hosts: the caller goes on when a rank or a host is lost.
         reserve: over hosts: ranks that are ready to begin in place of new ones.
+        stopping: over hosts: tells of signals, on which the caller acts then; None: they are acted on here.
 
     Returns:
         What the function returned on rank 0; when this process is a rank already, what it returned here; None
@@ -82,6 +85,7 @@ def start(
             goes_on=goes_on,
             hang_timeout_s=hang_timeout_s,
             reserve=reserve,
+            stopping=stopping,
         )
     if placement.ranks == 1 and succession is None:
         return _alone(entry, payload, placement)

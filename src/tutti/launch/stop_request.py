@@ -109,7 +109,7 @@ class Stopping:
 
     Args:
         signals: those that have come.
-        page: that of the ranks.
+        page: that of the ranks; None: there are none yet.
 
     Attributes:
         page: that of the ranks.
@@ -117,13 +117,25 @@ class Stopping:
         ended_by: the signal by which everything is ended, or None.
     """
 
-    def __init__(self, signals: SignalWatch, page: StopPage) -> None:
-        self._signals, self.page = signals, page
+    def __init__(self, signals: SignalWatch, page: StopPage | None = None) -> None:
+        self._signals, self.page = signals, page or StopPage()
         self.forward: Callable[[], None] | None = None
         self._asked_by: int | None = None
         self._deadline: float | None = None
         self._insisted = False
         self.ended_by: int | None = None
+
+    def pass_to(self, page: StopPage, forward: Callable[[], None] | None) -> None:
+        """Ask other ranks from here on, which go on where those before them were: a request is for them.
+
+        Args:
+            page: theirs.
+            forward: called when they are asked.
+        """
+        page.stoppable = page.stoppable or self.page.stoppable
+        if self._asked_by is not None:
+            page.request()
+        self.page, self.forward = page, forward
 
     def fileno(self) -> int:
         """A descriptor that is readable once a signal has come."""

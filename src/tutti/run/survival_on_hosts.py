@@ -24,7 +24,9 @@ from tutti.errors import HostLost, LauncherLost, PeerLost
 from tutti.launch.mpirun import PROBE_S
 from tutti.launch.placement import Host, Placement, fill
 from tutti.launch.ranks_on_hosts import RanksInReserve
+from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
+from tutti.launch.stop_request import Stopping
 from tutti.run.config import TrainConfig
 from tutti.run.losses import Losses
 from tutti.run.resume import Resume
@@ -51,13 +53,25 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
         PeerLost: more were lost than `max_failures` in an hour, or no host is left that could take over.
         TuttiError: as of `start`.
     """
+    # A request to stop is for whoever trains by then.
+    with SignalWatch() as signals:
+        stopping = Stopping(signals)
+        result = _survive(job, placement, announce, stopping)
+    stopping.act()
+    return result
+
+
+def _survive(
+    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: Stopping
+) -> object:
+    """Do the same; returns as well once a signal is to end everything."""
     first, before = job.config, placement.workers
     shrinks = job.config.on_failure == SHRINK
 
     def next_one() -> Placement | None:
         return _without_a_rank(placement, shrinks) if job.config.standby and memory.place.whole else None
 
-    with closing(StateMemory()) as memory, closing(RanksInReserve(job.entry, next_one)) as reserve:
+    with closing(StateMemory()) as memory, closing(RanksInReserve(job.entry, next_one, stopping)) as reserve:
         losses = Losses(job.config.max_failures, memory)
         while True:
             sent = pickle.dumps(replace(job, memory=memory.place, losses=losses.count))
@@ -70,13 +84,21 @@ def survive_on_hosts(job: TrainJob, placement: Placement, announce: Callable[[st
                     hang_timeout_s=job.hang_timeout_s,
                     goes_on=True,
                     reserve=reserve,
+                    stopping=stopping,
                 )
             except PeerLost as lost:
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.
                 losses.note(lost)
                 workers = placement.workers
-                placement = after_loss(placement, lost, reserve.answering, shrinks=shrinks)
+                try:
+                    placement = after_loss(placement, lost, reserve.answering, shrinks=shrinks)
+                except PeerLost:
+                    if stopping.ended_by:
+                        return None
+                    raise
+                if stopping.ended_by:
+                    return None
                 of_fewer = ""
                 if placement.workers < workers:
                     job = shrunk(job, first, before, placement.workers)
