@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from measure import describe_machine, interleave, medians, table
 from tutti import models
+from tutti.checksum import checksum
 from tutti.run.config import TrainConfig
-from tutti.training.replica_check import checksum
 
 BATCH, ROUNDS, TIMES = 64, 9, 10
 MODELS: dict[str, dict[str, object]] = {

@@ -7,11 +7,14 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
 from tests.checkpoint.states import check, state_of
 from tests.comm.ranks import World
 from tutti.checkpoint.in_memory import MemorySaver, kept_in
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.base import Communicator
+from tutti.errors import BadCheckpoint
 
 
 class TwoHosts:
@@ -63,6 +66,35 @@ def test_ranks_of_both_hosts_go_on_from_the_last_copy() -> None:
             world.run(save_often, memory.place, [4])
             assert memory.place.whole == 2
             assert world.run(go_on, memory.place, 4) == [True] * 4
+
+
+def flip_a_bit(memory: StateMemory, name: str) -> None:
+    """Damage the last byte of a file of the newest copy."""
+    (number, found), *_ = memory.place.described()
+    start, size, _ = found["files"][name]
+    with open(memory.place.copies[number - 1].open(), "r+b") as file:
+        file.seek(start + size - 1)
+        (byte,) = file.read(1)
+        file.seek(start + size - 1)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("name", ["rank-00000.safetensors", "rank-00003.safetensors", "rank-00001.json"])
+def test_a_copy_that_is_damaged_is_not_gone_on_from(name: str, apart: bool) -> None:
+    with closing(StateMemory()) as memory, World(4) as world:
+        world.run(save_often, memory.place, [1, 2, 3], apart)
+        flip_a_bit(memory, name)
+        assert world.run(go_on, memory.place, 2, apart) == [True] * 4
+        # It is the first one now, and the next copy does not overwrite it.
+        assert world.run(go_on, memory.place, 2, apart) == [True] * 4
+        world.run(save_often, memory.place, [4], apart)
+        assert world.run(go_on, memory.place, 4, apart) == [True] * 4
+        flip_a_bit(memory, name)
+        assert world.run(go_on, memory.place, 2, apart) == [True] * 4
+        flip_a_bit(memory, name)
+        with pytest.raises(BadCheckpoint, match="no copy of the state in memory is as it was written"):
+            world.run(go_on, memory.place, 2, apart)
 
 
 def test_hosts_of_one_machine_see_the_memory_and_go_on_from_it() -> None:

@@ -183,7 +183,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
     with closing(StateMemory()) as memory:
         for kill in chain(kills, [None]):
             crew, whole = Crew(strategy, memory), memory.place.whole
-            begun_at = memory.place.files(whole)["step"] if whole else None
+            begun_at = memory.place.described()[0][1]["step"] if whole else None
             faults = [] if kill is None else [Fault(kill.rank, operation=kill.operation)]
             world = VirtualWorld(ranks, faults=faults)
             try:

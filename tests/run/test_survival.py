@@ -728,9 +728,9 @@ def test_a_copy_counts_only_when_it_is_whole() -> None:
     place.publish(1, {"step": 3, "files": {"a": [0, 5]}})
     os.pwrite(place.copies[1].descriptor, b"half of the next one", 0)
     assert place.whole == 1
-    assert place.files(1)["step"] == 3
+    assert dict(place.described())[1]["step"] == 3
     place.publish(2, {"step": 4, "files": {}})
-    assert (place.whole, place.files(2)["step"]) == (2, 4)
+    assert (place.whole, dict(place.described())[2]["step"]) == (2, 4)
     place.note_folder(Path("/runs/ä b"))
     assert place.folder == Path("/runs/ä b")
     memory.close()

@@ -8,8 +8,11 @@ The memory is on the host of rank 0. Ranks of other hosts send their states ther
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final, cast
 
@@ -22,9 +25,11 @@ from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.checkpoint.reading import Checkpoint, CheckpointFiles
 from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
+from tutti.checksum import checksum
 from tutti.comm.base import Communicator
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
+from tutti.errors import BadCheckpoint
 from tutti.records.checkpoints import RUN, Manifest, head_file, tensors_file
 from tutti.records.json_lines import Json, to_json
 from tutti.state import State
@@ -63,14 +68,16 @@ class MemorySaver:
         sizes = dict(enumerate(cast("list[Sizes]", told)))
         copy = self._copies[self._number - 1]
         copy.take(encoded, texts, sizes)
+        sums = self._comm.all_gather_objects([checksum(file) for file in copy.files(sizes[rank])])
         if rank == 0:
             files = {
-                name: [offset, size]
+                name: place
                 for other in sizes
-                for name, offset, size in zip(
+                for name, *place in zip(
                     (tensors_file(other), head_file(other), RUN),
                     copy.offsets(other),
                     sizes[other],
+                    cast("list[int]", sums[other]),
                     strict=False,
                 )
             }
@@ -88,7 +95,7 @@ class _MemoryFiles(CheckpointFiles):
 
     Args:
         memory: that has them.
-        files: where each begins, and its size, by name.
+        files: where each begins, its size, and its checksum, by name.
     """
 
     def __init__(self, memory: FileAddress, files: dict[str, list[int]]) -> None:
@@ -101,7 +108,7 @@ class _MemoryFiles(CheckpointFiles):
 
     @override
     def read(self, name: str) -> bytes:
-        offset, size = self._files[name]
+        offset, size, _ = self._files[name]
         with os.fdopen(self._memory.open(), "rb") as memory:
             memory.seek(offset)
             return memory.read(size)
@@ -118,23 +125,20 @@ def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
         comm: all ranks.
         place: of the memory, on the host of rank 0.
     """
-    whole = place.whole if comm.rank == 0 else 0
-    described = (whole, place.files(whole)) if whole else None
-    told = cast("tuple[int, Json] | None", comm.broadcast_object(described))
-    if told is None:
+    here = comm.hosts == 1 or place.is_here()
+    described = place.described() if comm.rank == 0 else []
+    told = cast("list[tuple[int, Json]]", comm.broadcast_object(described))
+    if not told:
         return None
-    number, found = told
-    manifest, files, memory = (
-        Manifest(found["step"], found["ranks"], {}),
-        found["files"],
-        place.copies[number - 1],
-    )
+    number, found = _sound(comm, place, told, here)
+    files, memory = found["files"], place.copies[number - 1]
+    manifest = Manifest(found["step"], found["ranks"], {})
     if comm.hosts == 1:
         return Checkpoint(_MemoryFiles(memory, files), manifest)
-    here = cast("list[tuple[bool, int]]", comm.all_gather_objects((place.is_here(), comm.node.rank)))
-    receivers = [rank for rank, one in enumerate(here) if one == (False, 0)]
-    size = max(offset + length for offset, length in files.values())
-    if here[comm.rank][0]:
+    seen = comm.all_gather_objects((here, comm.node.rank))
+    receivers = [rank for rank, one in enumerate(seen) if one == (False, 0)]
+    size = _end_of(files)
+    if here:
         if comm.rank == 0:
             _send(comm, memory, size, receivers)
         return Checkpoint(_MemoryFiles(memory, files), manifest)
@@ -148,6 +152,55 @@ def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
         return checkpoint
     finally:
         os.close(received)
+
+
+def _sound(
+    comm: Communicator, place: MemoryPlace, described: Sequence[tuple[int, Json]], here: bool
+) -> tuple[int, Json]:
+    """The first of some copies whose files are as they were written (collective); the others are forgotten.
+
+    Args:
+        comm: all ranks.
+        place: of the memory.
+        described: the copies.
+        here: whether the memory is on this host.
+
+    Raises:
+        BadCheckpoint: there is none.
+    """
+    for number, found in described:
+        files = list(found["files"].items())[comm.node.rank :: comm.node.size] if here else []
+        damaged = _damaged(place.copies[number - 1], dict(files)) if files else []
+        if not (names := sorted({*chain(*cast("list[list[str]]", comm.all_gather_objects(damaged)))})):
+            if comm.rank == 0 and number != described[0][0]:
+                place.choose(number)
+            return number, found
+        if comm.rank == 0:
+            print(
+                f"tutti: warning: the copy in memory of the state after step {found['step']:,} is damaged "
+                f"({', '.join(names)})",
+                file=sys.stderr,
+                flush=True,
+            )
+    raise BadCheckpoint(
+        "no copy of the state in memory is as it was written; go on from the newest checkpoint of the run: "
+        "--resume FOLDER"
+    )
+
+
+def _damaged(memory: FileAddress, files: dict[str, list[int]]) -> list[str]:
+    """The names of files that are not as they were written."""
+    with os.fdopen(memory.open(), "rb") as file:
+        content = torch.frombuffer(
+            mmap.mmap(file.fileno(), _end_of(files), access=mmap.ACCESS_COPY), dtype=torch.uint8
+        )
+    return [
+        name for name, (start, size, sum_) in files.items() if checksum(content[start : start + size]) != sum_
+    ]
+
+
+def _end_of(files: dict[str, list[int]]) -> int:
+    return max(start + size for start, size, _ in files.values())
 
 
 def _send(comm: Communicator, memory: FileAddress, size: int, receivers: Sequence[int]) -> None:

@@ -5,7 +5,8 @@
     copy 2    likewise
     data      an arena with the data set, which need not be read again, and gates
 
-The copies take turns, and the number changes last: a rank that dies while it copies leaves the other one.
+The copies take turns, and the number changes last: a rank that dies while it copies leaves the other one. So
+does one of which a checksum does not hold.
 No rank makes any of it larger, or writes to it by a call: a disk without room for more does not touch it.
 """
 
@@ -15,7 +16,7 @@ import json
 import mmap
 import os
 import struct
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -122,12 +123,19 @@ class MemoryPlace:
         """Keep the folder of the run."""
         self._write(_FOLDER, _identity(path) + b" " + os.fsencode(path))
 
-    def files(self, number: int) -> Json:
-        """The description of a copy that is whole."""
-        text = self._read(_FILES + number)
-        assert text is not None, "a copy that is whole has a description"
-        found: Json = json.loads(text)
+    def described(self) -> list[tuple[int, Json]]:
+        """The number and the description of the copy that is whole, and of the one before it, if it was."""
+        whole = self.whole
+        found = []
+        for number in (whole, 3 - whole) if whole else ():
+            with suppress(ValueError):  # It is damaged.
+                found.append((number, json.loads(self._read(_FILES + number) or b"")))
         return found
+
+    def choose(self, number: int) -> None:
+        """Have another copy be the whole one."""
+        with self._mapped(0) as page:
+            page[0] = number
 
     def publish(self, number: int, files: Json) -> None:
         """Make a copy the whole one.
@@ -137,8 +145,7 @@ class MemoryPlace:
             files: its description.
         """
         self._write(_FILES + number, json.dumps(files).encode())
-        with self._mapped(0) as page:
-            page[0] = number
+        self.choose(number)
 
     def _write(self, slot: int, text: bytes) -> None:
         with self._mapped(slot) as page:

@@ -128,6 +128,10 @@ class MemorySnapshot:
                     self._comm.recv(file, sender, _TAG)
         self._host.barrier()
 
+    def files(self, sizes: Sizes) -> list[Tensor]:
+        """Return the bytes of this rank's files, of these sizes."""
+        return self._regions[self._comm.rank].files(sizes)
+
     def offsets(self, rank: int) -> list[int]:
         """Return where the files of a rank begin in the memory."""
         room = self._rooms[rank]

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from tutti.checksum import checksum
 from tutti.object_state import as_values, from_values
 from tutti.optim.attributes import attribute_as_values, attribute_from_values
 from tutti.state import Values
-from tutti.training.replica_check import checksum
 
 _OF_TORCH: Final = frozenset(vars(nn.Module()))
 """Attributes that any module has."""

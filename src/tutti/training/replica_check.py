@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tutti.checksum import FACTOR, MODULUS, checksum
 from tutti.comm.base import Communicator
 from tutti.errors import ReplicasDiffer
 from tutti.processor import processor_name
@@ -28,37 +28,8 @@ from tutti.replica import Replica
 from tutti.state import TensorPiece, name_of, whole_piece
 from tutti.strategies.base import Replicated
 
-WORD: Final = 8
-"""The bytes that are added up at a time."""
-
-STRETCH: Final = 1 << 14
-"""Words whose products are in the cache when they are added up."""
-
-FACTOR: Final = 0x9E3779B97F4A7C15
-"""What a sum is multiplied by before the next one is added: odd, so that nothing is lost."""
-
-_ODD: Final = np.arange(1, 2 * STRETCH, 2, dtype=np.uint64)
-_MODULUS: Final = 1 << 64
-
 Sums = Mapping[tuple[str, int], int]
 """Checksums by the name of a tensor and the number of the first element."""
-
-
-def checksum(values: Tensor) -> int:
-    """Return a checksum of the bits of a tensor in the CPU's memory, 0 to 2^64 - 1.
-
-        s = sum over i of (2 i + 1) word_i   mod 2^64
-
-    over each stretch of words of 64 bits, and these sums in the same way by powers of an odd factor. A
-    flipped bit changes a word by a power of two below 2^64, which no odd factor makes a multiple of 2^64.
-    """
-    content = values.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    whole = len(content) // WORD * WORD
-    words, total = content[:whole].view(np.uint64), len(content)
-    for start in range(0, len(words), STRETCH):
-        part = words[start : start + STRETCH]
-        total = (total * FACTOR + int((part * _ODD[: len(part)]).sum())) % _MODULUS
-    return (total * FACTOR + int.from_bytes(content[whole:].tobytes(), "little")) % _MODULUS
 
 
 @dataclass(frozen=True)
@@ -207,12 +178,12 @@ def _checksums(pieces: Collection[TensorPiece]) -> Sums:
 def _joined(sums: Sums) -> int:
     total = 0
     for key in sorted(sums):
-        total = (total * FACTOR + sums[key]) % _MODULUS
+        total = (total * FACTOR + sums[key]) % MODULUS
     return total
 
 
 def _signed(number: int) -> int:
-    return number - _MODULUS if number >= _MODULUS // 2 else number
+    return number - MODULUS if number >= MODULUS // 2 else number
 
 
 def _error(verdict: Verdict, step: int, before: int | None) -> ReplicasDiffer:
