@@ -234,7 +234,7 @@ def started_as(monkeypatch: pytest.MonkeyPatch, program: str) -> RanksOnHosts:
 def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ranks = started_as(monkeypatch, "echo last words >&2; sleep 300 & exit 7")
+    ranks = started_as(monkeypatch, "printf 'last words\\n\\0' >&2; sleep 300 & exit 7")
     with SignalWatch() as signals, ranks:
         assert ranks.wait(Stopping(signals), None, None, None) == (7, "last words\n")
 

@@ -679,6 +679,8 @@ def test_an_exception_is_no_loss(tmp_path: Path) -> None:
 
 
 def test_ranks_in_reserve_are_refused_where_nobody_takes_over() -> None:
+    with pytest.raises(BadOption, match="max_failures says how many losses on_failure='respawn' or shrink"):
+        tutti.train(model(), max_failures=3, **OPTIONS)
     with pytest.raises(BadOption, match="standby keeps ranks ready for on_failure='respawn' or shrink"):
         tutti.train(model(), workers=2, standby=True, **OPTIONS)
 

@@ -380,6 +380,7 @@ def _copy_stderr(
                 data = os.read(process.stderr.fileno(), 1 << 16)
                 if not data:
                     break
+                data = data.replace(b"\0", b"")  # Open MPI ends some lines with a zero.
                 sys.stderr.write(data.decode(errors="replace"))
                 sys.stderr.flush()
                 said = (said + data)[-_TAIL_BYTES:]

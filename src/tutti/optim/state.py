@@ -57,15 +57,26 @@ def held_by(
     state: Mapping[Any, Any] = optimizer.state
     for key, value in state.items():
         if isinstance(key, str) and "/" not in key:
-            add_whole(held, "", {key: value})
+            add_whole(held, "", _written({key: value}))
         elif not isinstance(key, nn.Parameter):
             others[key] = value
         elif key in names:
-            add_whole(held, names[key], value)
+            add_whole(held, names[key], _written(value))
     add_whole(held, _ATTRIBUTES, attributes_of(optimizer, all_names or names))
     if others:
         add_whole(held, _ATTRIBUTES, {_STATE: attribute_as_values(others, all_names or names)})
     return held
+
+
+def _written(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an optimizer keeps, with its tuples and dictionaries as attributes have them."""
+    written = {key: attribute_as_values(value, {}) for key, value in kept.items()}
+    # What cannot be kept is refused by whoever writes it.
+    return {key: kept[key] if any(lost_in(value, "")) else value for key, value in written.items()}
+
+
+def _read(value: Any) -> Any:
+    return attribute_from_values(value, None, {}) if isinstance(value, list | dict) else value
 
 
 def lost_of(held: Iterable[Held | Named]) -> list[str]:
@@ -182,7 +193,7 @@ def load(
                 }
         for name, value in other.items():
             group[name] = _in_form_of(group.get(name), value)
-    state.update(kept_by_name.get("", {}))
+    state.update({key: _read(value) for key, value in kept_by_name.get("", {}).items()})
     attributes = dict(kept_by_name.get(_ATTRIBUTES, {}))
     state.update(attribute_from_values(attributes.pop(_STATE, {}), None, names))
     set_attributes(optimizer, names, attributes)
@@ -208,7 +219,7 @@ def _placed(
     Counters stay on the CPU as a rule. What had the dtype of the parameter, `before`, has it again.
     """
     if not isinstance(value, Tensor):
-        return value
+        return _read(value)
     if key != "step" and value.dtype == before:
         value = value.to(parameter.dtype)
     if value.shape == parameter.shape and value.stride() != parameter.stride():

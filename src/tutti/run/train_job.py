@@ -155,6 +155,12 @@ class TrainJob(Job):
                 "--standby keeps ranks ready for --on-failure respawn or shrink; give one of these, or leave "
                 "--standby out (of --hosts the last ones stand by if -n leaves them over)"
             )
+        most = self.config.max_failures
+        if most != TrainConfig.max_failures and self.config.on_failure == "stop":
+            raise BadOption(
+                "--max-failures says how many losses --on-failure respawn or shrink survives; give one of "
+                f"these, or leave --max-failures {most} out"
+            )
         if self.config.on_shrink == SCALE and self.config.on_failure != "shrink":
             raise BadOption(
                 f"--on-shrink {SCALE} says how a run goes on with fewer ranks, as it does with --on-failure "
