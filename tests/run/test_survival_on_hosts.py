@@ -118,6 +118,7 @@ def test_hosts_that_were_lost_come_back_only_where_the_run_would_end() -> None:
     once = after_loss(placed("a:2,b:2,c:2", 4), B_LOST, all_but(), shrinks=False)
     twice = after_loss(once, PeerLost([2], "ended"), all_but(), shrinks=False)
     assert on(twice) == {"a": 2, "c": 2}
+    assert "standing by" not in twice.describe()
 
 
 def test_a_lost_server_is_replaced_whoever_shrinks() -> None:

@@ -61,6 +61,8 @@ class Placement:
             of its own, as it sleeps most of the time. They are the last ranks of their hosts.
         places: all hosts that were given, with all their places for workers; `hosts` are those of them that
             have workers now. The others stand by.
+        away: hosts that were lost, or did not answer: only where the run would end without them is asked for
+            them again.
     """
 
     workers: int
@@ -71,6 +73,7 @@ class Placement:
     launcher: Launcher = Launcher.ALONE
     servers: int = 0
     places: tuple[Host, ...] = ()
+    away: tuple[Host, ...] = ()
 
     @property
     def standing_by(self) -> tuple[Host, ...]:

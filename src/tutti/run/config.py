@@ -501,7 +501,9 @@ def _check_types(config: TrainConfig) -> None:
         if value is None and optional:
             continue
         if not isinstance(value, types) or isinstance(value, bool) is not (types == (bool,)):
-            raise BadOption(f"{flag(name)} is {value!r}; give {words}")
+            usual = getattr(TrainConfig, name, None)
+            example = f", such as {usual!r}" if isinstance(usual, str) else ""
+            raise BadOption(f"{flag(name)} is {value!r}; give {words}{example}")
         if isinstance(value, dict):
             for key, item in value.items():
                 _check_option(f"{flag(name).removesuffix('-options')}.{key}", item)

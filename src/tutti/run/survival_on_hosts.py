@@ -140,7 +140,7 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
     lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set[str]()
     silent = set(lost_hosts)
     # Those that were lost come last, even if they are back.
-    places = sorted(placement.places, key=lambda host: host.name in lost_hosts)
+    places = sorted((*placement.places, *placement.away), key=lambda host: host.name in lost_hosts)
     while True:
         left = [host for host in places if host.name not in gone | silent]
         room = sum(host.ranks for host in left)
@@ -165,9 +165,10 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         hosts = fill(left, workers)
         asked = [host.name for host in hosts[1:] if host.name not in there]
         if not asked:
-            # The silent ones come last: they may answer by the next loss.
-            later = [host for host in places if host.name in silent]
-            return replace(placement, workers=workers, hosts=hosts, places=(*left, *later))
+            unused = silent | {host.name for host in placement.away} - {host.name for host in hosts}
+            away = tuple(host for host in places if host.name in unused)
+            there_now = tuple(host for host in left if host.name not in unused)
+            return replace(placement, workers=workers, hosts=hosts, places=there_now, away=away)
         there |= set(answers(asked, PROBE_S))
         silent |= set(asked) - there
 
