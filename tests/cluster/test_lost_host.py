@@ -60,13 +60,21 @@ def waiting(hosts: Hosts, folder: Path, *options: str) -> Iterator[subprocess.Po
         yield program
 
 
+def arguments_of(process: int) -> list[bytes]:
+    """The words that a process was started with; none if it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def ranks_on(hosts: Hosts, host: str) -> list[int]:
     """The processes of the ranks on a host, those of ranks in reserve behind the others."""
     return sorted(
         process
         for process in hosts.processes(host)
         # mpirun has the same words, and more.
-        if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[1:-1] == RANK
+        if arguments_of(process)[1:-1] == RANK
     )
 
 
@@ -198,7 +206,7 @@ def launching_processes(hosts: Hosts, host: str) -> list[int]:
     return [
         process
         for process in hosts.processes(host)
-        if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[1:4] == [b"-m", b"tutti", b"train"]
+        if arguments_of(process)[1:4] == [b"-m", b"tutti", b"train"]
     ]
 
 
@@ -223,7 +231,7 @@ def launchers_on(hosts: Hosts, host: str) -> list[int]:
     return sorted(
         process
         for process in hosts.processes(host)
-        if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/prterun")
+        if b"".join(arguments_of(process)[:1]).endswith(b"/prterun")
     )
 
 

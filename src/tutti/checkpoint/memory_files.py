@@ -127,7 +127,7 @@ class MemoryPlace:
         """The number and the description of the copy that is whole, and of the one before it, if it was."""
         whole = self.whole
         found = []
-        for number in (whole, 3 - whole) if whole else ():
+        for number in (whole, 3 - whole) if whole in (1, 2) else ():
             with suppress(ValueError):  # It is damaged.
                 found.append((number, json.loads(self._read(_FILES + number) or b"")))
         return found

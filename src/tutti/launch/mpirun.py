@@ -148,9 +148,10 @@ def answering(
     asked, limit_s = list(hosts), min(HASTE_S, patience_s / 2)
     while asked and limit_s > 0 and not over():
         for host, said in _ask(asked, limit_s, over).items():
-            lost.pop(host, None)
-            if said is not None:
-                lost[host] = said
+            if said is None:
+                lost.pop(host, None)
+            else:
+                lost[host] = said or lost.get(host, "")
         if any(lost.values()):
             time.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
         asked, limit_s = list(lost), deadline - time.monotonic()
