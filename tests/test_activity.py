@@ -57,12 +57,16 @@ def test_a_process_that_sleeps_is_idle_whatever_bystanders_do(program: str) -> N
         assert looks(process, lambda idle_s: idle_s > 20) > 20
 
 
+WITH_PARENT = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""A program that works until the process that has started it is gone."""
+
+
 @pytest.mark.parametrize(
     "work",
     [
         "while True: pass",
         "import time\nwhile True: open('/dev/null', 'w').write('a'); time.sleep(0.001)",
-        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])",
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WITH_PARENT!r}])",
     ],
 )
 def test_a_process_that_works_is_not(work: str) -> None:
