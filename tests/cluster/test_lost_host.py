@@ -60,6 +60,15 @@ def waiting(hosts: Hosts, folder: Path, *options: str) -> Iterator[subprocess.Po
         yield program
 
 
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Two hosts, of which each sees nothing but its own."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Hosts(["a", "b"], apart=True) as made:
+        yield made
+
+
 def arguments_of(process: int) -> list[bytes]:
     """The words that a process was started with; none if it has ended."""
     try:
@@ -105,100 +114,84 @@ def is_empty(hosts: Hosts) -> bool:
     return not kept and not any(map(hosts.processes, hosts.names))
 
 
-def test_nothing_is_left_on_a_host_that_cannot_be_reached_any_more(tmp_path: Path) -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Hosts(["a", "b"], apart=True) as hosts:
-        with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
-            hosts.cut_off("b")
-            said = program.communicate(timeout=100)[0]
-        assert "lost host b: it cannot be reached any more" in said
-        assert program.returncode == 1
-        assert is_empty(hosts)
+def test_nothing_is_left_on_a_host_that_cannot_be_reached_any_more(hosts: Hosts, tmp_path: Path) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
+        hosts.cut_off("b")
+        said = program.communicate(timeout=100)[0]
+    assert "lost host b: it cannot be reached any more" in said
+    assert program.returncode == 1
+    assert is_empty(hosts)
 
 
-def test_a_host_that_was_lost_and_is_back_is_used_again_where_no_other_stands_by(tmp_path: Path) -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Hosts(["a", "b"], apart=True) as hosts:
-        with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
-            hosts.cut_off("b")
-            (lost_rank,) = ranks_on(hosts, "b")
-            while ranks_on(hosts, "b") == [lost_rank]:
-                time.sleep(0.05)
-            hosts.join_again("b")
-            lost = line_with("going on", program)
-            (tmp_path / "go-on").touch()
-            said = program.communicate(timeout=100)[0]
-        assert "going on with 2 ranks on 2 hosts (a: 1, b: 1)" in lost
-        assert program.returncode == 0, said
-        assert is_empty(hosts)
+def test_a_host_that_was_lost_and_is_back_is_used_again_where_no_other_stands_by(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
+        hosts.cut_off("b")
+        (lost_rank,) = ranks_on(hosts, "b")
+        while ranks_on(hosts, "b") == [lost_rank]:
+            time.sleep(0.05)
+        hosts.join_again("b")
+        lost = line_with("going on", program)
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+    assert "going on with 2 ranks on 2 hosts (a: 1, b: 1)" in lost
+    assert program.returncode == 0, said
+    assert is_empty(hosts)
 
 
-def test_a_rank_of_another_host_that_is_stopped_is_replaced(tmp_path: Path) -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Hosts(["a", "b"], apart=True) as hosts:
-        with waiting(hosts, tmp_path, "--hang-timeout", "5s", "--on-failure", "respawn") as program:
-            time.sleep(2.5)  # Its signs say that it trains.
-            os.kill(ranks_on(hosts, "b")[0], signal.SIGSTOP)
-            lost = line_with("lost", program)
-            (tmp_path / "go-on").touch()
-            said = program.communicate(timeout=100)[0]
-        assert re.search(r"lost rank 1: on host b: it has not run for \d+ s, though its host answers", lost)
-        assert program.returncode == 0, said
-        assert is_empty(hosts)
+def test_a_rank_of_another_host_that_is_stopped_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
+    with waiting(hosts, tmp_path, "--hang-timeout", "5s", "--on-failure", "respawn") as program:
+        time.sleep(2.5)  # Its signs say that it trains.
+        os.kill(ranks_on(hosts, "b")[0], signal.SIGSTOP)
+        lost = line_with("lost", program)
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+    assert re.search(r"lost rank 1: on host b: it has not run for \d+ s, though its host answers", lost)
+    assert program.returncode == 0, said
+    assert is_empty(hosts)
 
 
 @pytest.mark.parametrize("victim", ["b", "a"])
-def test_ranks_that_stand_by_take_over_from_one_that_was_killed(tmp_path: Path, victim: str) -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Hosts(["a", "b"], apart=True) as hosts:
-        with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-            wait_for_reserve(hosts)
-            trained = ranks_on(hosts, victim)[0]
-            os.kill(trained, signal.SIGKILL)
-            # A rank may say before what it has lost.
-            lost = line_with("going on", program)
-            (tmp_path / "go-on").touch()
-            said = program.communicate(timeout=100)[0]
-        assert re.search(r"lost rank \d.*; going on with 2 ranks", lost)
-        assert "resumed after step" in said
-        assert "in reserve have ended" not in said
-        assert program.returncode == 0, said
-        assert is_empty(hosts)
+def test_ranks_that_stand_by_take_over_from_one_that_was_killed(
+    hosts: Hosts, tmp_path: Path, victim: str
+) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
+        wait_for_reserve(hosts)
+        trained = ranks_on(hosts, victim)[0]
+        os.kill(trained, signal.SIGKILL)
+        # A rank may say before what it has lost.
+        lost = line_with("going on", program)
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+    assert re.search(r"lost rank \d.*; going on with 2 ranks", lost)
+    assert "resumed after step" in said
+    assert "in reserve have ended" not in said
+    assert program.returncode == 0, said
+    assert is_empty(hosts)
 
 
 @pytest.mark.parametrize("when", ["before the loss", "after the loss"])
 def test_a_run_that_is_asked_to_stop_while_others_take_over_saves_and_stops(
-    tmp_path: Path, when: str
+    hosts: Hosts, tmp_path: Path, when: str
 ) -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
     options = ["--on-failure", "respawn", "--checkpoint", "1h"]
-    with Hosts(["a", "b"], apart=True) as hosts:
-        with waiting(hosts, tmp_path, *options) as program:
-            (rank,) = ranks_on(hosts, "b")
-            (launcher,) = launching_processes(hosts, "a")
-            if when == "before the loss":
-                os.kill(rank, signal.SIGSTOP)  # So that it cannot save first.
-                os.kill(launcher, signal.SIGUSR1)
-                line_with("saving, then stopping", program)
-            os.kill(rank, signal.SIGKILL)
-            line_with("going on", program)
-            if when == "after the loss":
-                os.kill(launcher, signal.SIGTERM)
-            (tmp_path / "go-on").touch()
-            said = program.communicate(timeout=100)[0]
-        assert program.returncode == EXIT_INTERRUPTED, said
-        assert (tmp_path / "run/checkpoints/latest").exists()
-        assert is_empty(hosts)
+    with waiting(hosts, tmp_path, *options) as program:
+        (rank,) = ranks_on(hosts, "b")
+        (launcher,) = launching_processes(hosts, "a")
+        if when == "before the loss":
+            os.kill(rank, signal.SIGSTOP)  # So that it cannot save first.
+            os.kill(launcher, signal.SIGUSR1)
+            line_with("saving, then stopping", program)
+        os.kill(rank, signal.SIGKILL)
+        line_with("going on", program)
+        if when == "after the loss":
+            os.kill(launcher, signal.SIGTERM)
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+    assert program.returncode == EXIT_INTERRUPTED, said
+    assert (tmp_path / "run/checkpoints/latest").exists()
+    assert is_empty(hosts)
 
 
 def launching_processes(hosts: Hosts, host: str) -> list[int]:
@@ -210,20 +203,16 @@ def launching_processes(hosts: Hosts, host: str) -> list[int]:
     ]
 
 
-def test_ranks_that_stand_by_may_be_lost_themselves(tmp_path: Path) -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Hosts(["a", "b"], apart=True) as hosts:
-        with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-            wait_for_reserve(hosts)
-            os.kill(ranks_on(hosts, "b")[1], signal.SIGKILL)
-            said = line_with("in reserve have ended", program)
-            (tmp_path / "go-on").touch()
-            rest = program.communicate(timeout=100)[0]
-        assert "from here on new ones are started when one is lost" in said
-        assert program.returncode == 0, rest
-        assert is_empty(hosts)
+def test_ranks_that_stand_by_may_be_lost_themselves(hosts: Hosts, tmp_path: Path) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
+        wait_for_reserve(hosts)
+        os.kill(ranks_on(hosts, "b")[1], signal.SIGKILL)
+        said = line_with("in reserve have ended", program)
+        (tmp_path / "go-on").touch()
+        rest = program.communicate(timeout=100)[0]
+    assert "from here on new ones are started when one is lost" in said
+    assert program.returncode == 0, rest
+    assert is_empty(hosts)
 
 
 def launchers_on(hosts: Hosts, host: str) -> list[int]:
@@ -236,39 +225,33 @@ def launchers_on(hosts: Hosts, host: str) -> list[int]:
 
 
 @pytest.mark.parametrize("stopped", ["rank", "mpirun"])
-def test_new_ranks_take_over_where_those_that_stand_by_were_stopped(tmp_path: Path, stopped: str) -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Hosts(["a", "b"], apart=True) as hosts:
-        with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-            wait_for_reserve(hosts)
-            trained = ranks_on(hosts, "b")[0]
-            last = (ranks_on(hosts, "b") if stopped == "rank" else launchers_on(hosts, "a"))[-1]
-            os.kill(last, signal.SIGSTOP)
-            time.sleep(4)
-            os.kill(trained, signal.SIGKILL)
-            line_with("going on", program)
-            (tmp_path / "go-on").touch()
-            said = program.communicate(timeout=100)[0]
-        assert "resumed after step" in said
-        assert "lost" not in said
-        assert program.returncode == 0, said
-        assert is_empty(hosts)
+def test_new_ranks_take_over_where_those_that_stand_by_were_stopped(
+    hosts: Hosts, tmp_path: Path, stopped: str
+) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
+        wait_for_reserve(hosts)
+        trained = ranks_on(hosts, "b")[0]
+        last = (ranks_on(hosts, "b") if stopped == "rank" else launchers_on(hosts, "a"))[-1]
+        os.kill(last, signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(trained, signal.SIGKILL)
+        line_with("going on", program)
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+    assert "resumed after step" in said
+    assert "lost" not in said
+    assert program.returncode == 0, said
+    assert is_empty(hosts)
 
 
-def test_a_run_goes_on_when_mpirun_was_stopped(tmp_path: Path) -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Hosts(["a", "b"], apart=True) as hosts:
-        with waiting(hosts, tmp_path, "--on-failure", "respawn", "--hang-timeout", "20s") as program:
-            os.kill(launchers_on(hosts, "a")[0], signal.SIGSTOP)
-            (tmp_path / "go-on").touch()
-            said = program.communicate(timeout=100)[0]
-        assert "tutti: mpirun had started the ranks; it was stopped by a signal (SIGSTOP)" in said
-        assert program.returncode == 0, said
-        assert is_empty(hosts)
+def test_a_run_goes_on_when_mpirun_was_stopped(hosts: Hosts, tmp_path: Path) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--hang-timeout", "20s") as program:
+        os.kill(launchers_on(hosts, "a")[0], signal.SIGSTOP)
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+    assert "tutti: mpirun had started the ranks; it was stopped by a signal (SIGSTOP)" in said
+    assert program.returncode == 0, said
+    assert is_empty(hosts)
 
 
 def test_a_host_that_stands_by_takes_the_place_of_one_without_power(tmp_path: Path) -> None:

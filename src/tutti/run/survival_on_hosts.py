@@ -167,8 +167,8 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         if not asked:
             unused = silent | {host.name for host in placement.away} - {host.name for host in hosts}
             away = tuple(host for host in places if host.name in unused)
-            there_now = tuple(host for host in left if host.name not in unused)
-            return replace(placement, workers=workers, hosts=hosts, places=there_now, away=away)
+            others = tuple(host for host in left if host.name not in unused)
+            return replace(placement, workers=workers, hosts=hosts, places=others, away=away)
         there |= set(answers(asked, PROBE_S))
         silent |= set(asked) - there
 

@@ -14,13 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
 import psutil
 
-from tutti.launch.orphans import adopt_orphans, die_with_parent
+from tutti.launch.orphans import adopt_orphans
 
 _LOSS: Final = re.compile(r"lost ranks? ([\d, ]+): (.*)")
 _GOES_ON: Final = "; going on with "
@@ -82,7 +81,6 @@ class Training:
             stdout=subprocess.DEVNULL if quiet else None,
             stderr=subprocess.PIPE,
             env=_environment(scratch),
-            preexec_fn=partial(die_with_parent, os.getpid()),
         )
         self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
         self._reader.start()
