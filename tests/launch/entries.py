@@ -245,6 +245,11 @@ def circumstances(comm: Communicator, payload: bytes) -> object:
     )
 
 
+def variable(comm: Communicator, payload: bytes) -> object:
+    """What each rank has in the environment variable that the payload names."""
+    return comm.all_gather_objects(os.environ.get(payload.decode()))
+
+
 def interrupt(comm: Communicator, payload: bytes) -> object:
     """Rank 0 sends a signal to the process that the payload names; nobody ever ends."""
     comm.barrier()

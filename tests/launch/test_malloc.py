@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+from tutti.launch.malloc import TUNABLES, start_settings
+from tutti.launch.placement import Placement
+from tutti.launch.start import start
+
 PROGRAM = """
 import resource, sys
 from tutti.launch.malloc import keep_memory
@@ -41,6 +45,36 @@ before = held()
 kept, lent = more(nullcontext()), more(memory_lent())
 give_back_memory()
 print(kept, lent, held() - before)
+"""
+STEPS = """
+import re, sys, torch
+from pathlib import Path
+from torch import nn
+from tutti.launch.malloc import keep_memory
+
+def held():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+keep_memory()
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2),
+    nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2),
+    nn.Flatten(), nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 10),
+).double()
+optimizer = torch.optim.Adam(model.parameters())
+notes = []
+for step in range(300):
+    if step == 50:
+        before = held()
+    inputs, targets = torch.randn(16, 1, 28, 28).double(), torch.randint(10, (16,))
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    notes.append({"step": step, "loss": loss.detach()})
+print((held() - before) >> 10)
 """
 PAGES = (32 << 20) // 4096
 
@@ -85,3 +119,24 @@ def test_what_is_needed_once_goes_back_to_the_kernel() -> None:
     assert kept > PAGES // 2
     assert lent < PAGES // 8, "it is not taken from what was kept"
     assert given_back < PAGES // 8
+
+
+def test_the_heap_of_a_rank_stays_whole_while_it_trains() -> None:
+    assert int(printed(STEPS, **start_settings({}))) < 4, "MiB that 250 steps alike have added"
+
+
+def test_ranks_start_with_a_heap_that_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TUNABLES, raising=False)
+    found = start("tests.launch.entries:variable", TUNABLES.encode(), Placement(2, 1))
+    assert found == ["glibc.malloc.tcache_count=0"] * 2
+
+
+@pytest.mark.parametrize("name", [TUNABLES, "MALLOC_ARENA_MAX"])
+def test_what_a_user_says_of_the_heap_stays(name: str) -> None:
+    assert start_settings({name: "glibc.malloc.arena_max=1"}) == {}
+
+
+def test_what_a_user_says_of_other_things_is_said_as_well() -> None:
+    assert start_settings({TUNABLES: "glibc.cpu.x86_ibt=on"}) == {
+        TUNABLES: "glibc.cpu.x86_ibt=on:glibc.malloc.tcache_count=0"
+    }

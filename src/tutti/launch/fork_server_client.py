@@ -31,6 +31,7 @@ from tutti.launch.fork_server import (
     send,
 )
 from tutti.launch.guard import JOB, end_processes_of, is_being_killed
+from tutti.launch.malloc import start_settings
 from tutti.launch.orphans import command_of
 from tutti.launch.rank_main import Descriptors, RankPlace
 from tutti.launch.signals import held_back
@@ -214,7 +215,7 @@ def _environment(threads: int, crowded: bool) -> dict[str, str]:
     if crowded:
         # Threads that spin while they wait would keep those from working that they wait for.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return environment
+    return environment | start_settings(environment)
 
 
 _kept: Final[list[ForkServer]] = []

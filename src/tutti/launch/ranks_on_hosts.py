@@ -23,6 +23,7 @@ from tutti.launch.exit_reports import Report
 from tutti.launch.guard import JOB, guard
 from tutti.launch.hangs import LOOK_S, PAUSE_S, STOPPED, STOPPED_WHY, RemoteHangWatch, state_of
 from tutti.launch.liveness import PATIENT_S, QUICK_S, LivenessWatch, first_lost
+from tutti.launch.malloc import TUNABLES, start_settings
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import (
     EXTRA_ARGUMENTS,
@@ -170,10 +171,13 @@ class RanksOnHosts:
         environment = {
             **inherited(),
             **settings(mpirun, self._hosts, os.environ),
+            **start_settings(os.environ),
             START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
             JOB: job,
         }
-        exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
+        exported = [
+            name for name in environment if name.startswith("TUTTI_") or name in ("PYTHONPATH", TUNABLES)
+        ]
         extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
         command = command_line(mpirun, self._hosts, exported, extra, prefix=prefix)
         # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
