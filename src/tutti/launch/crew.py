@@ -29,6 +29,7 @@ from tutti.launch.exit_reports import Death, Report, cause
 from tutti.launch.fork_server_client import RankForker
 from tutti.launch.guard import ends_with, is_being_killed
 from tutti.launch.hangs import LOOK_S, STOPPED, HangWatch, state_of
+from tutti.launch.life_locks import LifeWatch
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
@@ -106,18 +107,21 @@ class Crew:
             self._arena = arena = stack.enter_context(closing(Arena.create()))
             settings = _settings(orders.placement, relay)
             self._ranks = start_ranks(stack, server, entry, orders.payload, settings, stop, arena)
+            self._lives = stack.enter_context(closing(LifeWatch([one.life for one in self._ranks])))
             self._hangs = None if hang_timeout_s is None else HangWatch(arena, self._ranks, hang_timeout_s)
             self._opened = stack.pop_all()
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Have a selector wait for what comes of them; the data of its keys are to be called then."""
         selector.register(self._server.control, selectors.EVENT_READ, self._note_message)
+        selector.register(self._lives, selectors.EVENT_READ, self._note_life)
         for one in self._ranks:
             selector.register(one.pipe, selectors.EVENT_READ, partial(_receive, selector, one))
 
     def unregister(self, selector: selectors.BaseSelector) -> None:
         """Have a selector wait no more."""
         selector.unregister(self._server.control)
+        selector.unregister(self._lives)
         for one in self._ranks:
             if one.pipe in selector.get_map():
                 selector.unregister(one.pipe)
@@ -135,6 +139,7 @@ class Crew:
         Args:
             watched: ranks that hang are killed.
         """
+        self._lives.look()
         if self._hangs is not None and watched:
             self._hangs.look(time.monotonic())
         reports = [one.report for one in self._ranks if one.report]
@@ -226,6 +231,10 @@ class Crew:
         layout = ControlLayout(len(self._ranks))
         words = self._arena.words(FIRST, layout.words)
         return [words[layout.line(one.rank) + PID] for one in ranks]
+
+    def _note_life(self) -> None:
+        self._lives.clear()
+        self._note_ends()
 
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)
