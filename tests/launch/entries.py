@@ -250,6 +250,14 @@ def variable(comm: Communicator, payload: bytes) -> object:
     return comm.all_gather_objects(os.environ.get(payload.decode()))
 
 
+def die_unseen(comm: Communicator, payload: bytes) -> object:
+    """Rank 0 is killed while the parent, which would tell of it, is stopped; the other one does not look."""
+    if comm.rank == 0:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def interrupt(comm: Communicator, payload: bytes) -> object:
     """Rank 0 sends a signal to the process that the payload names; nobody ever ends."""
     comm.barrier()

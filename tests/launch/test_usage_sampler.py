@@ -54,6 +54,7 @@ def in_state(process: subprocess.Popen[bytes], state: str) -> None:
 @pytest.mark.serial
 def test_a_rank_that_computes_is_seen_to_compute(busy: subprocess.Popen[bytes]) -> None:
     probe = Probe({0: busy.pid}, CORES)
+    probe.begin()
     began = time.monotonic()
     has_computed(busy, 0.3)
     record = probe.sample()
@@ -64,6 +65,16 @@ def test_a_rank_that_computes_is_seen_to_compute(busy: subprocess.Popen[bytes]) 
     assert len(record.cores) == len(CORES)
     assert sum(record.cores) >= 0.5 * 30 / passed
     assert all(0 <= percent <= 100 for percent in record.cores)
+
+
+def test_what_a_rank_did_before_the_run_began_is_not_sampled(busy: subprocess.Popen[bytes]) -> None:
+    probe = Probe({0: busy.pid}, CORES)
+    has_computed(busy, 0.3)
+    busy.send_signal(signal.SIGSTOP)
+    in_state(busy, psutil.STATUS_STOPPED)
+    probe.begin()
+    time.sleep(0.1)
+    assert probe.sample().ranks[0].cpu < 10
 
 
 def test_memory_is_the_proportional_set_size(busy: subprocess.Popen[bytes]) -> None:

@@ -23,6 +23,7 @@ from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout, control_bytes
 from tutti.errors import PeerLost
 from tutti.launch.hangs import HangWatch, RemoteHangWatch
+from tutti.launch.life_locks import BYTES, LifeLock
 from tutti.launch.liveness import LivenessAddress, LivenessWatch, Sign
 from tutti.launch.rank_processes import RankProcess
 
@@ -197,7 +198,8 @@ class Ranks:
         assert self.arena.allocate(control_bytes(2)) == FIRST
         layout = ControlLayout(2)
         self.words, self.lines = self.arena.words(FIRST, layout.words), [layout.line(0), layout.line(1)]
-        self.ranks = [RankProcess(rank, FileIO(os.devnull)) for rank in range(2)]
+        life = LifeLock.make(self.arena, self.arena.allocate(BYTES))
+        self.ranks = [RankProcess(rank, FileIO(os.devnull), life) for rank in range(2)]
         self.watch = HangWatch(self.arena, self.ranks, timeout_s=60)
 
     def train(self, *steps: int) -> None:

@@ -40,6 +40,9 @@ from tutti.launch.rank_processes import (
     start_ranks,
 )
 
+TAKEN_S: Final = 0.2
+"""Time between two looks at which ranks have taken their locks."""
+
 CAUSE_S: Final = 1.0
 """The wait for the cause, after a rank has reported that it lost a peer."""
 
@@ -129,6 +132,8 @@ class Crew:
     def patience_s(self) -> float | None:
         """Time to wait for events before `outcome` is to be asked again; None: until there is one."""
         limits = [] if self._hangs is None else [LOOK_S]
+        if not self._lives.waits_for_all:
+            limits.append(TAKEN_S)
         if self._deadline is not None:
             limits.append(max(0.0, self._deadline - time.monotonic()))
         return min(limits, default=None)

@@ -26,6 +26,8 @@ _HELD: Final = BYTES // 8 - 1
 _ROBUST, _SHARED = 1, 1
 _libc = ctypes.CDLL(None)
 
+_held: list[LifeLock] = []
+
 
 class LifeLock:
     """The lock of one rank.
@@ -51,6 +53,7 @@ class LifeLock:
 
     def hold(self) -> None:
         """Take the lock, for as long as the calling thread lives."""
+        _held.append(self)  # The kernel looks for it in this process's memory.
         _check(_libc.pthread_mutex_lock(ctypes.byref(self._mutex)))
         self._words[_HELD] = 1
 
@@ -82,6 +85,11 @@ class LifeWatch:
     def fileno(self) -> int:
         """The descriptor that is ready once a rank has begun to end."""
         return self._ends
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether each rank has taken its lock, and is waited for."""
+        return not self._untaken
 
     def look(self) -> None:
         """Wait, from now on, for the ends of those ranks that have taken their lock by now."""

@@ -139,12 +139,19 @@ class Probe:
         for rank, process in ranks.items():
             with suppress(psutil.NoSuchProcess):
                 self._ranks[rank] = psutil.Process(process)
-                self._ranks[rank].cpu_percent()
         self._all = list(ranks)
+
+    def begin(self) -> None:
+        """Have the first sample count from now on."""
+        import psutil
+
+        for process in self._ranks.values():
+            with suppress(psutil.NoSuchProcess):
+                process.cpu_percent()
         psutil.cpu_percent(percpu=True)
 
     def sample(self, final: bool = False) -> UsageRecord:
-        """Take a sample; times are since the sample before.
+        """Take a sample; times are since the sample before, or since `begin`.
 
         Args:
             final: whether to look at the memory even if that was done a moment ago.
@@ -219,6 +226,7 @@ def _append_samples(probe: Probe, path: str) -> None:
     """Append a sample every now and then, and one when the standard input ends."""
     file = plain_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     over = False
+    probe.begin()
     while not over:
         over = bool(select.select([sys.stdin], [], [], EVERY_S)[0])
         os.write(file, to_json(probe.sample(final=over)).encode() + b"\n")

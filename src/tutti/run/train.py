@@ -198,15 +198,12 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with ExitStack() as stack:
-            if around.prepare is None:
-                sampler = stack.enter_context(sampling(crew, job.write and around.alone))
-                task = prepare_task(job, around.open_data(job, comm))
-            else:
-                dataset = around.open_data(job, comm)
-                task = prepare_task(job, dataset)
+            sampler = stack.enter_context(sampling(crew, job.write and around.alone))
+            dataset = around.open_data(job, comm)
+            task = prepare_task(job, dataset)
+            if around.prepare is not None:
                 job = around.prepare(job, dataset)
                 checkpoint = _checkpoint(comm, job)
-                sampler = stack.enter_context(sampling(crew, job.write and around.alone))
             check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from tutti.comm.shm.memfd import FileAddress
 
 MOST_RANKS: Final = 60
 """The ranks that are looked at: those whose lines are on the first page, whatever their number."""
+
+_SEARCH_S: Final = 0.02
+"""Time between two searches for groups of ranks, while some rank of those that are known is gone."""
 
 _ARENA: Final = "/memfd:tutti (deleted)"
 
@@ -49,6 +53,7 @@ class RunningRanks:
         self._starter = starter
         self._arenas: dict[int, memoryview] = {}
         self._trained = 0
+        self._search_again = 0.0
         self._servers: set[int] = set()
 
     def look(self) -> dict[int, RankSeen]:
@@ -57,12 +62,15 @@ class RunningRanks:
         Where several groups of ranks live, as one waits to take over, they are those of the group that
         trains, or has trained last.
         """
-        groups, whole = self._look()
-        if not (groups and whole):
+        groups, broken = self._look()
+        # It takes cores of those that are to go on.
+        if not groups or (broken and time.monotonic() >= self._search_again):
+            self._search_again = time.monotonic() + _SEARCH_S
             self._arenas = dict(self._found())
-            groups, _ = self._look()
+            groups, broken = self._look()
         for file, ranks in groups.items():
-            if any(one.steps is not None for one in ranks.values()):
+            # What is left of a group that has lost a rank takes a while to end.
+            if file not in broken and any(one.steps is not None for one in ranks.values()):
                 self._trained = file
         return groups.get(self._trained) or next(iter(groups.values()), {})
 
@@ -89,10 +97,10 @@ class RunningRanks:
             if one.process not in known
         }
 
-    def _look(self) -> tuple[dict[int, dict[int, RankSeen]], bool]:
-        """The ranks of each arena that is known and has any, and whether all that were there are."""
+    def _look(self) -> tuple[dict[int, dict[int, RankSeen]], set[int]]:
+        """The ranks of each arena that is known and has any, and the arenas some of whose ranks are gone."""
         groups: dict[int, dict[int, RankSeen]] = {}
-        whole = True
+        broken: set[int] = set()
         for file, words in self._arenas.items():
             for rank in range(MOST_RANKS):
                 line = LINE * (1 + rank)
@@ -102,8 +110,8 @@ class RunningRanks:
                 if self._is_rank(process):
                     groups.setdefault(file, {})[rank] = RankSeen(process, beat - 1 if beat else None)
                 else:
-                    whole = False
-        return groups, whole
+                    broken.add(file)
+        return groups, broken
 
     def _found(self) -> Iterator[tuple[int, memoryview]]:
         """Yield the arenas of the starter, each with the number of its file."""
