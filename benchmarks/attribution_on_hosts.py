@@ -88,12 +88,24 @@ class Training:
             # The names of programs that a launcher is to start come later.
             if all(word in names for word in words) and (not words or words[0] == names[0]):
                 found.append(process)
-        return found
+        if not words:
+            return found
+        # The parent of a rank is its witness, which has the same command.
+        parents = {int(fields_of(process)[1]) for process in found}
+        return [process for process in found if process not in parents]
 
     def signal(self, number: int, host: str, *words: str) -> None:
         """Send a signal to those processes."""
         for process in self.processes(host, *words):
             os.kill(process, number)
+
+
+def fields_of(process: int) -> list[str]:
+    """What /proc says of a process from its state on."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X", "0"]
 
 
 RANK = ("python", "-P", "-m", "tutti.launch.mpi_rank")
@@ -232,7 +244,7 @@ KINDS = [
         unblamed="lost rank|lost host|rank 0 failed|Try the hosts",
         said_on="",
     ),
-    HostFault("os._exit(0)", "lost rank 1: it ended on host b before it was done"),
+    HostFault("os._exit(0)", "lost rank 1: exited with code 0 before it was done"),
     HostFault(
         "mpirun killed",
         r"mpirun, which had started the ranks, was killed by signal 9 \(SIGKILL\)",

@@ -175,9 +175,10 @@ def lose_ranks(
 
 
 def is_rank(process: int) -> bool:
-    """Tell whether a process is a rank: mpirun has the same words, and more."""
-    words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    return words[1:-1] == [b"-P", b"-m", b"tutti.launch.mpi_rank"]
+    """Tell whether a process is a rank: mpirun has the same words, and more; its parent is its witness."""
+    parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+    words = [Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")[1:-1] for one in (process, parent)]
+    return words == 2 * [[b"-P", b"-m", b"tutti.launch.mpi_rank"]]
 
 
 def rank_on(hosts: Hosts, host: str) -> int:

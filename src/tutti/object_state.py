@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tutti.errors import BadOption
+
+_Random = np.random.Generator | np.random.RandomState | random.Random
+RANDOM: Final = (torch.Generator, *get_args(_Random))
+"""The generators of random numbers."""
 
 _PAIRS: Final = "/pairs"
 """The only key of a dictionary that stands for one whose keys are no texts."""
@@ -69,6 +75,8 @@ def state_of(thing: Any, name: str) -> Any:
     """Return the state of an object as values."""
     if isinstance(thing, torch.Generator):
         return thing.get_state()
+    if isinstance(thing, _Random):
+        return json.dumps(_numbers(thing), default=np.ndarray.tolist)
     return as_values(thing.state_dict(), f"the state of '{name}'")
 
 
@@ -77,6 +85,26 @@ def load_state_of(thing: Any, values: Any) -> None:
     if isinstance(thing, torch.Generator):
         thing.set_state(values.clone())
         return
+    if isinstance(thing, _Random):
+        _set_numbers(thing, json.loads(values))
+        return
     like = thing.state_dict()
     if values or like:  # one that is disabled has none, and takes none
         thing.load_state_dict(from_values(values, like))
+
+
+def _numbers(thing: _Random) -> Any:
+    """Return the state of a generator, of numbers, lists and dictionaries; integers have up to 128 bits."""
+    if isinstance(thing, np.random.Generator):
+        return thing.bit_generator.state
+    return thing.getstate() if isinstance(thing, random.Random) else thing.get_state(legacy=False)
+
+
+def _set_numbers(thing: _Random, numbers: Any) -> None:
+    if isinstance(thing, np.random.Generator):
+        thing.bit_generator.state = numbers
+    elif isinstance(thing, random.Random):
+        version, words, gauss = numbers
+        thing.setstate((version, tuple(words), gauss))
+    else:
+        thing.set_state(numbers)

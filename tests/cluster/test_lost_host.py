@@ -82,9 +82,17 @@ def ranks_on(hosts: Hosts, host: str) -> list[int]:
     return sorted(
         process
         for process in hosts.processes(host)
-        # mpirun has the same words, and more.
-        if arguments_of(process)[1:-1] == RANK
+        # mpirun has the same words, and more; the parent of a rank is its witness.
+        if arguments_of(process)[1:-1] == RANK and arguments_of(parent_of(process))[1:-1] == RANK
     )
+
+
+def parent_of(process: int) -> int:
+    """Its parent; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def line_with(words: str, program: subprocess.Popen[str]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from typing import NoReturn
 
 import pytest
 
@@ -86,6 +89,21 @@ def test_nobody_waits_for_a_lock_that_nobody_has_taken(lock: tuple[Arena, int, L
         watch.look()
         assert not watch.waits_for_all
         assert not is_told(watch, 0.1)
+
+
+def test_without_threads_or_descriptors_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch, lock: tuple[Arena, int, LifeLock]
+) -> None:
+    def none_left(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    lock[2].hold()
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched, closing(LifeWatch([lock[2]])) as watch:
+        patched.setattr(threading.Thread, "start", none_left)
+        watch.look()
+        assert watch.waits_for_all
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.serial

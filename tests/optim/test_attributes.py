@@ -6,7 +6,6 @@ import copy
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from random import Random
 from typing import Any, cast
 
 import pytest
@@ -150,6 +149,13 @@ class Averaging(Optimizer):
         self.module, self.average = module, copy.deepcopy(module)
 
 
+class Luck:
+    """Something that nobody can look into."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+
 class Noisy(Optimizer):
     """Keeps what cannot be kept, in attributes and inside of another optimizer."""
 
@@ -162,9 +168,9 @@ class Noisy(Optimizer):
             calls += 1
             return calls
 
-        self.random, self.inside, self.rule = Random(0), {"calls": [counted]}, torch.relu
+        self.random, self.inside, self.rule = Luck(0), {"calls": [counted]}, torch.relu
         self.inner = ScheduleFree(self.param_groups)
-        self.inner.noise = Random(1)
+        self.inner.noise = Luck(1)
         self.rate, self.generator = 0.5, torch.Generator().manual_seed(3)
 
 
@@ -213,10 +219,10 @@ def test_what_cannot_go_on_is_named() -> None:
     module, other = network(0), network(0)
     optimizer, resumed = Noisy(module.parameters()), Noisy(other.parameters())
     optimizer.rate = 0.25
-    optimizer.late = Random(2)  # type: ignore[attr-defined]
+    optimizer.late = Luck(2)  # type: ignore[attr-defined]
     torch.rand(3, generator=optimizer.generator)
     held = held_by(optimizer, names_of(module))
-    lost = ["'inner.noise' (Random)", "'inside.calls' (function)", "'late' (Random)", "'random' (Random)"]
+    lost = ["'inner.noise' (Luck)", "'inside.calls' (function)", "'late' (Luck)", "'random' (Luck)"]
     assert lost_of([held]) == [f"{one} of the optimizer" for one in lost]
     (saved,) = saved_by([State(copy.deepcopy(held))])
     random, generator = resumed.random, resumed.generator

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption, UnknownName, UserError
+from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
@@ -287,6 +287,16 @@ def test_training_takes_what_was_picked_and_keeps_what_was_given(
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "plan: measuring for at most 20 s once the ranks have started"
     assert said[1].startswith("plan: measured 1 combination in ")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jobs = caught(monkeypatch, (FAST, 1.0))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(BadRunFolder, match="is not empty"):
+        measured(replace(CNN, out=str(tmp_path)), {"layout"})
+    assert jobs == []
 
 
 def test_what_was_left_to_a_measurement_is_chosen_on_the_ranks_of_any_run(

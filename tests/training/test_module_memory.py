@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -97,3 +102,35 @@ def test_what_has_changed_is_kept_and_nothing_else() -> None:
     ModuleMemory(nn.Sequential(again, nn.Dropout(0.1))).load_state(kept)
     assert again.known() == module.known()
     assert again.shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (random.Random, lambda one: one.gauss(0, 1)),
+        (np.random.RandomState, lambda one: one.normal()),
+        (np.random.default_rng, lambda one: one.normal()),
+        (lambda seed: np.random.Generator(np.random.MT19937(seed)), lambda one: one.random()),
+        (lambda seed: np.random.Generator(np.random.Philox(seed)), lambda one: one.integers(1 << 40)),
+        (lambda seed: np.random.Generator(np.random.SFC64(seed)), lambda one: one.random()),
+    ],
+)
+def test_generators_of_random_numbers_go_on(make: Callable[[int], Any], draw: Callable[[Any], float]) -> None:
+    modules = [nn.Identity(), nn.Identity()]
+    for seed, module in enumerate(modules):
+        module.random = make(seed)
+    memories = [ModuleMemory(module) for module in modules]
+    assert memories[0].state()["attributes"] == {}
+    for _ in range(700):
+        draw(modules[0].random)
+    state = json.loads(json.dumps(memories[0].state()))  # as a checkpoint has it
+    there = modules[1].random
+    memories[1].load_state(state)
+    assert modules[1].random is there
+    assert [draw(modules[1].random) for _ in range(9)] == [draw(modules[0].random) for _ in range(9)]
+
+
+def test_the_system_s_random_numbers_have_nothing_to_go_on_with() -> None:
+    module = nn.Identity()
+    module.random = random.SystemRandom()
+    assert ModuleMemory(module).state()["attributes"] == {}

@@ -13,6 +13,7 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from tutti.comm.shm.arena import Arena
@@ -92,12 +93,20 @@ class LifeWatch:
         return not self._untaken
 
     def look(self) -> None:
-        """Wait, from now on, for the ends of those ranks that have taken their lock by now."""
+        """Wait, from now on, for the ends of those ranks that have taken their lock by now.
+
+        Where there are no threads or descriptors left nobody waits: their parent tells of them, if later.
+        """
         taken = [lock for lock in self._untaken if lock.is_held]
         self._untaken = [lock for lock in self._untaken if lock not in taken]
         for lock in taken:
-            # It has a descriptor of its own, as it may outlive this object: a process may be slow to end.
-            threading.Thread(target=_tell, args=(lock, os.dup(self._ends)), daemon=True).start()
+            with suppress(OSError), ExitStack() as unless_started:
+                # One of its own, as it may outlive this object: a process may be slow to end.
+                ends = os.dup(self._ends)
+                unless_started.callback(os.close, ends)
+                with suppress(RuntimeError):
+                    threading.Thread(target=_tell, args=(lock, ends), daemon=True).start()
+                    unless_started.pop_all()
 
     def clear(self) -> None:
         """Take note of the ends so far."""

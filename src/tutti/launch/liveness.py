@@ -5,8 +5,9 @@
                         └── rank 2      kernels ask each other every second.
 
 MPI's own launcher sees that after minutes, may call it a success, and may blame a rank that failed as a
-consequence. After the greeting a rank gives a sign each second, and sends a letter at its end; the launching
-process asks for the stacks of a rank that hangs, and says to those in reserve that they are needed.
+consequence. After the greeting a rank gives a sign each second, and sends a letter at its end; its witness
+says by what it has ended. The launching process asks for the stacks of a rank that hangs, and says to those
+in reserve that they are needed.
 Both sides prove in the greeting that they know the secret of the run:
 
     launching process ── nonce S ──► rank
@@ -49,6 +50,9 @@ SIGN_S: Final = 1.0
 
 _SIGN: Final = b"S"
 _SIGN_BODY: Final = struct.Struct("<q?")
+_ENDED: Final = b"E"
+_ENDED_BODY: Final = struct.Struct("<i")
+_BODIES: Final = {_SIGN: _SIGN_BODY, _ENDED: _ENDED_BODY}
 _ASK: Final = b"?"
 _NEEDED: Final = b"N"
 _NONCE: Final = 32
@@ -100,12 +104,14 @@ class RankEnd:
         at: when it was noticed, by the monotonic clock.
         silent: its host does not answer any more; else the rank has ended.
         letter: what the rank has said of its end; nothing if it was cut short.
+        returncode: its exit code, or minus the signal that ended it; None: nobody has seen it.
     """
 
     rank: int
     at: float
     silent: bool
     letter: bytes
+    returncode: int | None = None
 
 
 @dataclass
@@ -119,6 +125,7 @@ class _Connection:
         received: what has come, and is not a whole message yet.
         rank: the sender; None: it has not greeted yet.
         letter: what it has said of its end.
+        returncode: what its witness has said of it.
     """
 
     socket: socket.socket
@@ -127,6 +134,7 @@ class _Connection:
     received: bytearray = field(default_factory=bytearray)
     rank: int | None = None
     letter: bytes = b""
+    returncode: int | None = None
 
 
 class LivenessWatch:
@@ -254,14 +262,21 @@ class LivenessWatch:
             self._greet(one)
 
     def _take(self, one: _Connection, rank: int) -> None:
-        """Take what a rank has sent: signs, and a letter."""
-        length = 1 + _SIGN_BODY.size
-        while one.received.startswith(_SIGN) and len(one.received) >= length:
-            beat, waits = _SIGN_BODY.unpack_from(one.received, 1)
-            self.signs[rank] = Sign(beat, waits, time.monotonic())
+        """Take what a rank has sent: signs, and a letter; and what its witness has."""
+        while one.received:
+            letter = bytes(one.received[:1])
+            body = _BODIES.get(letter)
+            length = 1 + (0 if body is None else body.size)
+            if len(one.received) < length:
+                return
+            if letter == _SIGN:
+                beat, waits = _SIGN_BODY.unpack_from(one.received, 1)
+                self.signs[rank] = Sign(beat, waits, time.monotonic())
+            elif letter == _ENDED:
+                (one.returncode,) = _ENDED_BODY.unpack_from(one.received, 1)
+            else:
+                one.letter = letter
             del one.received[:length]
-        if one.received and not one.received.startswith(_SIGN):
-            one.letter = bytes(one.received[:1])
 
     def ask_for_stacks(self, rank: int) -> None:
         """Have a rank that trains print the stacks of its threads."""
@@ -288,7 +303,7 @@ class LivenessWatch:
 
     def _end(self, one: _Connection, silent: bool) -> None:
         if one.rank is not None:
-            self.ends.append(RankEnd(one.rank, time.monotonic(), silent, one.letter))
+            self.ends.append(RankEnd(one.rank, time.monotonic(), silent, one.letter, one.returncode))
         self._forget(one)
 
     def _forget(self, one: _Connection) -> None:
@@ -316,6 +331,11 @@ class LivenessConnection:
             self._leaves = True
             with suppress(OSError):
                 self._socket.sendall(self._unsent + letter)
+
+    def tell_end(self, returncode: int) -> None:
+        """As the witness of the rank, say by what it has ended; it is gone, and says nothing more."""
+        with suppress(OSError):
+            self._socket.send(_ENDED + _ENDED_BODY.pack(returncode), socket.MSG_DONTWAIT)
 
     def give_signs(self, course: Callable[[], tuple[int, bool]], print_stacks: Callable[[], None]) -> None:
         """From now on, give signs.

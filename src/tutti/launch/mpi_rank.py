@@ -25,6 +25,7 @@ from tutti.launch.mpirun_channel import Address, RankStarted
 from tutti.launch.orphans import end_at_once, end_with_daemon, follow, mpi_segments
 from tutti.launch.placement import share_host
 from tutti.launch.stop_request import StopPage, be_supervised
+from tutti.launch.witness import be_witnessed
 from tutti.launch.world import end_mpi_job, end_ranks, join
 from tutti.terminal import lasting_output, say_last
 
@@ -74,6 +75,7 @@ def main() -> None:
         follow([start.address.process])
     connection = connect(start.liveness, started_by().rank)
     if connection is not None:
+        be_witnessed(connection)
         # On the first host mpirun itself has started it, and is ended by the process that ran it.
         connection.end_when_lost(end_at_once if here else end_with_daemon)
     be_supervised(_stop_page(start.stop) if here else None)

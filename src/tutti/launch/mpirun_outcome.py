@@ -55,8 +55,9 @@ def outcome(
     killed = KILLED.search(said)
     deaths = [Death(int(killed[1]), time.monotonic(), -int(killed[2]))] if killed else []
     begun = watch is None or watch.complete
-    error, _ = cause(reports, _first_death(ends, deaths, hosts) if begun else deaths)
-    if killed and int(killed[2]) == signal.SIGALRM:
+    deaths = _first_death(ends, deaths, hosts) if begun else deaths
+    error, _ = cause(reports, deaths)
+    if any(death.returncode == -signal.SIGALRM for death in deaths):
         error = LauncherLost(
             f"MPI did not start within {START_S} s: a rank has ended before, or cannot reach the others"
         )
@@ -109,10 +110,12 @@ def _first_death(ends: Sequence[RankEnd], said: Sequence[Death], hosts: Sequence
     first = first_lost(ends)
     if not first:
         return list(said)
-    at = next(end.at for end in ends if end.rank == first[0])
-    known = [replace(death, at=at) for death in said if death.rank == first[0]]
-    why = f"it ended on host {host_of(first[0], hosts)} before it was done, and nobody has seen by what"
-    return known or [Death(first[0], at, 0, hung=why)]
+    end = next(end for end in ends if end.rank == first[0])
+    if end.returncode is not None:
+        return [Death(end.rank, end.at, end.returncode)]
+    known = [replace(death, at=end.at) for death in said if death.rank == end.rank]
+    why = f"it ended on host {host_of(end.rank, hosts)} before it was done, and nobody has seen by what"
+    return known or [Death(end.rank, end.at, 0, hung=why)]
 
 
 def hosts_of(ranks: Sequence[int], hosts: Sequence[Host]) -> str:

@@ -167,16 +167,18 @@ def _end_after_one_of(processes: Sequence[int]) -> None:
 
 
 def end_at_once() -> None:
-    """Remove what this rank has made, and end what it has started and itself."""
+    """Remove what this rank, or that of this witness, has made, and end what it has started and itself."""
     import psutil
 
+    started = psutil.Process().children(recursive=True)
     # Files first, as nothing runs after the last line. By SIGKILL: handlers and `atexit` might wait for MPI.
-    for segment in mpi_segments():
-        Path(segment).unlink(missing_ok=True)
+    for process in (os.getpid(), *(one.pid for one in started)):
+        for segment in mpi_segments(process):
+            Path(segment).unlink(missing_ok=True)
     remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))
-    for process in psutil.Process().children(recursive=True):
+    for one in started:
         with suppress(psutil.Error):
-            process.kill()
+            one.kill()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -194,9 +196,12 @@ def end_with_daemon() -> None:
     end_at_once()
 
 
-def mpi_segments() -> tuple[str, ...]:
-    """The shared-memory files that the MPI library has mapped here."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
+def mpi_segments(process: int | str = "self") -> tuple[str, ...]:
+    """The shared-memory files that the MPI library has mapped in a process; none if it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    except OSError:
+        return ()
     files = {line.split(maxsplit=5)[-1] for line in lines if "/sm_segment." in line}
     return tuple(file for file in files if not file.endswith("(deleted)"))
 

@@ -469,7 +469,13 @@ class _Loss:
             return True
         if self._deadline is None:
             return False
-        return now >= self._deadline or KILLED.search(said.decode(errors="replace")) is not None
+        return now >= self._deadline or self._is_explained(said)
+
+    def _is_explained(self, said: bytes | bytearray) -> bool:
+        """Tell whether it is known by what the rank has ended."""
+        first = first_lost(self._watch.ends)
+        seen = any(end.rank in first and end.returncode is not None for end in self._watch.ends)
+        return seen or KILLED.search(said.decode(errors="replace")) is not None
 
     def _note_mpirun(self, now: float) -> bool:
         """Note whether mpirun is stopped by a signal; tell whether it is for too long."""

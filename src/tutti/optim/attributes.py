@@ -7,13 +7,14 @@ A dictionary with one of these keys alone stands for something else:
 /tuple       a tuple
 /deque       a deque
 /optimizer   an optimizer inside of this one: its state, the options of its param groups, its attributes
-/object      anything with state_dict() and load_state_dict(), or a random generator of torch
+/object      anything with state_dict() and load_state_dict(), or a generator of random numbers
 /same        what has nothing to remember, such as a function, or is kept elsewhere, such as the model
 /lost        anything else, by its type
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,11 +28,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption
-from tutti.object_state import load_state_of, state_of
+from tutti.object_state import RANDOM, load_state_of, state_of
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Values
 
-_WITHOUT_STATE: Final = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device)
+_WITHOUT_STATE: Final = (
+    *(type, ModuleType, BuiltinFunctionType, random.SystemRandom),
+    *(torch.dtype, torch.device),
+)
 
 
 @cache
@@ -165,7 +169,7 @@ class _Writer:
         if isinstance(value, nn.Module):
             known = all(parameter in self.names for parameter in value.parameters())
             return {"/same": None} if known else {"/lost": type(value).__name__}
-        if isinstance(value, torch.Generator) or _has_state_dict(value):
+        if isinstance(value, RANDOM) or _has_state_dict(value):
             try:
                 return {"/object": state_of(value, type(value).__name__)}
             except BadOption:

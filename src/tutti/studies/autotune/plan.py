@@ -20,6 +20,7 @@ from tutti.errors import BadOption
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
+from tutti.records.run_folder import check_writable
 from tutti.records.untrusted import MOST_RANKS
 from tutti.run.config import MEASURED, TrainConfig
 from tutti.run.jobs import Job
@@ -158,9 +159,12 @@ def planned(
         silent: print nothing.
 
     Raises:
+        BadRunFolder: the training could not write its folder.
         TuttiError: as `plan` does.
     """
     _refuse_elsewhere(config, budget_s)
+    if config.out is not None:
+        check_writable(config.out)  # before time goes into the measurement
     if not grows and ("precision" in fixed or config.precision != "fp32"):
         only = choices_for(config, fixed, allowed_cores().usable).candidates()
         if len(only) == 1:

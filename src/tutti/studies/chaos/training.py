@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
 import psutil
 
-from tutti.launch.orphans import adopt_orphans
+from tutti.launch.orphans import adopt_orphans, die_with_parent
 
 _LOSS: Final = re.compile(r"lost ranks? ([\d, ]+): (.*)")
 _GOES_ON: Final = "; going on with "
@@ -81,6 +82,8 @@ class Training:
             stdout=subprocess.DEVNULL if quiet else None,
             stderr=subprocess.PIPE,
             env=_environment(scratch),
+            # Whatever this process ends by, its training ends with it, and the guard sees to the ranks.
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
         self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
         self._reader.start()

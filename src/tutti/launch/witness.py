@@ -1,0 +1,59 @@
+"""The witness of a rank that mpirun starts: its parent on the same host, which tells by what it has ended.
+
+    mpirun ── daemon of the host ── witness ── rank
+                                       └── the rank's connection to the launching process: its exit code
+
+mpirun tells it, too, but only once all other ranks have ended, half a second later.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import warnings
+from typing import Final, NoReturn
+
+from tutti.launch.liveness import LivenessConnection
+from tutti.launch.orphans import die_with_parent
+
+_SENT: Final = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGALRM, signal.SIGPIPE, signal.SIGTSTP, signal.SIGXCPU, signal.SIGWINCH),
+)
+"""The signals that a launcher or a scheduler may send to all processes of a rank."""
+
+
+def be_witnessed(connection: LivenessConnection) -> None:
+    """Go on in a child of this process, which waits for the child's end, tells of it, and ends as it did.
+
+    Args:
+        connection: of the rank. It is open until the witness has told.
+    """
+    witness = os.getpid()
+    # mpirun sends its signals to all processes of a rank, and they are the rank's. (A mask would be that of
+    # one thread.)
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in _SENT}
+    with warnings.catch_warnings():
+        # From 3.12 on Python warns of threads: the one that is here only waits for the end of the launcher.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        rank = os.fork()
+    if rank == 0:
+        die_with_parent(witness)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        return
+    returncode = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
+    connection.tell_end(returncode)
+    _end_as(returncode)
+
+
+def _end_as(returncode: int) -> NoReturn:
+    """End with that exit code, or by the signal that is minus it."""
+    if returncode < 0:
+        signum = -returncode
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # The rank has left one, if it was to.
+        if signum != signal.SIGKILL:
+            signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+    os._exit(abs(returncode))
