@@ -26,7 +26,7 @@ from tutti.launch.fork_server import GRACE_S
 from tutti.launch.fork_server_client import PATIENCE_S, ForkServer, fork_server
 from tutti.launch.stop_request import Stopping
 
-RESERVE_S: Final = 1.0
+RESERVE_S: Final = 0.25
 """The time that a crew works before its reserve is prepared, which takes its cores meanwhile."""
 
 
