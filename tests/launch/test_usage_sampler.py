@@ -84,6 +84,19 @@ def test_memory_is_the_proportional_set_size(busy: subprocess.Popen[bytes]) -> N
     assert 64 << 20 <= rank.pss <= 160 << 20
 
 
+def test_a_rank_that_has_begun_to_end_keeps_the_memory_that_it_had(
+    busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe, late = Probe({0: busy.pid}, CORES), Probe({0: busy.pid}, CORES)
+    before = probe.sample().ranks[0].pss
+    assert before is not None
+    full = psutil.Process.memory_full_info
+    # It is listed as before, and has no memory any more: it is freed before the process is gone.
+    monkeypatch.setattr(psutil.Process, "memory_full_info", lambda one: full(one)._replace(pss=0))
+    assert probe.sample(final=True).ranks[0].pss == before
+    assert late.sample(final=True).ranks[0].pss is None
+
+
 def test_memory_is_not_looked_at_in_every_sample(
     busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

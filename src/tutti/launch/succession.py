@@ -96,7 +96,7 @@ class Line:
                 continue
             if outcome is None:
                 if time.monotonic() - since > RESERVE_S:
-                    self._look_after_reserve()
+                    self._look_after_reserve(stopping)
                 continue
             if not isinstance(outcome.error, PeerLost):
                 return crew, outcome.error
@@ -160,13 +160,15 @@ class Line:
             reserve, self._reserve = self._reserve, None
             self._end(reserve)
 
-    def _look_after_reserve(self) -> None:
+    def _look_after_reserve(self, stopping: Stopping) -> None:
         if self._reserve is None:
             orders = None if self._without_reserve else self._succession.reserve()
             self._reserve = None if orders is None else self._begin(orders)
         elif (outcome := self._reserve.outcome(watched=False)) is not None:
             self._end(self._reserve)
             self._reserve, self._without_reserve = None, True
+            if stopping.page.requested:
+                return  # Who asks for the end may ask every process: those in reserve have nothing to save.
             print(
                 f"tutti: warning: the ranks in reserve have ended ({outcome.error}); from here on new "
                 "ones are started when one is lost",

@@ -183,7 +183,8 @@ class Probe:
         began = time.process_time()
         for rank, process in self._ranks.items():
             try:
-                self._pss[rank] = process.memory_full_info().pss
+                # Nothing: it has begun to end, and given its memory back; it is there for a moment still.
+                self._pss[rank] = process.memory_full_info().pss or self._pss.get(rank)
             except psutil.AccessDenied:
                 self._pss[rank] = None
             except psutil.NoSuchProcess:

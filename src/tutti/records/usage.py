@@ -22,7 +22,7 @@ class RankUsage:
     Attributes:
         rank: its number among the workers; those of servers come after the workers'.
         pss: its proportional set size in bytes: memory that several processes share counts in equal parts.
-            None if the kernel does not report it.
+            None if the kernel does not report it, or the rank was about to end when it was looked at first.
         cpu: CPU time since the sample before, in percent of one core; above 100 with several threads.
         state: of its process, as psutil calls it ("running", "sleeping", "stopped", ...), or "gone".
     """
