@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -23,6 +24,8 @@ from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption, BadRunFolder, PeerLost, RunStopped
+from tutti.launch.crew import Crew, Orders
+from tutti.launch.succession import Line
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
@@ -267,6 +270,7 @@ class Relieved(AwaitsReserve):
 
 
 BUILT = """
+import errno
 import os
 from pathlib import Path
 import torch
@@ -390,6 +394,42 @@ def net(folder, how, caller):
     torch.manual_seed(3)
     return torch.nn.Linear(4, 2).double()
 """
+
+
+class Pauses(tutti.Callback):
+    """Gives the supervisor the time to think of ranks in reserve, once."""
+
+    def step(self, course: tutti.Course) -> None:
+        if course.step == 4:
+            time.sleep(1)
+
+
+def test_where_no_more_files_can_be_opened_the_run_goes_on_without_ranks_in_reserve(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, calls = Line._begin, []
+
+    def fails_twice(line: Line, orders: Orders) -> Crew:
+        calls.append(orders)
+        # The reserve, then the crew that begins while the one before it has its files still.
+        if len(calls) in (2, 3):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return begin(line, orders)
+
+    monkeypatch.setattr(Line, "_begin", fails_twice)
+    options = {"strategy": "sync", "workers": 2, **OPTIONS}
+    survived = tutti.train(
+        with_memory(),
+        callbacks=[Pauses(), Killed(tmp_path, [(1, 9)])],
+        on_failure="respawn",
+        standby=True,
+        **options,
+    )
+    assert len(calls) == 4
+    said = capfd.readouterr().err
+    assert "there are no ranks in reserve (too many open files: raise the limit" in said
+    alone = tutti.train(with_memory(), **options)
+    assert torch.equal(weights_of(survived), weights_of(alone))
 
 
 class KilledMeanwhile(tutti.Callback):

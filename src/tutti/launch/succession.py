@@ -17,10 +17,10 @@ import selectors
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final, Protocol
 
-from tutti.errors import PeerLost, TuttiError
+from tutti.errors import PeerLost, TuttiError, UserError, too_many_files
 from tutti.launch.crew import Crew, Orders
 from tutti.launch.fork_server import GRACE_S
 from tutti.launch.fork_server_client import PATIENCE_S, ForkServer, fork_server
@@ -121,9 +121,11 @@ class Line:
             placement = orders.placement
             server = fork_server(placement.threads or 1, crowded=bool(placement.warnings))
             self._server, self._server_listens = self._servers.enter_context(server), False
-        crew = Crew(
-            self._server.branch(self._entry), self._entry, orders, self._stop, None, self._hang_timeout_s
-        )
+        with ExitStack() as unless_begun:
+            branch = self._server.branch(self._entry)
+            unless_begun.callback(branch.close)
+            crew = Crew(branch, self._entry, orders, self._stop, None, self._hang_timeout_s)
+            unless_begun.pop_all()
         crew.register(self._selector)
         return crew
 
@@ -135,7 +137,8 @@ class Line:
             self._reserve, late = None, reserve
             late.kill()
         if self._reserve is None and orders.waits:
-            self._reserve = self._begin(orders)
+            with suppress(OSError, UserError):  # Too many files are open: the others are to close theirs.
+                self._reserve = self._begin(orders)
         if late is not None:
             self._end(late)  # Before any gate is opened.
         self._end(crew, killed=self._succession.hand_over)
@@ -163,18 +166,27 @@ class Line:
     def _look_after_reserve(self, stopping: Stopping) -> None:
         if self._reserve is None:
             orders = None if self._without_reserve else self._succession.reserve()
-            self._reserve = None if orders is None else self._begin(orders)
+            try:
+                self._reserve = None if orders is None else self._begin(orders)
+            except (OSError, UserError) as error:
+                # Those that train need them only if one of them is lost.
+                known = too_many_files(error) if isinstance(error, OSError) else None
+                self._do_without(f"there are no ranks in reserve ({known or error})")
         elif (outcome := self._reserve.outcome(watched=False)) is not None:
-            self._end(self._reserve)
-            self._reserve, self._without_reserve = None, True
+            reserve, self._reserve = self._reserve, None
+            self._end(reserve)
             if stopping.page.requested:
-                return  # Who asks for the end may ask every process: those in reserve have nothing to save.
-            print(
-                f"tutti: warning: the ranks in reserve have ended ({outcome.error}); from here on new "
-                "ones are started when one is lost",
-                file=sys.stderr,
-                flush=True,
-            )
+                self._without_reserve = True  # The signal may have reached them, who have nothing to save.
+            else:
+                self._do_without(f"the ranks in reserve have ended ({outcome.error})")
+
+    def _do_without(self, why: str) -> None:
+        self._without_reserve = True
+        print(
+            f"tutti: warning: {why}; from here on new ones are started when one is lost",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _end(self, crew: Crew, grace_s: float = 0.0, killed: Callable[[], None] = lambda: None) -> None:
         crew.unregister(self._selector)
