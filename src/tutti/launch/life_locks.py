@@ -13,7 +13,7 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Final
 
 from tutti.comm.shm.arena import Arena
@@ -81,11 +81,11 @@ class LifeWatch:
 
     def __init__(self, locks: Sequence[LifeLock]) -> None:
         self._untaken = list(locks)
-        self._ends = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ends = _Ends()
 
     def fileno(self) -> int:
         """The descriptor that is ready once a rank has begun to end."""
-        return self._ends
+        return self._ends.descriptor
 
     @property
     def waits_for_all(self) -> bool:
@@ -95,32 +95,44 @@ class LifeWatch:
     def look(self) -> None:
         """Wait, from now on, for the ends of those ranks that have taken their lock by now.
 
-        Where there are no threads or descriptors left nobody waits: their parent tells of them, if later.
+        Where there are no threads left nobody waits: their parent tells of them, if later.
         """
         taken = [lock for lock in self._untaken if lock.is_held]
         self._untaken = [lock for lock in self._untaken if lock not in taken]
         for lock in taken:
-            with suppress(OSError), ExitStack() as unless_started:
-                # One of its own, as it may outlive this object: a process may be slow to end.
-                ends = os.dup(self._ends)
-                unless_started.callback(os.close, ends)
-                with suppress(RuntimeError):
-                    threading.Thread(target=_tell, args=(lock, ends), daemon=True).start()
-                    unless_started.pop_all()
+            with suppress(RuntimeError):
+                threading.Thread(target=_tell, args=(lock, self._ends), daemon=True).start()
 
     def clear(self) -> None:
         """Take note of the ends so far."""
-        os.eventfd_read(self._ends)
+        os.eventfd_read(self._ends.descriptor)
 
     def close(self) -> None:
         """Watch no longer."""
-        os.close(self._ends)
+        self._ends.close()
 
 
-def _tell(lock: LifeLock, ends: int) -> None:
+class _Ends:
+    """What the threads tell of an end by. They may outlive the watch, as a process may be slow to end."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._changing = threading.Lock()
+
+    def tell(self) -> None:
+        with self._changing:
+            if self.descriptor >= 0:
+                os.eventfd_write(self.descriptor, 1)
+
+    def close(self) -> None:
+        with self._changing:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _tell(lock: LifeLock, ends: _Ends) -> None:
     lock.wait()
-    os.eventfd_write(ends, 1)
-    os.close(ends)
+    ends.tell()
 
 
 def _check(code: int) -> None:
