@@ -108,3 +108,12 @@ def test_a_rank_ends_with_its_witness(watch: LivenessWatch) -> None:
         rank.wait(20)
         end_of_connection(watch)
     assert watch.ends[0].returncode is None
+
+
+def test_its_word_ends_the_connection_even_if_a_process_of_the_rank_lives_on(watch: LivenessWatch) -> None:
+    program = "os.fork() or time.sleep(60); os.kill(os.getpid(), signal.SIGKILL)"
+    with witnessed(watch, program) as (process, _):
+        end_of_connection(watch)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert [end.returncode for end in watch.ends] == [-signal.SIGKILL]
+    assert first_lost(watch.ends) == [0]

@@ -333,9 +333,14 @@ class LivenessConnection:
                 self._socket.sendall(self._unsent + letter)
 
     def tell_end(self, returncode: int) -> None:
-        """As the witness of the rank, say by what it has ended; it is gone, and says nothing more."""
+        """As the witness of the rank, say by what it has ended; it is gone, and says nothing more.
+
+        The connection is over then, even if a process that the rank has forked lives on and has it open.
+        """
         with suppress(OSError):
             self._socket.send(_ENDED + _ENDED_BODY.pack(returncode), socket.MSG_DONTWAIT)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def give_signs(self, course: Callable[[], tuple[int, bool]], print_stacks: Callable[[], None]) -> None:
         """From now on, give signs.

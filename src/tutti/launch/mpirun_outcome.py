@@ -57,7 +57,9 @@ def outcome(
     begun = watch is None or watch.complete
     deaths = _first_death(ends, deaths, hosts) if begun else deaths
     error, _ = cause(reports, deaths)
-    if any(death.returncode == -signal.SIGALRM for death in deaths):
+    # A rank gives signs once MPI has started.
+    signs = {} if watch is None else watch.signs
+    if any(death.returncode == -signal.SIGALRM and death.rank not in signs for death in deaths):
         error = LauncherLost(
             f"MPI did not start within {START_S} s: a rank has ended before, or cannot reach the others"
         )
