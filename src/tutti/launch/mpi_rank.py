@@ -73,12 +73,15 @@ def main() -> None:
     here = start.address.is_here()
     if here:
         follow([start.address.process])
+    # Once it has connected, a request to stop may come.
+    be_supervised(None)
     connection = connect(start.liveness, started_by().rank)
     if connection is not None:
         be_witnessed(connection)
         # On the first host mpirun itself has started it, and is ended by the process that ran it.
         connection.end_when_lost(end_at_once if here else end_with_daemon)
-    be_supervised(_stop_page(start.stop) if here else None)
+    if here:
+        be_supervised(_stop_page(start.stop))
     sys.path += [folder for folder in start.path if folder not in sys.path]
     sys.argv[:] = start.arguments
     with lasting_output():

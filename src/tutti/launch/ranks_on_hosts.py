@@ -129,6 +129,7 @@ class RanksOnHosts:
         self.placement, self._hosts = placement, placement.hosts_with_servers
         self._goes_on = goes_on
         self._messages: list[object] = []
+        self._owes_request = False
         with ExitStack() as stack:
             start = self._open(stack, entry, payload, waits)
             self._process = self._launch(stack, start, prefix)
@@ -255,11 +256,13 @@ class RanksOnHosts:
         """
         self._over = False
         # Ranks of other hosts do not see the page.
-        stopping.pass_to(self._page, lambda: self._process.send_signal(signal.SIGUSR1))
+        stopping.pass_to(self._page, self._owe_request)
         late_s = LATE_S if self._goes_on else None
         self._loss = loss = _Loss(self._watch, self._process.pid, first_s, late_s, hang_timeout_s)
         with suspended_together(self._process.send_signal):
-            said, self._over = _copy_stderr(self._process, stopping, self._watch, loss, reserve)
+            said, self._over = _copy_stderr(
+                self._process, stopping, self._watch, loss, reserve, self._pass_on
+            )
         if stopping.ended_by:
             self._patience_s = 0.0
         elif not self._over:
@@ -286,6 +289,16 @@ class RanksOnHosts:
             # A launcher that tolerates dead ranks says nothing of them.
             raise PeerLost([0], "it ended before it was done")
         return result
+
+    def _owe_request(self) -> None:
+        self._owes_request = True
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass a request to stop on once all ranks have begun: the signal would kill one that has not."""
+        if self._owes_request and self._watch.complete:
+            self._owes_request = False
+            self._process.send_signal(signal.SIGUSR1)
 
     def _end(self) -> None:
         self._page.end()
@@ -363,6 +376,7 @@ def _copy_stderr(
     watch: LivenessWatch,
     loss: _Loss,
     reserve: RanksInReserve | None,
+    pass_on: Callable[[], None],
 ) -> tuple[str, bool]:
     """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal, or as a rank is lost.
 
@@ -380,6 +394,7 @@ def _copy_stderr(
             limits = [limit for limit in times if limit is not None]
             ready = [key.fileobj for key, _ in selector.select(min(limits, default=None))]
             watch.look()
+            pass_on()
             if process.stderr in ready:
                 data = os.read(process.stderr.fileno(), 1 << 16)
                 if not data:
