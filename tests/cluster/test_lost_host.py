@@ -294,3 +294,15 @@ def test_a_host_that_stands_by_takes_the_place_of_one_without_power(tmp_path: Pa
     # On one host the same sums are made in another order.
     before, after = (read_from(folder).weights for folder in (alone, survived))
     torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
+
+
+def test_a_request_to_stop_kills_nothing_that_has_not_begun(hosts: Hosts, tmp_path: Path) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--max-failures", "1") as program:
+        (main,) = (one for one in hosts.processes("a") if arguments_of(one)[1:3] == [b"-m", b"tutti"])
+        os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
+        line_with("going on", program)
+        os.kill(main, signal.SIGUSR1)  # mpirun has not begun either.
+        said = program.communicate(timeout=100)[0]
+    assert "lost" not in said
+    assert program.returncode == EXIT_INTERRUPTED, said
+    assert is_empty(hosts)
