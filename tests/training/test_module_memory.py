@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -73,7 +74,7 @@ def test_modes_frozen_parameters_and_what_is_written_past_autograd_are_kept() ->
     for _ in range(3):
         module(torch.rand(4, 2))
     kept = deepcopy(memory.state())
-    assert kept["attributes"].keys() == {"/calls", "/view", "/wave", "norm/training"}
+    assert kept["attributes"].keys() == {"/calls", "/seen", "/view", "/wave", "norm/training"}
     other.load_state(kept)
     assert (again.calls.tolist(), again.seen.tolist(), again.norm.training) == ([3], [3, 3], False)
     assert torch.equal(again.wave, module.wave)
@@ -134,3 +135,66 @@ def test_the_system_s_random_numbers_have_nothing_to_go_on_with() -> None:
     module = nn.Identity()
     module.random = random.SystemRandom()
     assert ModuleMemory(module).state()["attributes"] == {}
+
+
+class Odd(nn.Module):
+    """A module that remembers in odd ways, and some that cannot be kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numpy, self.seed = np.random.default_rng(1), np.random.SeedSequence(2)
+        self.bits, self.late = np.random.PCG64(3), None
+        self.other: Any = np.random.default_rng(4)
+        self.many: list[Any] = []
+        self.table, self.flag, self.first = np.ones(3), 1, True
+        self.order = OrderedDict(a=1, b=2)
+        self.own = Counting(5)
+        self.constant, self.names, self.act = {1, 2}, {1, 2}, torch.tanh
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self, "first"):
+            del self.first
+        self.late = self.late or random.Random(6)
+        self.other = np.random.Generator(np.random.MT19937(7))
+        self.many = self.many or [torch.Generator().manual_seed(8), np.random.RandomState(9)]
+        self.table[1] += 1
+        self.flag = True
+        self.order.move_to_end("a")
+        self.names.add(3)
+        self.act = torch.sigmoid
+        self.drawn()
+        return x
+
+    def drawn(self) -> list[Any]:
+        assert self.late is not None
+        seeds = [self.numpy.spawn(1)[0].random(), self.seed.spawn(1)[0].generate_state(1)[0]]
+        late = [self.late.random(), float(torch.rand((), generator=self.many[0])), self.many[1].random()]
+        return [*seeds, self.bits.random_raw(), *late, self.other.random(), self.own.counted()]
+
+
+class Counting(random.Random):
+    """A generator that counts."""
+
+    calls = 0
+
+    def counted(self) -> float:
+        self.calls += 1
+        return self.calls + self.random()
+
+
+def test_what_is_odd_goes_on_or_is_named() -> None:
+    modules = [Odd(), Odd()]
+    memories = [ModuleMemory(module) for module in modules]
+    assert memories[0].state()["lost"] == []
+    modules[0](torch.ones(1))
+    state = deepcopy(memories[0].state())
+    assert state["gone"] == ["/first"]
+    assert state["lost"] == ["'act' (builtin_function_or_method) of the model", "'names' (set) of the model"]
+    memories[1].load_state(state)
+    assert not hasattr(modules[1], "first")
+    assert (modules[1].flag is True, list(modules[1].order), modules[1].table.tolist()) == (
+        True,
+        ["b", "a"],
+        [1, 2, 1],
+    )
+    assert [modules[1].drawn() for _ in range(3)] == [modules[0].drawn() for _ in range(3)]

@@ -133,9 +133,11 @@ class Stopping:
             forward: called when they are asked.
         """
         page.stoppable = page.stoppable or self.page.stoppable
+        self.page, self.forward = page, forward
         if self._asked_by is not None:
             page.request()
-        self.page, self.forward = page, forward
+            if forward is not None:
+                forward()
 
     def fileno(self) -> int:
         """A descriptor that is readable once a signal has come."""

@@ -7,13 +7,16 @@ A dictionary with one of these keys alone stands for something else:
 /tuple       a tuple
 /deque       a deque
 /optimizer   an optimizer inside of this one: its state, the options of its param groups, its attributes
-/object      anything with state_dict() and load_state_dict(), or a generator of random numbers
+/object      anything with state_dict() and load_state_dict()
+/random      a generator of random numbers: its kind and state, and the attributes of a class of somebody's
+/array       an array of NumPy
 /same        what has nothing to remember, such as a function, or is kept elsewhere, such as the model
 /lost        anything else, by its type
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -28,7 +31,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption
-from tutti.object_state import RANDOM, load_state_of, state_of
+from tutti.object_state import RANDOM, kind_of, load_state_of, new_generator, state_of
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Values
 
@@ -169,7 +172,12 @@ class _Writer:
         if isinstance(value, nn.Module):
             known = all(parameter in self.names for parameter in value.parameters())
             return {"/same": None} if known else {"/lost": type(value).__name__}
-        if isinstance(value, RANDOM) or _has_state_dict(value):
+        if isinstance(value, np.ndarray):
+            return _array(value)
+        if isinstance(value, RANDOM):
+            own = {name: self.values(one) for name, one in getattr(value, "__dict__", {}).items()}
+            return {"/random": {"kind": kind_of(value), "of": state_of(value, ""), "attributes": own}}
+        if _has_state_dict(value):
             try:
                 return {"/object": state_of(value, type(value).__name__)}
             except BadOption:
@@ -248,9 +256,55 @@ class _Reader:
             for group, options in zip(now.param_groups, inner["options"], strict=False):
                 group |= {name: self.value(item, group.get(name)) for name, item in options.items()}
             self.set_attributes(now, inner["attributes"])
+        elif mark == "/array":
+            return _in_array(inner, now)
+        elif mark == "/random":
+            return self.generator(inner, now)
         elif mark == "/object" and now is not None:
             load_state_of(now, inner)
         return now
+
+    def generator(self, values: Values, now: Any) -> Any:
+        kind = values["kind"]
+        if not isinstance(now, RANDOM) or kind_of(now) != kind or _bits(now) != _bits_in(values["of"]):
+            return now if kind is None else new_generator(kind, values["of"])
+        try:
+            load_state_of(now, values["of"])
+        except BadOption:
+            return new_generator(kind, values["of"])
+        for name, value in values["attributes"].items():
+            if not (isinstance(value, dict) and value.keys() & {"/same", "/lost"}):
+                setattr(now, name, self.value(value, vars(now).get(name)))
+        return now
+
+
+def _array(value: np.ndarray[Any, Any]) -> Any:
+    try:
+        return {"/array": torch.from_numpy(value if value.flags.writeable else value.copy())}
+    except (TypeError, ValueError):  # of texts or objects, or with other strides than tensors have
+        return {"/lost": type(value).__name__}
+
+
+def _in_array(value: Tensor, now: Any) -> Any:
+    found = value.numpy()
+    fits = isinstance(now, np.ndarray) and (now.shape, now.dtype) == (found.shape, found.dtype)
+    if fits and now.flags.writeable:
+        now[...] = found
+        return now
+    return found.copy()
+
+
+def _bits(generator: Any) -> str | None:
+    """Return the name of the bit generator of one of NumPy's."""
+    bits = getattr(generator, "bit_generator", generator)
+    return type(bits).__name__ if isinstance(bits, np.random.BitGenerator) else None
+
+
+def _bits_in(values: Any) -> str | None:
+    """Return the same of one whose state this is."""
+    found = json.loads(values) if isinstance(values, str) else None
+    bits: str | None = found["bits"]["bit_generator"] if isinstance(found, dict) and "bits" in found else None
+    return bits
 
 
 def _address(tensor: Tensor) -> int:

@@ -27,7 +27,7 @@ from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
 from tutti.run.resume import Resume, check_own
-from tutti.state import Held, Saved
+from tutti.state import Held, Saved, Values
 from tutti.strategies import Solo, Strategy
 from tutti.training.run_parts import Schedule
 
@@ -214,15 +214,25 @@ def history_of(saved: Saved) -> list[EpochRecord]:
 def anew(saved: Saved, worker: Any) -> list[str]:
     """Return, in words, what begins anew."""
     lost = lost_of([saved.joint] if saved.alone is None else [saved.joint, saved.alone])
+    lost += lost_by_modules(saved.shared["training"])
     if "worker" not in saved.shared:
         return ["all that the workers of the other strategy knew", *lost]
     return lost if saved.own is not None else [*worker.anew, *lost]
 
 
-def warn_of_lost(held: Sequence[Held]) -> None:
-    """Warn of what an optimizer has that no checkpoint can have."""
-    if lost := lost_of(held):
+def lost_by_modules(training: Values) -> list[str]:
+    """Name what modules have changed that no checkpoint can have.
+
+    Args:
+        training: what a trainer shares of its state.
+    """
+    return [name for values in training["remembered"]["modules"] for name in values.get("lost", [])]
+
+
+def warn_of_lost(held: Sequence[Held], others: Sequence[str] = ()) -> None:
+    """Warn of what an optimizer has that no checkpoint can have, and of others."""
+    if lost := [*lost_of(held), *others]:
         warn_on_stderr(
             f"checkpoints do not have {' and '.join(lost)}; a run that goes on begins anew with that. Keep "
-            "it in the optimizer's state, or in an object with state_dict() and load_state_dict()"
+            "it in numbers, texts or tensors, or in an object with state_dict() and load_state_dict()"
         )

@@ -10,14 +10,17 @@ class Annealed(nn.Module):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+import cloudpickle
 from torch import Tensor, nn
 
 from tutti.checksum import checksum
 from tutti.object_state import as_values, from_values
-from tutti.optim.attributes import attribute_as_values, attribute_from_values
+from tutti.optim.attributes import attribute_as_values, attribute_from_values, lost_in
 from tutti.state import Values
 
 _OF_TORCH: Final = frozenset(vars(nn.Module()))
@@ -42,6 +45,17 @@ class ModuleMemory:
         self._needed = {name: one.requires_grad for name, one in module.named_parameters() if modes}
         # The tensors themselves stay, so that no other gets their memory.
         self._before = dict(self._attributes())
+        self._there = set(self._paths())
+        self._lost: set[str] = set()
+        self._looked = 0
+        self._functions = {
+            path: value
+            for path, value, values in self._all()
+            if callable(value) and not isinstance(value, nn.Module) and not _is_kept(values)
+        }
+        self._pickles = {
+            path: _pickle(value) for path, value, values in self._all() if any(lost_in(values, path))
+        }
         self._marks = {path: _mark(values) for path, values in self._before.items()}
 
     def state(self) -> Values:
@@ -50,7 +64,9 @@ class ModuleMemory:
         Raises:
             BadOption: an extra state has something that no checkpoint can have.
         """
-        attributes = dict(self._attributes())
+        found = list(self._all())
+        self._note_lost(found)
+        attributes = {path: values for path, _, values in found if _is_kept(values)}
         changed = {
             path: values
             for path, values in attributes.items()
@@ -65,7 +81,14 @@ class ModuleMemory:
             for name, one in self._module.named_parameters()
             if one.requires_grad != self._needed.get(name, one.requires_grad)
         }
-        return {"attributes": changed, "extra": extra, "needed": needed}
+        gone = sorted(self._there - set(self._paths()))
+        return {
+            "attributes": changed,
+            "extra": extra,
+            "needed": needed,
+            "gone": gone,
+            "lost": sorted(self._lost),
+        }
 
     def load_state(self, values: Values) -> None:
         """Have the modules know what others of the same names knew."""
@@ -75,6 +98,10 @@ class ModuleMemory:
             if name in modules:
                 now = vars(modules[name]).get(attribute)
                 setattr(modules[name], attribute, attribute_from_values(found, now, names))
+        for path in values.get("gone", []):
+            name, _, attribute = path.rpartition("/")
+            if name in modules:
+                vars(modules[name]).pop(attribute, None)
         parameters = dict(self._module.named_parameters())
         for name, needed in values.get("needed", {}).items():
             if name in parameters:
@@ -84,13 +111,38 @@ class ModuleMemory:
                 module.set_extra_state(from_values(values["extra"][name]))
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
+        for path, _, values in self._all():
+            if _is_kept(values):
+                yield path, values
+
+    def _all(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the way to each attribute of the modules, what it is, and its values."""
         names = self._names
         for name, module in self._module.named_modules():
             for attribute, value in vars(module).items():
                 if attribute not in self._of_torch:
-                    values = attribute_as_values(value, names)
-                    if not (isinstance(values, dict) and values.keys() & {"/same", "/lost"}):
-                        yield f"{name}/{attribute}", values
+                    yield f"{name}/{attribute}", value, attribute_as_values(value, names)
+
+    def _note_lost(self, found: Iterable[tuple[str, Any, Any]]) -> None:
+        """Note what cannot be kept and is not what it was; that takes time, and is done ever less often."""
+        self._looked += 1
+        if self._looked & (self._looked - 1):
+            return
+        for path, value, values in found:
+            if type(value).__module__.split(".")[0] == "tutti":  # such as what draws a dropout layer's masks
+                continue
+            if path in self._functions and self._functions[path] != value and not _is_kept(values):
+                self._lost.add(f"'{_shown(path)}' ({type(value).__name__}) of the model")
+            for lost in lost_in(values, _shown(path)):
+                if path not in self._pickles or _pickle(value) != self._pickles[path]:
+                    self._lost.add(f"{lost} of the model")
+
+    def _paths(self) -> Iterator[str]:
+        """Yield the ways to all attributes of the modules, those that cannot be kept as well."""
+        for name, module in self._module.named_modules():
+            yield from (
+                f"{name}/{attribute}" for attribute in vars(module) if attribute not in self._of_torch
+            )
 
     def _with_extra_state(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self._module.named_modules():
@@ -100,6 +152,31 @@ class ModuleMemory:
     @property
     def _names(self) -> Mapping[nn.Parameter, str]:
         return {parameter: name for name, parameter in self._module.named_parameters()}
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles what belongs to an attribute alone, without the model that it may know."""
+
+    def persistent_id(self, thing: Any) -> str | None:
+        return type(thing).__name__ if isinstance(thing, nn.Module | nn.Parameter) else None
+
+
+def _pickle(value: Any) -> bytes | None:
+    """Return what tells whether a value is still what it was; None: nothing does."""
+    written = io.BytesIO()
+    try:
+        _Pickler(written).dump(value)
+    except Exception:  # Whatever a class of somebody's raises.
+        return None
+    return hashlib.sha256(written.getbuffer()).digest()
+
+
+def _shown(path: str) -> str:
+    return path.lstrip("/").replace("/", ".")
+
+
+def _is_kept(values: Any) -> bool:
+    return not (isinstance(values, dict) and values.keys() & {"/same", "/lost"})
 
 
 def _mark(values: Any) -> Any:
@@ -117,5 +194,5 @@ def _mark(values: Any) -> Any:
     if isinstance(values, list):
         return [_mark(item) for item in values]
     if isinstance(values, dict):
-        return {key: _mark(item) for key, item in values.items()}
-    return values
+        return [(key, _mark(item)) for key, item in values.items()]  # Their order may count.
+    return type(values), values.hex() if isinstance(values, float) else values
