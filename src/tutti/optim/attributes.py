@@ -175,8 +175,8 @@ class _Writer:
         if isinstance(value, np.ndarray):
             return _array(value)
         if isinstance(value, RANDOM):
-            own = {name: self.values(one) for name, one in getattr(value, "__dict__", {}).items()}
-            return {"/random": {"kind": kind_of(value), "of": state_of(value, ""), "attributes": own}}
+            inner = {name: self.values(one) for name, one in getattr(value, "__dict__", {}).items()}
+            return {"/random": {"kind": kind_of(value), "of": state_of(value, ""), "attributes": inner}}
         if _has_state_dict(value):
             try:
                 return {"/object": state_of(value, type(value).__name__)}

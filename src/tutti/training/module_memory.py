@@ -100,8 +100,8 @@ class ModuleMemory:
                 setattr(modules[name], attribute, attribute_from_values(found, now, names))
         for path in values.get("gone", []):
             name, _, attribute = path.rpartition("/")
-            if name in modules:
-                vars(modules[name]).pop(attribute, None)
+            if name in modules and attribute in vars(modules[name]):
+                delattr(modules[name], attribute)
         parameters = dict(self._module.named_parameters())
         for name, needed in values.get("needed", {}).items():
             if name in parameters:
