@@ -95,6 +95,17 @@ def test_a_request_is_said_once_and_passed_on(stopping: Stopping, capfd: pytest.
     stopping.act()
 
 
+def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: Stopping) -> None:
+    signal.raise_signal(SIGTERM)
+    assert not stopping.over()
+    passed: list[int] = []
+    page = StopPage()
+    stopping.pass_to(page, lambda: passed.append(1))
+    assert page.requested
+    assert passed == [1]
+    stopping.act()
+
+
 def test_who_does_not_stop_in_time_is_ended(
     stopping: Stopping, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

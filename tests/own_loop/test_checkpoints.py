@@ -692,11 +692,11 @@ def test_a_checkpoint_of_a_command_is_refused(worlds: Worlds, tmp_path: Path) ->
 
 
 class Dicing(Optimizer):
-    """Keeps what cannot be kept: random numbers of Python."""
+    """Keeps what cannot be kept: a set."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
-        self.dice = random.Random(0)
+        self.dice = {1, 6}
 
     def step(self, closure: Any = None) -> None: ...  # type: ignore[override]
 
@@ -719,9 +719,9 @@ def test_what_no_checkpoint_can_have_is_said_once_and_again_where_it_begins_anew
     (saved, again, restored), other = worlds.call(
         partial(_call, loop=_dicing, folder=tmp_path, stop=False), 2
     )
-    assert "'dice' (Random) of the optimizer" in saved
+    assert "'dice' (set) of the optimizer" in saved
     assert again == ""
-    assert "'dice' (Random) of the optimizer cannot go on from this checkpoint" in restored
+    assert "'dice' (set) of the optimizer cannot go on from this checkpoint" in restored
     assert other == ["", "", ""]
 
 
