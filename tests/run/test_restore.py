@@ -287,14 +287,13 @@ def test_what_a_schedule_of_the_users_has_changed_is_that_of_the_longer_run(
 
 
 NESTED = """
-import random
 import torch
 
 class Nested(torch.optim.Optimizer):
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
         self.base, self.norms = torch.optim.Adam(self.param_groups), [torch.zeros(())]
-        self.random = random.Random(0)
+        self.seen = {1, 6}
     def step(self):
         norm = sum(p.grad.norm() for group in self.param_groups for p in group["params"])
         self.norms.append(self.norms[-1] + norm)
@@ -310,7 +309,7 @@ def test_an_optimizer_inside_of_one_goes_on_and_what_cannot_is_named(
     (place / "nested.py").write_text(NESTED)
     config = config_of(place, "", optimizer=f"{place}/nested.py:Nested", schedule="cosine")
     train(replace(config, out=str(tmp_path / "whole")), 2)
-    lost = "'random' (Random) of the optimizer"
+    lost = "'seen' (set) of the optimizer"
     assert capsys.readouterr().err.count(lost) == 1
     run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
     assert apart(run, tmp_path / "whole") == 0

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tutti.errors import BadOption
-from tutti.object_state import load_state_of, state_of
+from tutti.object_state import as_values, load_state_of, state_of
 from tutti.optim.sharded import announce
 from tutti.optim.state import options_of
 from tutti.records.run import EpochRecord
@@ -52,12 +52,17 @@ class LearningRate:
             self._plateau.step((record.validation or record.train).loss)
 
     def state(self) -> Values:
-        """Return what the schedule knows, if that can be kept, and has set."""
+        """Return what the schedule knows, if that can be kept, and has set.
+
+        Raises:
+            BadOption: a param group has an option that no checkpoint can have.
+        """
         kept: Any = {} if self._schedule is None else None  # It is stepped anew.
         if hasattr(self._schedule, "state_dict"):
             with suppress(BadOption):
                 kept = state_of(self._schedule, "schedule")
-        return {"made": self._stepped, "state": kept, "options": options_of(self._optimizer)}
+        options = as_values(options_of(self._optimizer), "the optimizer's param_groups")
+        return {"made": self._stepped, "state": kept, "options": options}
 
     def load_state(self, at: Values, updates: int, made: int) -> None:
         """Go on from an earlier state, or on another way if the run has another length than it had.
