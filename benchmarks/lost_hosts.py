@@ -46,10 +46,10 @@ TRAIN = (
     *("--threads", "1", "--callbacks", f"{TIMED}:Timed"),
 )
 
-PAUSE_S = (5.0, 9.0)
+PAUSE_S = (8.0, 11.0)
 """The time from a loss of a rank to the next one, at random: others may be ready again by then."""
 
-EPOCHS_OF_A_LOSS = 1
+EPOCHS_OF_A_LOSS = 3
 """Epochs in which there is the time for a loss."""
 
 LIMIT_S = 300.0
