@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,8 @@ from contextlib import closing, contextmanager
 import psutil
 import pytest
 
-from tutti.launch.liveness import DONE, LivenessWatch, first_lost
+from tutti.launch.liveness import DONE, LivenessConnection, LivenessWatch, first_lost
+from tutti.launch.witness import be_witnessed
 
 PROGRAM = """
 import os, pickle, signal, sys, time
@@ -117,3 +119,16 @@ def test_its_word_ends_the_connection_even_if_a_process_of_the_rank_lives_on(wat
         os.killpg(process.pid, signal.SIGKILL)
     assert [end.returncode for end in watch.ends] == [-signal.SIGKILL]
     assert first_lost(watch.ends) == [0]
+
+
+def test_without_room_for_a_process_the_rank_goes_on_without_one(
+    watch: LivenessWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    before = signal.getsignal(signal.SIGUSR1)
+    with closing(socket.socket()) as unconnected:
+        monkeypatch.setattr(os, "fork", none_left)
+        be_witnessed(LivenessConnection(unconnected))
+    assert signal.getsignal(signal.SIGUSR1) == before

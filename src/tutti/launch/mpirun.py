@@ -122,7 +122,7 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
         "OMPI_MCA_btl": "self,sm" if len(hosts) == 1 else "self,sm,tcp",
     }
     if len(hosts) > 1:
-        # A rank that has lost a connection waits a second, in which mpirun hears what the other one ended by.
+        # A rank that has lost a connection waits a second, in which it is heard by what the other one ended.
         wanted["OMPI_MCA_mpi_abort_delay"] = "1"
     here = [host.ranks for host in hosts if is_this_machine(host.name)]
     if sum(here) > len(allowed_cores().logical):

@@ -27,6 +27,8 @@ _SENT: Final = (
 def be_witnessed(connection: LivenessConnection) -> None:
     """Go on in a child of this process, which waits for the child's end, tells of it, and ends as it did.
 
+    Where no more processes may be started there is no witness, and mpirun alone tells.
+
     Args:
         connection: of the rank. It is open until the witness has told.
     """
@@ -37,9 +39,13 @@ def be_witnessed(connection: LivenessConnection) -> None:
     with warnings.catch_warnings():
         # From 3.12 on Python warns of threads: the one that is here only waits for the end of the launcher.
         warnings.simplefilter("ignore", DeprecationWarning)
-        rank = os.fork()
+        try:
+            rank: int | None = os.fork()
+        except OSError:
+            rank = None
     if rank == 0:
         die_with_parent(witness)
+    if not rank:
         for signum, handler in before.items():
             signal.signal(signum, handler)
         return
