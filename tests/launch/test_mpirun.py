@@ -188,18 +188,18 @@ def test_ranks_that_wait_in_the_start_of_mpi_for_one_that_died_end_the_job(
 ) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--with-ft ulfm")
     monkeypatch.setattr(ranks_on_hosts, "START_S", 8)
-    threading.Thread(target=terminate_first_rank, daemon=True).start()
+    threading.Thread(target=kill_first_rank, daemon=True).start()
     with pytest.raises(PeerLost, match="lost rank 0: it ended before it was done"):
         start("tests.launch.entries:describe", b"", place_ranks(hosts="localhost:2"))
 
 
-def terminate_first_rank() -> None:
-    """Send SIGTERM to rank 0 of the job that this process is about to start, before MPI has started in it."""
+def kill_first_rank() -> None:
+    """Kill rank 0 of the job that this process is about to start, before MPI has started in it."""
     while True:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 if "mpi_rank" in child.cmdline()[-1] and child.environ().get("OMPI_COMM_WORLD_RANK") == "0":
-                    return child.terminate()
+                    return child.kill()  # A witness is deaf to SIGTERM, and takes its rank with it.
         time.sleep(0.01)
 
 
