@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import tutti
 from tests.launch.processes import PATIENCE_S, wait_until_gone
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.launch.usage_sampler import Probe, Sampler, sampling
@@ -159,6 +160,15 @@ def test_a_file_that_cannot_be_written_is_said_once(
     assert "Traceback" not in said
 
 
+def test_a_sampler_that_was_killed_is_missed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sampler = Sampler({0: os.getpid()}, CORES)
+    sampler.begin(tmp_path / "usage.jsonl")
+    sampler._process.kill()
+    sampler.end()
+    said = "tutti: warning: the process that samples cores and memory was killed by signal 9 (SIGKILL)\n"
+    assert capfd.readouterr().err == said
+
+
 def test_the_sampler_is_there_for_a_block_and_not_after_it(tmp_path: Path) -> None:
     with sampling(HostCommunicator.alone(), wanted=True) as sampler:
         assert sampler is not None
@@ -166,6 +176,13 @@ def test_the_sampler_is_there_for_a_block_and_not_after_it(tmp_path: Path) -> No
     assert sampler._process.returncode == 0
     (rank,) = RunFolder(tmp_path).usage().records[-1].ranks
     assert rank.rank == 0
+
+
+def test_a_run_that_is_soon_over_tells_the_memory_of_each_rank(tmp_path: Path) -> None:
+    tutti.train("mlp", "digits", workers=2, epochs=1, out=str(tmp_path / "run"))
+    ranks = RunFolder(tmp_path / "run").usage().records[-1].ranks
+    assert all(one.pss is not None for one in ranks)
+    assert [one.rank for one in ranks] == [0, 1]
 
 
 def test_the_sampler_is_ended_at_once_by_an_error() -> None:

@@ -491,6 +491,47 @@ def test_new_ranks_go_on_in_place_of_a_reserve_of_which_one_was_stopped(tmp_path
     assert (tmp_path / "stopped").exists()
 
 
+class KillsReserve(AwaitsReserve):
+    """Kills a rank of each reserve that waits, at one step after the other, and rank 1 in the end.
+
+    Args:
+        folder: notes what is done.
+        steps: at which a reserve is hit.
+    """
+
+    def __init__(self, folder: Path, steps: Sequence[int]) -> None:
+        super().__init__()
+        self._folder, self._steps = folder, steps
+
+    def step(self, course: tutti.Course) -> None:
+        note = self._folder / f"killed-at-{course.step}"
+        if course.rank == 1 and course.step in self._steps and not note.exists():
+            self._at = course.step
+            super().step(course)
+            note.touch()
+            one = waiting_of_reserve()[0]
+            server = Path(f"/proc/{ancestor(one, 1)}")
+            os.kill(one, signal.SIGKILL)
+            while server.exists():
+                time.sleep(0.01)
+            if course.step == self._steps[-1]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("reserves", [1, 3])
+def test_others_prepare_themselves_where_a_reserve_was_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], reserves: int
+) -> None:
+    callback = KillsReserve(tmp_path, range(2, 2 + reserves))
+    survived = tutti.train(
+        model(), workers=2, callbacks=callback, on_failure="respawn", standby=True, **OPTIONS
+    )
+    torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
+    said = capfd.readouterr().err
+    assert said.count("others prepare themselves") == min(reserves, 2)
+    assert said.count("from here on new ones are started") == (reserves == 3)
+
+
 class HitsServers(tutti.Callback):
     """Sends a signal to processes that fork ranks, and kills rank 1 unless that does it, once.
 

@@ -182,6 +182,11 @@ class Crew:
         return bool(words[PREPARED]) and not over and not stopped
 
     @property
+    def starved(self) -> bool:
+        """Whether the kernel has ended a process of this machine meanwhile, for lack of memory."""
+        return out_of_memory_kills() > self._kills_before
+
+    @property
     def answers(self) -> bool:
         """Whether that server has ended the ranks when it was told to, or is gone, and they with it."""
         return self._server.answers
@@ -218,7 +223,7 @@ class Crew:
 
     def _note_ends(self) -> bool:
         """Note the deaths of ranks that have begun to end, of which nobody has told; tell whether any has."""
-        starved, found = out_of_memory_kills() > self._kills_before, False
+        starved, found = self.starved, False
         silent = [one for one in self._ranks if not one.ended and one.death is None and one.report is None]
         for one, process in zip(silent, self._processes(silent), strict=True):
             returncode = ends_with(process)

@@ -42,6 +42,7 @@ from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outco
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.succession import NO_RESERVE, OTHERS_PREPARE, RESERVES_LOST
 
 LARGEST_IN_ENVIRONMENT: Final = 48 << 10
 """Bytes of payload that travel in the environment, which reaches every host. (Linux allows it 128 KiB.)"""
@@ -327,20 +328,16 @@ class RanksInReserve:
     def __init__(self, entry: str, wanted: Callable[[], Placement | None], stopping: Stopping) -> None:
         self._entry, self._wanted, self._stopping = entry, wanted, stopping
         self._ranks: RanksOnHosts | None = None
-        self._given_up = False
+        self._lost = 0
 
     def look(self) -> None:
-        """Start them once they are wanted; say so if they have ended."""
+        """Start them once they are wanted; say so if they have ended, and start others a few times."""
         if self._ranks is not None and not self._ranks.live:
             self.close()
-            self._given_up = True
-            print(
-                "tutti: warning: the ranks in reserve have ended; from here on new ones are started when "
-                "one is lost",
-                file=sys.stderr,
-                flush=True,
-            )
-        if self._ranks is None and not self._given_up and (placement := self._wanted()) is not None:
+            self._lost += 1
+            what = OTHERS_PREPARE if self._lost < RESERVES_LOST else NO_RESERVE
+            print(f"tutti: warning: the ranks in reserve have ended; {what}", file=sys.stderr, flush=True)
+        if self._ranks is None and self._lost < RESERVES_LOST and (placement := self._wanted()) is not None:
             self._ranks = RanksOnHosts(self._entry, b"", placement, goes_on=True, waits=True)
 
     def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
@@ -358,7 +355,7 @@ class RanksInReserve:
         if ranks is None or not usable or ranks.placement.hosts != placement.hosts:
             self.close()
             return None
-        self._ranks = None
+        self._ranks, self._lost = None, 0
         ranks.need(payload)
         return ranks
 

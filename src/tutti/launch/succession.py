@@ -29,6 +29,12 @@ from tutti.launch.stop_request import Stopping
 RESERVE_S: Final = 0.25
 """The time that a crew works before its reserve is prepared, which takes its cores meanwhile."""
 
+RESERVES_LOST: Final = 3
+"""The reserves of one crew that may be lost before it works without."""
+
+OTHERS_PREPARE: Final = "others prepare themselves"
+NO_RESERVE: Final = "from here on new ones are started when one is lost"
+
 
 class Succession(Protocol):
     """The plan for the case that ranks are lost."""
@@ -68,7 +74,7 @@ class Line:
         self._selector = selectors.DefaultSelector()
         self._crew: Crew | None = None
         self._reserve: Crew | None = None
-        self._without_reserve = False
+        self._without_reserve, self._reserves_lost = False, 0
         self._server_listens = False
 
     def follow(self, orders: Orders, stopping: Stopping) -> tuple[Crew, TuttiError | None]:
@@ -142,7 +148,7 @@ class Line:
         if late is not None:
             self._end(late)  # Before any gate is opened.
         self._end(crew, killed=self._succession.hand_over)
-        after, self._reserve = self._reserve, None
+        after, self._reserve, self._reserves_lost = self._reserve, None, 0
         if after is None:
             after = self._begin(orders)
         self._succession.release()
@@ -178,18 +184,27 @@ class Line:
             if stopping.page.requested:
                 self._without_reserve = True  # The signal may have reached them, who have nothing to save.
             else:
-                self._do_without(f"the ranks in reserve have ended ({outcome.error})")
+                self._note_reserve_ended(reserve, outcome.error)
+
+    def _note_reserve_ended(self, reserve: Crew, error: TuttiError | None) -> None:
+        """Have others prepare themselves, unless these would end as well."""
+        self._reserves_lost += 1
+        again = isinstance(error, PeerLost) and self._reserves_lost < RESERVES_LOST and not reserve.starved
+        if again:
+            _warn(f"the ranks in reserve have ended ({error}); {OTHERS_PREPARE}")
+        else:
+            self._do_without(f"the ranks in reserve have ended ({error})")
 
     def _do_without(self, why: str) -> None:
         self._without_reserve = True
-        print(
-            f"tutti: warning: {why}; from here on new ones are started when one is lost",
-            file=sys.stderr,
-            flush=True,
-        )
+        _warn(f"{why}; {NO_RESERVE}")
 
     def _end(self, crew: Crew, grace_s: float = 0.0, killed: Callable[[], None] = lambda: None) -> None:
         crew.unregister(self._selector)
         crew.end(grace_s, killed)
         if not crew.answers:
             self._give_server_up()
+
+
+def _warn(text: str) -> None:
+    print(f"tutti: warning: {text}", file=sys.stderr, flush=True)

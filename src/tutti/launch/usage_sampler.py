@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tutti.activity import be_bystander
 from tutti.launch.cores import parse_cpu_list
+from tutti.launch.exit_reports import killed_by
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.orphans import command_of, die_with_parent
 from tutti.records.json_lines import to_json
@@ -69,11 +70,13 @@ class Sampler:
             self._process.stdin.write(os.fsencode(path.absolute()) + b"\n")
 
     def end(self) -> None:
-        """Have a last sample taken; returns when the process has ended."""
+        """Have a last sample taken; returns when the process has ended. Warns if it was killed before."""
         try:
             self._process.communicate(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.abandon()
+        if self._process.returncode < 0:
+            _warn(f"the process that samples cores and memory was {killed_by(-self._process.returncode)}")
 
     def abandon(self) -> None:
         """End the process at once."""
@@ -90,7 +93,8 @@ def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
         wanted: whether to; the same on all of them.
 
     Yields:
-        It, on the first rank of each host; None elsewhere. It has ended when the block is left.
+        It, on the first rank of each host; None elsewhere. It has ended when the block is left, and all
+        ranks are there until then.
     """
     if not wanted:
         yield None
@@ -99,6 +103,7 @@ def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
     here = cast("list[tuple[int, int, list[int]]]", comm.node.all_gather_objects(mine))
     if comm.node.rank != 0:
         yield None
+        comm.node.barrier()
         return
     cores = sorted({core for _, _, allowed in here for core in allowed} | _cores_of_launcher())
     sampler = Sampler({rank: process for rank, process, _ in here}, cores)
@@ -108,6 +113,7 @@ def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
         sampler.abandon()
         raise
     sampler.end()
+    comm.node.barrier()
 
 
 def _cores_of_launcher() -> set[int]:
@@ -219,8 +225,7 @@ def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
     try:
         _append_samples(probe, path)
     except OSError as error:
-        what = f"cannot write {path}: {error.strerror}; cores and memory are no longer sampled"
-        print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
+        _warn(f"cannot write {path}: {error.strerror}; cores and memory are no longer sampled")
 
 
 def _append_samples(probe: Probe, path: str) -> None:
@@ -231,3 +236,7 @@ def _append_samples(probe: Probe, path: str) -> None:
     while not over:
         over = bool(select.select([sys.stdin], [], [], EVERY_S)[0])
         os.write(file, to_json(probe.sample(final=over)).encode() + b"\n")
+
+
+def _warn(text: str) -> None:
+    print(f"tutti: warning: {text}", file=sys.stderr, flush=True)
