@@ -77,6 +77,7 @@ from tutti.training.prediction import predict, predictions_of
 from tutti.training.preflight import warn_if_undefined
 from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
+from tutti.training.trainer import Trainer
 from tutti.training.weights import weights_to_bytes
 
 FLOAT: Final = 4
@@ -319,10 +320,7 @@ def _run(
     speaks, task, data = comm.rank == 0 and not job.quiet, parts.task, parts.task.dataset
     facts = strategy.facts(job.config.batch_size, len(data.train))
     if speaks and not job.losses:
-        together = not parts.schedule.batches.own
-        print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
-        if isinstance(data.train, StreamedPart):
-            print(*_of_stream(data.train, parts.config), sep="\n", flush=True)
+        _print_beginning(parts)
     # mpirun gives its ranks a terminal even where what they print goes into a file.
     bar = not started_by().given
     shown = Progress() if job.quiet else progress_on(sys.stdout, comm.rank, bar, notebook=job.notebook)
@@ -369,7 +367,6 @@ def _run(
         if trainer.stopped is not None:
             if folder is not None:
                 folder.release_weights()
-            outcome = RunOutcome(config, history, None, facts, path, data.shape, outputs_for(data), None)
             assert saver is not None, "nothing else stops a run"
             if saver.lost:
                 raise StateLost(
@@ -381,24 +378,15 @@ def _run(
             if speaks:
                 way = way_on(path, job.objects)
                 print(summary_lines.stopped(trainer.stopped, saver.step, way), flush=True)
+            outcome = RunOutcome(config, history, None, facts, path, data.shape, outputs_for(data), None)
             return replace(outcome, stopped=trainer.stopped)
         heart.doing(TESTING)
-        test = task.evaluate(data.test, parts.workers.comm)
+        summary = _judge(parts, trainer, history, start.world)
         if config.predictions and data.validation is not None:
             outputs = predict(task.module, data.validation, parts.workers.comm, task.objective.arithmetic)
             if folder is not None and outputs is not None:
                 found = predictions_of(data.validation, outputs, task.objective.loss.ignored)
                 folder.write_predictions(found.as_bytes())
-        ranking = parts.ending.ranking
-        best = trainer.restored or ranking.best(history)
-        summary = replace(
-            Summary.of(history, test, task.parameters, start.world),
-            validation=trainer.final,
-            ended_early=trainer.ended,
-            best_epoch=None if best is None else best.epoch,
-            best_by=str(ranking.quantity),
-            restored=trainer.restored is not None,
-        )
         pipeline = parts.portion.record()
         if folder is not None:
             if pipeline is not None:
@@ -413,6 +401,21 @@ def _run(
     if speaks:
         _print_end(outcome, summary, data, pipeline)
     return outcome
+
+
+def _judge(parts: Assembly, trainer: Trainer, history: list[EpochRecord], world: World) -> Summary:
+    """Evaluate the model that a run has ended with (collective)."""
+    task, ranking = parts.task, parts.ending.ranking
+    best = trainer.restored or ranking.best(history)
+    test = task.evaluate(task.dataset.test, parts.workers.comm)
+    return replace(
+        Summary.of(history, test, task.parameters, world),
+        validation=trainer.final,
+        ended_early=trainer.ended,
+        best_epoch=None if best is None else best.epoch,
+        best_by=str(ranking.quantity),
+        restored=trainer.restored is not None,
+    )
 
 
 class Pulse(Progress):
@@ -515,6 +518,14 @@ def _run_folder(
                     sampler.abandon()
                 folder.remove()
             raise
+
+
+def _print_beginning(parts: Assembly) -> None:
+    task, train = parts.task, parts.task.dataset.train
+    together = not parts.schedule.batches.own
+    print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
+    if isinstance(train, StreamedPart):
+        print(*_of_stream(train, parts.config), sep="\n", flush=True)
 
 
 def _of_stream(part: StreamedPart, config: TrainConfig) -> Iterator[str]:
