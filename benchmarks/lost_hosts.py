@@ -52,6 +52,10 @@ PAUSE_S = (8.0, 11.0)
 EPOCHS_OF_A_LOSS = 3
 """Epochs in which there is the time for a loss."""
 
+STANDBY = "respawn, standby"
+POLICIES = [STANDBY, "respawn"]
+"""What happens when a rank is killed."""
+
 LIMIT_S = 300.0
 """Time of a training until it counts as one that nothing ends."""
 
@@ -193,15 +197,14 @@ def rank_on(hosts: Hosts, host: str) -> int:
     return max(ranks, key=lambda one: used(one) - before[one])
 
 
-def print_killed_ranks(kills: int, draws: random.Random) -> None:
+def print_killed_ranks(kills: int, policies: list[str], draws: random.Random) -> None:
     """Print what lost ranks of another host cost."""
     lines = []
-    for standby in (True, False):
+    for way in policies:
         with tempfile.TemporaryDirectory() as name:
-            nexts, code, apart = lose_ranks(kills, draws, standby, Path(name))
+            nexts, code, apart = lose_ranks(kills, draws, way == STANDBY, Path(name))
         took = sorted(nexts)
         p95 = took[min(len(took) - 1, int(0.95 * len(took)))]
-        way = "respawn, standby" if standby else "respawn"
         survived = sum(one == one for one in nexts)
         lines.append(
             [way, f"{survived} of {kills}", f"{median(took):.2f}", f"{p95:.2f}", code, f"{apart:.1g}"]
@@ -215,6 +218,7 @@ def main() -> None:
     )
     parser.add_argument("--losses", type=int, default=8)
     parser.add_argument("--kills", type=int, help="of ranks, in place of losses of hosts")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if reason := why_not():
@@ -223,7 +227,7 @@ def main() -> None:
     torch.set_num_threads(1)
     draws = random.Random(options.seed)
     if options.kills is not None:
-        print_killed_ranks(options.kills, draws)
+        print_killed_ranks(options.kills, options.policies, draws)
         return
     rows = []
     for number in range(options.losses):
