@@ -72,6 +72,11 @@ def from_values(values: Any, like: object = None) -> Any:
     return values
 
 
+def has_state_dict(thing: Any) -> bool:
+    """Tell whether an object has a state of its own, as modules, optimizers and schedulers of torch have."""
+    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
 def state_of(thing: Any, name: str) -> Any:
     """Return the state of an object as values."""
     if isinstance(thing, torch.Generator):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,36 @@ class Diary(tutti.Callback):
 
     def end(self, course: tutti.Course) -> None:
         self.lines.append(f"end {sum(p.numel() for p in course.model.parameters())}")
+
+
+class LastingDiary(Diary):
+    """Goes on with its notes, where a run goes on; it leaves out where that was."""
+
+    def begin(self, course: tutti.Course) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lines": self.lines}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.lines = [*state["lines"]]
+
+
+class DiesOnce(tutti.Callback):
+    """Kills each rank once, at a step of its own.
+
+    Args:
+        folder: notes who has been killed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def step(self, course: tutti.Course) -> None:
+        note = self._folder / f"killed-{course.rank}"
+        if course.step == 4 + 3 * course.rank and not note.exists():
+            note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Impatient(tutti.Callback):
@@ -151,6 +183,42 @@ def test_a_resumed_run_tells_its_callbacks_where_it_goes_on(tmp_path: Path) -> N
     tutti.train(workers=1, resume=out, callbacks=diary, **OPTIONS)
     assert diary.lines[:2] == ["begin 0 of 1 at 6", "epoch 2 of 2"]  # its end is part of the longer run
     assert diary.lines[2:6] == ["step 7", "step 8", "step 9", "epoch 3 of 3"]
+
+
+def test_a_callback_with_a_state_goes_on_after_losses(tmp_path: Path) -> None:
+    alone, diary = LastingDiary(), LastingDiary()
+    tutti.train(workers=2, callbacks=[alone], **OPTIONS)
+    tutti.train(workers=2, callbacks=[diary, DiesOnce(tmp_path)], on_failure="respawn", **OPTIONS)
+    assert len([*tmp_path.iterdir()]) == 2
+    assert alone.lines == diary.lines
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_callback_with_a_state_goes_on_with_a_resumed_run(tmp_path: Path, ranks: int) -> None:
+    alone, diary, another = LastingDiary(), LastingDiary(), Diary()
+    tutti.train(workers=2, callbacks=[alone], **OPTIONS)
+    first = {**OPTIONS, "epochs": 2, "out": str(tmp_path / "run"), "checkpoint": "1 epoch"}
+    tutti.train(workers=2, callbacks=[Diary(), LastingDiary()], **first)
+    again = {**OPTIONS, "resume": str(tmp_path / "run")}
+    tutti.train(workers=ranks, callbacks=[another, diary], **again)
+    ended = [line for line in diary.lines if not line.startswith("end")]
+    assert ended == [line for line in alone.lines if not line.startswith("end")]
+    assert "step 1" not in another.lines
+
+
+class Unkept(tutti.Callback):
+    """Has a state that no checkpoint can have."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": {1, 2}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+def test_a_state_that_no_checkpoint_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match=r"the state of 'Unkept 0'\['seen'\] is of type set"):
+        tutti.train(workers=1, callbacks=Unkept(), on_failure="respawn", **OPTIONS)
 
 
 def test_an_error_in_a_callback_ends_the_run_and_names_the_rank() -> None:

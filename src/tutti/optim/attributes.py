@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption
-from tutti.object_state import RANDOM, kind_of, load_state_of, new_generator, state_of
+from tutti.object_state import RANDOM, has_state_dict, kind_of, load_state_of, new_generator, state_of
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Values
 
@@ -177,7 +177,7 @@ class _Writer:
         if isinstance(value, RANDOM):
             inner = {name: self.values(one) for name, one in getattr(value, "__dict__", {}).items()}
             return {"/random": {"kind": kind_of(value), "of": state_of(value, ""), "attributes": inner}}
-        if _has_state_dict(value):
+        if has_state_dict(value):
             try:
                 return {"/object": state_of(value, type(value).__name__)}
             except BadOption:
@@ -315,10 +315,6 @@ def _address(tensor: Tensor) -> int:
 
 def _kind(value: object) -> str:
     return "tuple" if isinstance(value, tuple) else "deque"
-
-
-def _has_state_dict(value: Any) -> bool:
-    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _has_nothing_to_remember(value: Any) -> bool:

@@ -13,7 +13,9 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.load_object import load_object
+from tutti.object_state import has_state_dict, load_state_of, state_of
 from tutti.records.run import EpochRecord
+from tutti.state import Values
 
 
 @dataclass
@@ -53,6 +55,10 @@ class Callback:
     Every rank has a copy of its own, so what one rank alone shall do, such as to print, stands behind
     `if course.rank == 0:`. The moments come in the order `begin`, (`step`..., `epoch`)..., `end`. An
     exception in one ends the run, as an error of that rank.
+
+    One that has `state_dict()` and `load_state_dict(state)` goes on with a run that is resumed, or goes on
+    after a loss: each rank's with its own state, or on another number of ranks with rank 0's. It is loaded
+    before `begin`.
     """
 
     def begin(self, course: Course) -> None:
@@ -144,6 +150,26 @@ class Callbacks:
         """Ask for the end that one of them had asked for, of a run that goes on within the same epoch."""
         if reason is not None:
             self._course.stop(reason)
+
+    def state(self) -> Values:
+        """Return the states of those that have one.
+
+        Raises:
+            BadOption: one has something that no checkpoint can have.
+        """
+        return {name: state_of(one, name) for name, one in self._lasting()}
+
+    def load_state(self, values: Values) -> None:
+        """Have those go on that `state` had the states of; others begin anew."""
+        for name, one in self._lasting():
+            if name in values:
+                load_state_of(one, values[name])
+
+    def _lasting(self) -> Iterator[tuple[str, Callback]]:
+        """Yield those that have a state, by their class and number."""
+        for number, one in enumerate(self._all):
+            if has_state_dict(one):
+                yield f"{type(one).__name__} {number}", one
 
     def attributes(self) -> list[bytes | None]:
         """Return what each of the caller's objects has become, pickled; None if it cannot be."""

@@ -554,6 +554,8 @@ class Trainer:
         for memory, values in zip(self._memories, remembered["modules"], strict=True):
             memory.load_state(values)
         load_buffers(self._loss_module, remembered["buffers"])
+        if self._hooks.callbacks is not None:
+            self._hooks.callbacks.load_state(remembered.get("callbacks", {}))
         scale = (own or at).get("scale")
         if self._gradient.scale is not None and scale is not None:
             self._gradient.scale.load_state(scale)
@@ -574,9 +576,16 @@ class Trainer:
         self.comm.barrier()
 
     def _remembered(self) -> Values:
-        """Return what the model and the loss know besides what is trained; the model's buffers are apart."""
-        modules = [memory.state() for memory in self._memories]
-        return {"modules": modules, "buffers": named_buffers(self._loss_module)}
+        """Return what the model and the loss know besides what is trained, but for the model's buffers.
+
+        And what callbacks know.
+        """
+        callbacks = self._hooks.callbacks
+        return {
+            "modules": [memory.state() for memory in self._memories],
+            "buffers": named_buffers(self._loss_module),
+            "callbacks": {} if callbacks is None else callbacks.state(),
+        }
 
     def _waited(self) -> Mapping[str, float]:
         """Return the seconds for which this rank has waited for files, if real time is measured."""
