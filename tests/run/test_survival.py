@@ -23,7 +23,7 @@ import tutti
 from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.errors import BadOption, BadRunFolder, PeerLost, RunStopped
+from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
 from tutti.launch.crew import Crew, Orders
 from tutti.launch.succession import Line
 from tutti.records.checkpoints import FOLDER
@@ -634,20 +634,61 @@ def test_a_single_rank_is_replaced_too(tmp_path: Path) -> None:
     assert torch.equal(weights_of(survived), left_alone())
 
 
-def test_a_run_that_loses_too_many_ends_and_says_so(tmp_path: Path) -> None:
+def test_a_run_that_loses_too_many_leaves_the_state_to_go_on_from(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     deaths = [(0, 2), (1, 4), (0, 6)]
+    out = str(tmp_path / "run")
+    lasting = {**OPTIONS, "callbacks": Killed(tmp_path, deaths)}
     with pytest.raises(PeerLost, match=r"SIGKILL.*loss 3 within an hour"):
+        tutti.train(model(), workers=2, on_failure="respawn", max_failures=2, out=out, **lasting)
+    said = capfd.readouterr().err
+    assert said.count("its newest checkpoint is step-0000000") == 1
+    alone = tutti.train(model(), workers=2, **OPTIONS)
+    resumed = tutti.train(model(), workers=2, resume=out, callbacks=tutti.Callback(), **OPTIONS)
+    assert torch.equal(weights_of(resumed), weights_of(alone))
+
+
+class FailsAfterLoss(tutti.Callback):
+    """Kills rank 1 after an epoch; the ranks that go on fail.
+
+    Args:
+        folder: notes that it is done.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._note = folder / "killed"
+
+    def begin(self, course: tutti.Course) -> None:
+        if self._note.exists():
+            raise RuntimeError("no thread can be started")
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == 1 and course.step == 2 * UPDATES:
+            self._note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_whose_new_ranks_fail_leaves_the_state_to_go_on_from(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    with pytest.raises(RankFailed, match="no thread can be started"):
         tutti.train(
-            model(),
-            workers=2,
-            callbacks=Killed(tmp_path, deaths),
-            on_failure="respawn",
-            max_failures=2,
-            out=str(tmp_path / "run"),
-            **OPTIONS,
+            model(), workers=2, on_failure="respawn", out=out, callbacks=FailsAfterLoss(tmp_path), **OPTIONS
         )
-    # It failed in its first epoch.
-    assert not (tmp_path / "run").exists()
+    alone = tutti.train(model(), workers=2, **OPTIONS)
+    resumed = tutti.train(model(), workers=2, resume=out, callbacks=tutti.Callback(), **OPTIONS)
+    assert torch.equal(weights_of(resumed), weights_of(alone))
+
+
+def test_a_run_that_is_lost_without_a_checkpoint_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(PeerLost):
+        tutti.train(model(), workers=2, out=str(out), callbacks=Killed(tmp_path, [(1, 2)]), **OPTIONS)
+    said = capfd.readouterr().err
+    assert f"it had no checkpoint yet, and {out} is removed, as no epoch was over" in said
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

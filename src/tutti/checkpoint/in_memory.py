@@ -126,8 +126,12 @@ def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
         place: of the memory, on the host of rank 0.
     """
     here = comm.hosts == 1 or place.is_here()
-    described = place.described() if comm.rank == 0 else []
-    told = cast("list[tuple[int, Json]]", comm.broadcast_object(described))
+    mine = (place.described(), place.damaged()) if comm.rank == 0 else ([], [])
+    told, damaged = cast("tuple[list[tuple[int, Json]], list[int]]", comm.broadcast_object(mine))
+    if damaged and comm.rank == 0:
+        _warn("the description of a copy of the state in memory is damaged")
+    if damaged and not told:
+        raise _no_copy()
     if not told:
         return None
     number, found = _sound(comm, place, told, here)
@@ -168,24 +172,30 @@ def _sound(
     Raises:
         BadCheckpoint: there is none.
     """
+    passed_over: list[int] = []
     for number, found in described:
         files = list(found["files"].items())[comm.node.rank :: comm.node.size] if here else []
         damaged = _damaged(place.copies[number - 1], dict(files)) if files else []
         if not (names := sorted({*chain(*cast("list[list[str]]", comm.all_gather_objects(damaged)))})):
-            if comm.rank == 0 and number != described[0][0]:
-                place.choose(number)
+            for one in passed_over if comm.rank == 0 else []:
+                place.forget(one)
             return number, found
+        passed_over.append(number)
         if comm.rank == 0:
-            print(
-                f"tutti: warning: the copy in memory of the state after step {found['step']:,} is damaged "
-                f"({', '.join(names)})",
-                file=sys.stderr,
-                flush=True,
-            )
-    raise BadCheckpoint(
+            step = f"{found['step']:,}"
+            _warn(f"the copy in memory of the state after step {step} is damaged ({', '.join(names)})")
+    raise _no_copy()
+
+
+def _no_copy() -> BadCheckpoint:
+    return BadCheckpoint(
         "no copy of the state in memory is as it was written; go on from the newest checkpoint of the run: "
         "--resume FOLDER"
     )
+
+
+def _warn(what: str) -> None:
+    print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
 
 
 def _damaged(memory: FileAddress, files: dict[str, list[int]]) -> list[str]:

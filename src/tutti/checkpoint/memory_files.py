@@ -1,22 +1,23 @@
 """Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
 
-    page      number of the whole copy (0: none), losses │ folder of the run │ files of 1 │ files of 2
+    page      losses │ folder of the run │ description of copy 1 │ description of copy 2
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
     data      an arena with the data set, which need not be read again, and gates
 
-The copies take turns, and the number changes last: a rank that dies while it copies leaves the other one. So
-does one of which a checksum does not hold.
+The copies take turns, and a copy is described last, by a number that grows: a rank that dies while it copies
+leaves the other one. So does one of which a checksum does not hold, be it of the copy or of its description.
 No rank makes any of it larger, or writes to it by a call: a disk without room for more does not touch it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
 import struct
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,11 +37,16 @@ _SLOT: Final = 1 << 24
 """The room for a text on the page, in bytes, of which only what is written takes memory."""
 
 _LENGTH: Final = 8
+_DIGEST: Final = 16
+_TEXT: Final = _LENGTH + _DIGEST
+"""Where a text begins in its slot."""
+
 _SECONDS: Final = struct.Struct("<d")
 _TOKEN: Final = 64
 _TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
-_FILES: Final = 2
+_FILES: Final = 1
+_NUMBER: Final = "number"
 
 
 @dataclass(frozen=True)
@@ -72,12 +78,9 @@ class MemoryPlace:
 
     @property
     def whole(self) -> int:
-        """The number of the copy that is whole, from 1; 0: none is."""
-        page = self.page.open()
-        try:
-            return (os.pread(page, 1, 0) or b"\0")[0]
-        finally:
-            os.close(page)
+        """The number of the copy that was taken last, 1 or 2; 0: there is none."""
+        found = self.described()
+        return found[0][0] if found else 0
 
     @property
     def losses(self) -> int:
@@ -103,9 +106,14 @@ class MemoryPlace:
         """The folder of the run; None: it has none, or nobody knows it yet.
 
         Raises:
-            BadRunFolder: it is gone, or another folder has taken its place.
+            BadRunFolder: it is gone, or another folder has taken its place, or nobody can tell which it is.
         """
-        text = self._read(_FOLDER)
+        try:
+            text = self._read(_FOLDER)
+        except _Damaged:
+            raise BadRunFolder(
+                "the memory that has the name of the run's folder is damaged; go on by: --resume FOLDER"
+            ) from None
         if text is None:
             return None
         before, _, name = text.partition(b" ")
@@ -124,32 +132,45 @@ class MemoryPlace:
         self._write(_FOLDER, _identity(path) + b" " + os.fsencode(path))
 
     def described(self) -> list[tuple[int, Json]]:
-        """The number and the description of the copy that is whole, and of the one before it, if it was."""
-        whole = self.whole
-        found = []
-        for number in (whole, 3 - whole) if whole in (1, 2) else ():
-            with suppress(ValueError):  # It is damaged.
-                found.append((number, json.loads(self._read(_FILES + number) or b"")))
-        return found
+        """The number and the description of each copy that was whole, the last one first."""
+        return self._copies()[0]
 
-    def choose(self, number: int) -> None:
-        """Have another copy be the whole one."""
-        with self._mapped(0) as page:
-            page[0] = number
+    def damaged(self) -> list[int]:
+        """The numbers of copies that nobody can find, as their descriptions are not what they were."""
+        return self._copies()[1]
+
+    def forget(self, number: int) -> None:
+        """Have a copy be none any more."""
+        with self._mapped(_FILES + number) as page:
+            page[:_LENGTH] = bytes(_LENGTH)
 
     def publish(self, number: int, files: Json) -> None:
-        """Make a copy the whole one.
+        """Make a copy the last one.
 
         Args:
-            number: of the copy, from 1.
+            number: of the copy, 1 or 2.
             files: its description.
         """
-        self._write(_FILES + number, json.dumps(files).encode())
-        self.choose(number)
+        before = max((found[_NUMBER] for _, found in self.described()), default=0)
+        self._write(_FILES + number, json.dumps({**files, _NUMBER: before + 1}).encode())
+
+    def _copies(self) -> tuple[list[tuple[int, Json]], list[int]]:
+        found, damaged = [], []
+        for number in (1, 2):
+            try:
+                text = self._read(_FILES + number)
+            except _Damaged:
+                damaged.append(number)
+            else:
+                found += [] if text is None else [(number, json.loads(text))]
+        return sorted(found, key=lambda one: -one[1][_NUMBER]), damaged
 
     def _write(self, slot: int, text: bytes) -> None:
+        """Write a text; a process that is killed meanwhile leaves none."""
         with self._mapped(slot) as page:
-            page[_LENGTH : _LENGTH + len(text)] = text
+            page[:_LENGTH] = bytes(_LENGTH)
+            page[_TEXT : _TEXT + len(text)] = text
+            page[_LENGTH:_TEXT] = _digest(text)
             page[:_LENGTH] = len(text).to_bytes(_LENGTH, "little")
 
     def _mapped(self, slot: int) -> mmap.mmap:
@@ -161,12 +182,30 @@ class MemoryPlace:
             os.close(page)
 
     def _read(self, slot: int) -> bytes | None:
+        """Return a text; None: there is none.
+
+        Raises:
+            _Damaged: it is not what was written.
+        """
         page = self.page.open()
         try:
             length = int.from_bytes(os.pread(page, _LENGTH, slot * _SLOT), "little")
-            return os.pread(page, length, slot * _SLOT + _LENGTH) if length else None
+            if length > _SLOT - _TEXT:
+                raise _Damaged
+            head = os.pread(page, _TEXT + length, slot * _SLOT)
         finally:
             os.close(page)
+        if length and head[_LENGTH:_TEXT] != _digest(head[_TEXT:]):
+            raise _Damaged
+        return head[_TEXT:] if length else None
+
+
+class _Damaged(Exception):
+    """A text is not what was written."""
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=_DIGEST).digest()
 
 
 def _identity(path: Path) -> bytes:
@@ -194,7 +233,7 @@ class StateMemory:
         self._gates = 0
         self._shut = ExitStack()
         token = os.urandom(_TOKEN_BYTES)
-        os.pwrite(self._made[0], token, _TOKEN)  # All before it is zero.
+        os.pwrite(self._made[0], token, _TOKEN)
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -88,7 +89,10 @@ def _run(words: Sequence[str]) -> int:
 def _say(error: TuttiError) -> int:
     """Print the error, after all that was printed before; returns its exit code."""
     sys.stdout.flush()
-    if not _repeated():
+    if _repeated():
+        # The first rank that ends takes all others with it.
+        time.sleep(_SAYING_S)
+    else:
         print(f"tutti: error: {printable(str(error), lines=True)}", file=sys.stderr)
     return error.exit_code
 
@@ -120,6 +124,9 @@ def _help() -> str:
         of_aims[COMMANDS.text(name, "aim")].append(f"  {name:{width}} {said[0].lower()}{said[1:]}")
     return _HELP.format("\n\n".join("\n".join(lines) for lines in of_aims.values()))
 
+
+_SAYING_S: Final = 1.0
+"""Time of rank 0 to say what all ranks know."""
 
 _HELP: Final = """\
 usage: tutti COMMAND [OPTIONS]

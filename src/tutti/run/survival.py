@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import BadRunFolder, PeerLost
+from tutti.checkpoint.last_copy import write_last_copy
+from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
+from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
+from tutti.records import checkpoints
+from tutti.records.run_folder import RunFolder
 from tutti.run.losses import Losses
 from tutti.run.shrinking import shrunk, shrunk_text
 from tutti.run.train_job import TrainJob, again
@@ -42,7 +46,7 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
         PeerLost: more ranks were lost than `max_failures` in an hour, or the last one.
         TuttiError: as of `start`.
     """
-    with closing(StateMemory()) as memory:
+    with closing(StateMemory()) as memory, last_copy_kept(job, memory.place):
         job = replace(job, memory=memory.place)
         return start(
             job.entry,
@@ -51,6 +55,33 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
             announce=announce,
             hang_timeout_s=job.hang_timeout_s,
             succession=_Plan(job, placement, memory),
+        )
+
+
+@contextmanager
+def last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
+    """Have the last copy of the state become a checkpoint of the run, if the run fails in this block.
+
+    An exception in the first epoch leaves nothing, as without copies: it would come again.
+    """
+    try:
+        yield
+    except TuttiError as error:
+        with suppress(BadRunFolder, BadCheckpoint):  # Gone, or of a newer version, which says so when asked.
+            folder, lost = place.folder, isinstance(error, PeerLost) or place.losses > 0
+            if folder is not None and (lost or RunFolder(folder).begun):
+                _write(place, folder / checkpoints.FOLDER, job.config.keep)
+        raise
+
+
+def _write(place: MemoryPlace, folder: Path, keep: int) -> None:
+    try:
+        write_last_copy(place, folder, keep)
+    except OSError as error:
+        print(
+            f"tutti: warning: the last copy of the state cannot be written to {folder}: {error.strerror}",
+            file=sys.stderr,
+            flush=True,
         )
 
 

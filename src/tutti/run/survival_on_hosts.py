@@ -31,7 +31,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.losses import Losses
 from tutti.run.resume import Resume
 from tutti.run.shrinking import shrunk, shrunk_text
-from tutti.run.survival import SHRINK
+from tutti.run.survival import SHRINK, last_copy_kept
 from tutti.run.train_job import TrainJob
 
 SLOW_S: Final = 60.0
@@ -71,7 +71,11 @@ def _survive(
     def next_one() -> Placement | None:
         return _without_a_rank(placement, shrinks) if job.config.standby and memory.place.whole else None
 
-    with closing(StateMemory()) as memory, closing(RanksInReserve(job.entry, next_one, stopping)) as reserve:
+    with (
+        closing(StateMemory()) as memory,
+        last_copy_kept(job, memory.place),
+        closing(RanksInReserve(job.entry, next_one, stopping)) as reserve,
+    ):
         losses = Losses(job.config.max_failures, memory)
         while True:
             sent = pickle.dumps(replace(job, memory=memory.place, losses=losses.count))

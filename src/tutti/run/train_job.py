@@ -194,34 +194,42 @@ class TrainJob(Job):
         try:
             yield replace(self, starter=channel.address)
         except BaseException as error:
-            for path in channel.messages():
+            # All that go on after a loss tell of the same.
+            for path in dict.fromkeys(channel.messages()):
                 folder = RunFolder(cast("Path", path))
                 # Gone, or another job has it by now.
                 with suppress(BadRunFolder), FolderLock(folder.path):
-                    if folder.begun:
+                    stays = folder.begun
+                    if stays:
                         folder.release_weights()
-                        if isinstance(error, PeerLost):
-                            self._say_how_to_go_on(folder.path)
                     else:
                         folder.remove()
+                    if isinstance(error, PeerLost):
+                        self._say_how_to_go_on(folder.path, stays)
             raise
         finally:
             channel.close()
 
-    def _say_how_to_go_on(self, folder: Path) -> None:
-        """Name the checkpoint that the run has left which lost its ranks, and what goes on from it."""
+    def _say_how_to_go_on(self, folder: Path, stays: bool) -> None:
+        """Name the checkpoint that the run has left which lost its ranks, and what goes on from it.
+
+        Args:
+            folder: of the run.
+            stays: it was not removed.
+        """
         present = checkpoints.present(folder / checkpoints.FOLDER)
         if present:
             hosts = ""
             if self.config.hosts is not None:
                 hosts = " and hosts='...'" if self.objects else " --hosts ..."
                 hosts += " with those that are left"
-            print(
-                f"tutti: its newest checkpoint is {present[-1].name}; go on from there by: "
-                f"{way_on(folder, self.objects)}{hosts}",
-                file=sys.stderr,
-                flush=True,
-            )
+            way = f"go on from there by: {way_on(folder, self.objects)}{hosts}"
+            said = f"its newest checkpoint is {present[-1].name}; {way}"
+        else:
+            removed = "" if stays else f", and {folder} is removed, as no epoch was over"
+            sooner = "checkpoint='1m'" if self.objects else "--checkpoint 1m"
+            said = f"it had no checkpoint yet{removed}; next time take one sooner, by {sooner}"
+        print(f"tutti: {said}", file=sys.stderr, flush=True)
 
 
 def _refuse_elsewhere(config: TrainConfig, placement: Placement) -> None:
