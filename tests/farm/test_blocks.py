@@ -287,6 +287,32 @@ def test_a_pruned_job_that_was_killed_before_its_summary_trains_no_further(tmp_p
         assert [one.record.epoch for one in told if isinstance(one, EpochEnded)] == [2]
 
 
+ENDED_AS_IT_BEGINS = """
+import os, signal
+
+def net():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(("asked", "state"), [(True, JobState.STOPPED), (False, JobState.FAILED)])
+def test_a_job_whose_ranks_the_request_itself_has_ended_is_stopped(
+    tmp_path: Path, asked: bool, state: JobState
+) -> None:
+    (tmp_path / "mine.py").write_text(ENDED_AS_IT_BEGINS)
+    source = JobList([_job("job-0", model=f"{tmp_path / 'mine.py'}:net")])
+
+    def ask(what: Happening) -> None:
+        # As whoever sends SIGTERM to all processes of a farm.
+        if isinstance(what, JobBegan) and asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    work_on(_farm(tmp_path / "farm"), source, blocks=1, threads=1, listener=ask)
+    assert source.outcomes["job-0"].state == state
+    assert "killed by signal 15" in source.outcomes["job-0"].why
+
+
 def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:
     longer = {"steps": None, "epochs": 12, "batch_size": 16}
     jobs = [_job(f"job-{seed}", seed=seed, **longer) for seed in range(3)]

@@ -25,7 +25,7 @@ from numbers import Integral
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
-from tutti.errors import BadOption, DiskFull, TuttiError, in_one_line
+from tutti.errors import BadOption, DiskFull, PeerLost, TuttiError, in_one_line
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import (
     BlockFailed,
@@ -580,7 +580,10 @@ class HostPool:
             raise TuttiError(f"block {number} does not come to work: {error}")
         over = self.restart(number)
         events += [over] if over is not None else []
-        return [*events, BlockFailed(number, in_one_line(str(error)), str(error))]
+        return [
+            *events,
+            BlockFailed(number, in_one_line(str(error)), str(error), isinstance(error, PeerLost)),
+        ]
 
     def _start(self, number: int) -> None:
         self._used.discard(number)

@@ -63,11 +63,13 @@ class BlockFailed:
         block: its number.
         why: in one line.
         traceback: all there is to say.
+        died: a rank has died, without a word of its own.
     """
 
     block: int
     why: str
     traceback: str = ""
+    died: bool = False
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,8 @@ class Coordinator:
             self._end(event.block, free, state, event.summary, event.stopped)
         else:
             # Who stops the farm may have sent SIGTERM to all of its processes.
-            state = JobState.FAILED if self._stopped is None or event.traceback else JobState.STOPPED
+            stopped = self._stopped is not None and event.died
+            state = JobState.STOPPED if stopped else JobState.FAILED
             self._end(event.block, free, state, None, event.why, event.traceback)
 
     def _epoch(self, event: EpochOver) -> None:

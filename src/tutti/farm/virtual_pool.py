@@ -67,7 +67,11 @@ class VirtualPool:
         self.began.append((self._now, block, job.name))
         course, number = self.course(job), next(self._order)
         self._work[block] = number, course
-        end = BlockFailed(block, course.fails) if course.fails else JobOver(block, _summary(course.seconds))
+        end = (
+            BlockFailed(block, course.fails, died=True)
+            if course.fails
+            else JobOver(block, _summary(course.seconds))
+        )
         self._add(course.seconds + self.overhead_s, block, end)
 
     def wait(self, until: float | None) -> Sequence[PoolEvent]:
