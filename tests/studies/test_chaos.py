@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 import tutti
 from tests.run.test_survival import OPTIONS, model, weights_of
-from tutti.cli.chaos import repeats
+from tutti.cli.chaos import _verdict, repeats
 from tutti.cli.commands import COMMANDS
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import BEAT, PID, PREPARED, ControlLayout, control_bytes
@@ -264,6 +264,10 @@ def test_a_reserve_that_is_not_prepared_takes_over_from_nobody(monkeypatch: pyte
         (["--most", "0", "train", "--on-failure", "respawn"], "--most at least 1"),
         (["--every", "nan", "train", "--on-failure", "respawn"], "--every is at least 0"),
         (["--events", ",", "train", "--on-failure", "respawn"], "--events names no fault"),
+        (
+            ["--events", "stop", "train", "--on-failure", "respawn", "--hang-timeout", "off"],
+            "nothing finds a rank that is stopped",
+        ),
     ],
 )
 def test_a_training_that_has_nothing_to_survive_is_refused(words: list[str], message: str) -> None:
@@ -342,7 +346,9 @@ def test_what_a_training_survived_is_told_in_a_few_lines() -> None:
 
 
 def test_a_training_that_no_fault_befell_is_not_told_as_one_that_survived() -> None:
-    assert summary(outcome(events=[], twin=None), losses=10)[1].startswith("nothing was tried: it was over")
+    found = outcome(events=[], twin=None)
+    assert summary(found, losses=10)[1].startswith("nothing was tried: it was over")
+    assert (_verdict(found), _verdict(outcome())) == (1, 0)
 
 
 @pytest.mark.parametrize(

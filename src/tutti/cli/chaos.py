@@ -19,6 +19,7 @@ from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.run.survival import SHRINK, STOP
 from tutti.run.train_job import TrainJob
+from tutti.studies.chaos import script
 from tutti.studies.chaos.disturbance import Event, Promise
 from tutti.studies.chaos.script import KINDS, USUAL, check_kinds
 from tutti.studies.chaos.study import Outcome, Question, disturb, summary
@@ -59,7 +60,7 @@ class ChaosCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Train and disturb. The exit code is 1 if the training did not survive all that it is to survive."""
+        """Train and disturb. The exit code is 1 if something was not survived, or nothing was tried."""
         question = _question(own)
         print(_HEAD, flush=True)
         found = disturb(question, _tell)
@@ -83,6 +84,8 @@ def _question(own: argparse.Namespace) -> Question:
     kinds = words_of(own.events)
     check_kinds(kinds)
     hang_timeout_s = TrainJob(config).hang_timeout_s
+    if {*kinds} == {script.STOP} and hang_timeout_s is None:
+        raise BadOption("nothing finds a rank that is stopped, as --hang-timeout is off; give it a time")
     return Question(
         words=_without_out(words),
         out=None if config.out is None else Path(config.out),
@@ -151,4 +154,5 @@ def _tell(event: Event) -> None:
 def _verdict(found: Outcome) -> int:
     for reason in found.broken:
         print(f"tutti: error: the training did not keep what it promises: {reason}", file=sys.stderr)
-    return int(bool(found.broken))
+    # Where nothing has been tried, nothing has been shown.
+    return int(bool(found.broken) or not found.events)
