@@ -151,6 +151,14 @@ class PeerLost(TuttiError):
         return PeerLost(self.ranks, f"{self.why}; {more}")
 
 
+class RankHung(PeerLost):
+    """Ranks made no step for too long, and were ended."""
+
+    @override
+    def adding(self, more: str) -> RankHung:
+        return RankHung(self.ranks, f"{self.why}; {more}")
+
+
 class ReplicasDiffer(PeerLost):
     """Ranks hold different values of what is the same on all of them: what some have computed is wrong.
 

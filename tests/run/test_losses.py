@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import PeerLost
+from tutti.errors import PeerLost, RankHung
 from tutti.run.losses import HOUR_S, Losses
 
 LOST = PeerLost([1], "killed by signal 9")
@@ -36,3 +36,18 @@ def test_the_ranks_are_told_how_often_the_last_losses_came() -> None:
             losses.note(LOST)
             found.append((place.losses, place.loss_every_s))
         assert found == [(1, 3600.0), (2, 1805.0), (3, 3620 / 3), (4, 3630 / 4), (5, 10.0)]
+
+
+def test_who_hangs_behind_the_same_copy_again_and_again_would_go_on_with_that() -> None:
+    hung = RankHung([0, 1], "it made no step for 60 s")
+    with closing(StateMemory()) as memory:
+        losses = Losses(100, memory)
+        for step in (1, 2, 3):
+            memory.place.publish(1, {"step": step})
+            losses.note(hung)
+        losses.note(hung)
+        losses.note(LOST)
+        losses.note(hung)
+        losses.note(hung)
+        with pytest.raises(RankHung, match="3 times in a row it hung behind step 3"):
+            losses.note(hung)

@@ -18,6 +18,7 @@ from tutti.errors import (
     OutputClosed,
     PeerLost,
     RankFailed,
+    RankHung,
     ReplicasDiffer,
     TuttiError,
     UserError,
@@ -207,7 +208,8 @@ def cause(reports: Iterable[Report], deaths: Iterable[Death]) -> tuple[TuttiErro
     first = min(causes, key=lambda one: one.at)
     if isinstance(first, Report):
         return _error(first), True
-    return PeerLost([death.rank for death in deaths], first.why()), True
+    ranks = [death.rank for death in deaths]
+    return (RankHung if first.hung else PeerLost)(ranks, first.why()), True
 
 
 def _error(report: Report) -> TuttiError:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import LauncherLost, PeerLost
+from tutti.errors import LauncherLost, PeerLost, RankHung
 from tutti.launch.exit_reports import Report
 from tutti.launch.guard import JOB, guard
 from tutti.launch.hangs import LOOK_S, PAUSE_S, STOPPED, STOPPED_WHY, RemoteHangWatch, state_of
@@ -284,7 +284,7 @@ class RanksOnHosts:
         if self._loss.mpirun_stopped:
             raise LauncherLost(f"mpirun had started the ranks; {STOPPED_WHY}")
         if hung := self._loss.hung:
-            raise PeerLost(hung, f"on {hosts_of(hung, self._hosts)}: {self._loss.why_hung}")
+            raise RankHung(hung, f"on {hosts_of(hung, self._hosts)}: {self._loss.why_hung}")
         result = outcome(reports, returncode, said, self._watch, self._hosts)
         if not reports and is_this_machine(self.placement.hosts[0].name):
             # A launcher that tolerates dead ranks says nothing of them.
