@@ -132,6 +132,30 @@ def test_a_run_goes_on_as_one_that_is_begun_by_hand_with_that_batch_and_rate(
     assert (kept.batch_size, kept.lr) == (2, RATE / 3)
 
 
+def test_a_rate_that_follows_the_losses_keeps_what_these_have_made_of_it(tmp_path: Path) -> None:
+    rule = {"factor": 0.1, "patience": 0, "threshold": 0.99, "min_lr": 6e-6}  # It falls with each epoch.
+    values, objects = by_name({"model": net(), "data": OPTIONS["data"]})
+    plain = {name: value for name, value in OPTIONS.items() if name not in ("data", "quiet")}
+    plain |= {"epochs": 7, "on_shrink": "scale", "out": str(tmp_path / "run")}
+    config = TrainConfig.from_json({**values, **plain, "schedule": "plateau", "schedule_options": rule})
+
+    def rates(job: TrainJob, keep: int) -> list[float]:
+        """Keep the state after so many more steps; go on from what was kept so before."""
+        there = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
+        resume = Resume(tmp_path / "run", there[-2]) if there else None  # The last is of the end.
+        job = replace(job, config=replace(job.config, checkpoint=f"{keep} steps"), resume=resume)
+        return [record.lr for record in train(HostCommunicator.alone(), job, Surroundings()).history]
+
+    three = TrainJob(config, objects=objects, quiet=True)
+    assert rates(three, 36) == pytest.approx([0.3, 0.3, 0.03, 3e-3, 3e-4, 3e-5, 6e-6])
+    two = shrunk(three, config, 3, 2)
+    assert rates(two, 30) == pytest.approx([0.3, 0.3, 0.03, 2e-3, 2e-4, 2e-5, 4e-6])
+    fewest = pytest.approx([0.3, 0.3, 0.03, 2e-3, 2e-4, 1e-5, 2e-6])
+    assert rates(shrunk(two, config, 3, 1), 40) == fewest
+    resumed = replace(three, config=TrainConfig.read(tmp_path / "run", trust=True))
+    assert rates(resumed, 500) == fewest
+
+
 def test_a_run_that_loses_a_rank_says_and_keeps_what_batch_and_rate_it_goes_on_with(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -604,11 +604,11 @@ def load_optimizer(
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]
     stepped = 0
-    length = training.shared["updates"] if isinstance(updates.lr, ReduceLROnPlateau) else updates.updates
     scale = updates.batches.batch_size / saved.part("batches").shared["batch_size"]
-    if scale != 1:
-        options = [{**group, "lr": group["lr"] * scale} if "lr" in group else group for group in options]
-    if training.shared["updates"] != length or scale != 1 or schedule["state"] is None:
+    if isinstance(updates.lr, ReduceLROnPlateau):
+        # What it has set came of the losses so far: to step it anew would not give that.
+        options = [{**group, "lr": group["lr"] * scale} for group in options]
+    elif training.shared["updates"] != updates.updates or scale != 1 or schedule["state"] is None:
         kept = set(OF_SCHEDULES)
         if updates.lr is not None:
             # A shorter run is refused when all of it is known.

@@ -64,21 +64,33 @@ class LearningRate:
         options = as_values(options_of(self._optimizer), "the optimizer's param_groups")
         return {"made": self._stepped, "state": kept, "options": options}
 
-    def load_state(self, at: Values, updates: int, made: int) -> None:
+    def load_state(self, at: Values, updates: int, made: int, scale: float = 1.0) -> None:
         """Go on from an earlier state, or on another way if the run has another length than it had.
 
         Args:
             at: what `state` gave.
             updates: how many the run was to make then.
             made: how many it had made.
+            scale: the rate is so many times what it was then; the optimizer has it already.
         """
         if self._schedule is None:
             return
         # It has been stepped before the run was interrupted.
         announce(self._optimizer)
         # What follows the loss does so whatever the length of the run.
-        if (updates == self._updates or self._plateau is not None) and at["state"] is not None:
+        same = self._plateau is not None or (updates == self._updates and scale == 1)
+        if same and at["state"] is not None:
             self._stepped = at["made"]
             load_state_of(self._schedule, at["state"])
+            if self._plateau is not None and scale != 1:
+                _scale_bounds(self._plateau, scale)
         else:
             self.step_until(made)
+
+
+def _scale_bounds(plateau: ReduceLROnPlateau, scale: float) -> None:
+    """Have a schedule end at a rate that is `scale` times that at which it would have ended."""
+    plateau.min_lrs = [bound * scale for bound in plateau.min_lrs]
+    if plateau.default_min_lr is not None:
+        plateau.default_min_lr *= scale
+    plateau.eps *= scale

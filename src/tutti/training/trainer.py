@@ -561,8 +561,8 @@ class Trainer:
             self._gradient.scale.load_state(scale)
         if self._gradient.contributions is not None:
             self._gradient.contributions.load_state(0 if own is None else own.get("left_out", 0))
-        as_large = saved.part("batches").shared["batch_size"] == self._batches.batch_size
-        self._learning_rate.load_state((own or at)["schedule"], at["updates"] if as_large else -1, self._step)
+        scale = self._batches.batch_size / saved.part("batches").shared["batch_size"]
+        self._learning_rate.load_state((own or at)["schedule"], at["updates"], self._step, scale)
         self._lr = at["lr"]
         if "worker" in saved.shared:  # Otherwise it was another strategy's.
             self.worker.load_state(saved.part("worker"))
