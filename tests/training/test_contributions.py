@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +22,13 @@ from tutti.errors import BadOption, NotFinite
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.run.config import TrainConfig
+from tutti.state import Saved, State, saved_by
 from tutti.strategies import STRATEGIES, Clip, Strategy, Sync
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
+from tutti.training.agenda import Agenda, Wishes
 from tutti.training.contributions import Contributions
+from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Trainer
@@ -215,6 +219,30 @@ def test_a_run_that_goes_on_within_an_epoch_counts_on(capfd: pytest.CaptureFixtu
 
     VirtualWorld(1).run(run)
     assert "in step 2 (epoch 1) on rank 0: its contribution is left out, the 2nd" in capfd.readouterr().err
+
+
+def test_ranks_that_go_on_as_fewer_count_what_all_have_done() -> None:
+    """The first one has it, as it has their samples."""
+    before, states = 2, dict[int, State]()
+    first = int(Batches(spoiled(None), BATCH, seed=1).order(0)[0])
+
+    def run(comm: Communicator, saved: list[Saved] | None = None) -> list[EpochRecord]:
+        agenda = Agenda(comm, Wishes(Every(steps=before), now=lambda: 0.0)) if saved is None else None
+        rest = {"agenda": agenda, "save": lambda _, state, __: states.setdefault(comm.rank, deepcopy(state))}
+        made = trainer(comm, spoiled(math.nan, (first,)), Sync(), epochs=1, **rest)
+        return made.fit(None if saved is None else saved[comm.rank])
+
+    undisturbed = VirtualWorld(3).run(run)[0][0]
+    kept = saved_by([states[rank] for rank in range(3)], 2)
+    [record] = VirtualWorld(2).run(run, kept)[0]
+    updates = undisturbed.ranks[0].updates
+    assert before < updates
+    assert [one.updates for one in record.ranks] == [3 * before + updates - before, updates - before]
+    assert [one.exchanges for one in record.ranks] == [one.updates for one in record.ranks]
+    assert [one.staleness for one in record.ranks] == [{0: one.updates} for one in record.ranks]
+    assert sum(one.left_out for one in undisturbed.ranks) == 1
+    assert [one.left_out for one in record.ranks] == [1, 0]
+    assert sum(one.samples for one in record.ranks) == sum(one.samples for one in undisturbed.ranks)
 
 
 def test_more_in_a_row_than_allowed_end_the_run() -> None:

@@ -38,6 +38,9 @@ class Contributions:
         replica: has the gradients.
         comm: the workers.
         most: how many in a row may be left out.
+
+    Attributes:
+        left_out: how many were left out since `take`.
     """
 
     def __init__(self, replica: Replica, comm: Communicator, most: int) -> None:
@@ -48,7 +51,7 @@ class Contributions:
         self._first = dict(_buffers_of(replica.module))
         self._assigned: dict[_Place, Tensor | None] = {}
         self._loss: float | None = None
-        self._in_row = self._left_out = self._ever = 0
+        self._in_row = self.left_out = self._ever = 0
 
     def note_loss(self, loss: float) -> None:
         """Take note of a loss that is not finite; the gradient of the update is then left out."""
@@ -73,7 +76,7 @@ class Contributions:
         if self._in_row > self._most:
             allowed = f"--skip-nonfinite allows {self._most} in a row"
             raise NotFinite(f"{what}; {allowed}, and this is the next one. {REMEDY}")
-        self._left_out += 1
+        self.left_out += 1
         self._ever += 1
         if self._ever <= SAID or self._ever & (self._ever - 1) == 0:
             print(
@@ -101,12 +104,12 @@ class Contributions:
 
     def take(self) -> int:
         """Return how many were left out since this was last asked."""
-        taken, self._left_out = self._left_out, 0
+        taken, self.left_out = self.left_out, 0
         return taken
 
     def state(self) -> list[int]:
         """Return how many were left out so far: in a row, since `take`, and ever."""
-        return [self._in_row, self._left_out, self._ever]
+        return [self._in_row, self.left_out, self._ever]
 
     def load_state(self, counts: int | list[int]) -> None:
         """Go on from an earlier state, with the buffers that the replica has now.
@@ -114,7 +117,7 @@ class Contributions:
         Args:
             counts: what `state` gave; earlier versions had those in a row alone.
         """
-        self._in_row, self._left_out, self._ever = counts if isinstance(counts, list) else (counts, 0, 0)
+        self._in_row, self.left_out, self._ever = counts if isinstance(counts, list) else (counts, 0, 0)
         self._keep_buffers()
 
     def _vectors(self) -> list[Tensor]:

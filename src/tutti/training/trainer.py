@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import cast
 
@@ -70,12 +70,18 @@ class PlaceInEpoch:
         round: the number of the epoch's round that it makes next.
         counts: of its tally.
         sums: likewise.
+        steps: that it has made, as far as no record has them; earlier versions did not tell.
+        left_out: its gradients that were not used, likewise.
+        traffic: the counts of its exchanges, likewise.
     """
 
     ended: bool
     round: int
     counts: list[int]
     sums: list[float]
+    steps: int = 0
+    left_out: int = 0
+    traffic: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -450,7 +456,16 @@ class Trainer:
         """Return where each rank is (collective); `ended`: whether this one has made all its updates."""
         start = open_epoch.number * self._batches.updates
         found = open_epoch.tally.sums_here()
-        here = PlaceInEpoch(ended, self._step - start, found.counts.tolist(), found.sums.tolist())
+        contributions = self._gradient.contributions
+        here = PlaceInEpoch(
+            ended,
+            self._step - start,
+            found.counts.tolist(),
+            found.sums.tolist(),
+            self._steps,
+            0 if contributions is None else contributions.left_out,
+            self.worker.traffic.counts(),
+        )
         return cast("list[PlaceInEpoch]", self.comm.all_gather_objects(here))
 
     def _state(self, open_epoch: OpenEpoch, places: Sequence[PlaceInEpoch]) -> State:
@@ -538,7 +553,9 @@ class Trainer:
             self._stages.load(own["stages"])
             self.worker.traffic.load(own["traffic"])
             load_random_state(own["random"])
+            left_out = own.get("left_out", 0)
         else:
+            # What others have done counts as the first one's.
             mine = places if self.comm.rank == 0 else []
             counts = [place.counts for place in mine] or [[0] * len(places[0].counts)]
             sums = [place.sums for place in mine] or [[0.0] * len(places[0].sums)]
@@ -548,6 +565,9 @@ class Trainer:
                 "rows": at.get("rows", []) if mine else [],
                 "kept": [],
             }
+            self._steps = sum(place.steps for place in mine)
+            self.worker.traffic.load_counts([place.traffic for place in mine])
+            left_out = [0, sum(place.left_out for place in mine), 0]
         self._resumed = Resumed(at["seconds"], tally)
         load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
         remembered = (own or at)["remembered"]
@@ -560,7 +580,7 @@ class Trainer:
         if self._gradient.scale is not None and scale is not None:
             self._gradient.scale.load_state(scale)
         if self._gradient.contributions is not None:
-            self._gradient.contributions.load_state(0 if own is None else own.get("left_out", 0))
+            self._gradient.contributions.load_state(left_out)
         scale = self._batches.batch_size / saved.part("batches").shared["batch_size"]
         self._learning_rate.load_state((own or at)["schedule"], at["updates"], self._step, scale)
         self._lr = at["lr"]
