@@ -323,7 +323,7 @@ def test_weights_that_are_rounded_divide_nothing() -> None:
 def in_rounds(comm: Communicator) -> tuple[Visitor, Rounds]:
     """A visitor of a centre that moves by the sum of all workers' gradients."""
     replica = place(module(), comm, Home.PRIVATE)
-    rule = Rounds(optim.SGD(replica.module.parameters(), lr=1.0), replica, comm.size)
+    rule = Rounds(optim.SGD(replica.module.parameters(), lr=1.0), replica, comm.size, comm=comm)
     return Visitor(comm, SharedCentre(comm, replica.flats, rule, 2)), rule
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice, permutations
 
 import pytest
 import torch
@@ -220,6 +221,14 @@ def test_servers_do_what_shared_memory_does(servers: int, clip: Clip) -> None:
 def test_the_same_run_twice_is_bit_equal() -> None:
     setting = Setting(ParamServer(quorum=0.5), sgd(LR), clip=Clip(norm=0.5))
     assert torch.equal(run(setting)[0].final, run(setting)[0].final)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_whoever_comes_first_the_weights_are_bit_equal(servers: int) -> None:
+    orders = permutations((1.0, 1.31, 0.77, 1.5))
+    settings = [Setting(ParamServer(), sgd(LR), 6, speeds) for speeds in islice(orders, 0, None, 5)]
+    expected, *others = (run(one, VirtualWorld(4, servers=servers))[0].final for one in settings)
+    assert all(torch.equal(other, expected) for other in others)
 
 
 def test_an_evaluation_in_between_changes_nothing() -> None:

@@ -24,13 +24,13 @@ from tutti.optim.clipping import clip
 from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import GroupOptimizer
-from tutti.optim.sharded import FlatPiece, check_hooks, check_parameters, check_usable, own_slices
+from tutti.optim.sharded import PIECE, FlatPiece, check_hooks, check_parameters, check_usable, own_slices
 from tutti.optim.state import by_name, held_by
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors
 from tutti.parameter_server.optimizer_state import BY_ITSELF, SharedState, allocate_states, describe
 from tutti.parameter_server.own_optimizer import OwnOptimizer
 from tutti.parameter_server.staleness import SQUARES, Remedy
-from tutti.replica import Flat, Replica
+from tutti.replica import Flat, Replica, copy_all
 from tutti.state import Held, Named, fill_all, name_of, pieces_of_all, whole_piece
 
 
@@ -440,6 +440,7 @@ class Rounds(OptimizerRule):
         value: the largest absolute value of an element, limited before the norm. None: any.
 
     Attributes:
+        rank: whose the next message is.
         share: which part of the update's samples the next message is the gradient of.
         weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
         round: which update it is meant for, from 0.
@@ -461,12 +462,15 @@ class Rounds(OptimizerRule):
         super().__init__(optimizer, replica, comm=comm)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
         self.share = self.weight = 1 / workers
+        self.rank = 0 if comm is None else comm.rank
         self.round = 0
         self.spoiled = False
         self.edits: Vectors = ()
         self._edits: Vectors = ()
         self._in_own_loop = replica.in_own_loop
-        # For each slot: messages that have come, their shares, their weights, those of no use; closed rounds.
+        # For each slot, of each worker: its message.
+        self._boxes: dict[int, list[tuple[Tensor, ...]]] = {}
+        # Likewise: whether it has come, its share, its weight, whether it is of no use. Last: closed rounds.
         self._counts: dict[int, Tensor] = {}
         # For each slot: 1 for each parameter that a message had a gradient of.
         self._brought: dict[int, Tensor] = {}
@@ -485,14 +489,17 @@ class Rounds(OptimizerRule):
         super().open(centre, slots, allocate)
         if self._in_own_loop:
             self._edits = [allocate(len(vector), vector.dtype) for vector in centre]
-        counts = allocate(len(slots) * 5, torch.float64).view(len(slots), 5)
+        boxes = [[allocate(len(one), one.dtype) for one in centre] for _ in range(self._workers)]
+        self._boxes = {slot.number: [slot.views(box) for box in boxes] for slot in slots}
+        counts = allocate(len(slots) * (self._workers + 1) * 4, torch.float64)
+        counts = counts.view(len(slots), self._workers + 1, 4)
         brought = allocate(len(slots) * len(self.parameters), torch.uint8).view(len(slots), -1)
         self._counts = {slot.number: row for slot, row in zip(slots, counts, strict=True)}
         self._brought = {slot.number: row for slot, row in zip(slots, brought, strict=True)}
 
     @override
     def inbox(self, slot: int) -> None:
-        """Take messages anywhere: their sum is formed where the optimizer finds its gradients."""
+        """Take messages anywhere: whose box one belongs to is known when it is here."""
         return
 
     @override
@@ -501,18 +508,33 @@ class Rounds(OptimizerRule):
             total.add_(edit)
         self.edits = ()
         counts = self._counts[push.slot]
-        if int(counts[4]) != self.round:
+        if int(counts[-1, 0]) != self.round:
             return Outcome.DROPPED
-        for total, message in zip(self._views[push.slot], push.message, strict=True):
-            total.add_(message)
         self._brought[push.slot] |= self._present()
-        counts += torch.tensor([1, self.share, self.weight, self.spoiled, 0], dtype=torch.float64)
-        came, share, weight, spoiled, _ = counts.tolist()
+        counts[self.rank] = torch.tensor([1, self.share, self.weight, self.spoiled], dtype=torch.float64)
+        came, share, weight, spoiled = counts[:-1].sum(0).tolist()
         if came < self._workers and (self.waits or share < self._quorum - ROUNDING):
+            copy_all(self._boxes[push.slot][self.rank], push.message)
             return Outcome.HELD
         # Without any sample there is nothing to learn; where no label counts, the gradient is zero.
         self._close(push, weight if share > 0 and not spoiled else None)
         return Outcome.APPLIED
+
+    def _add_up(self, push: Push) -> tuple[Tensor, ...]:
+        """Return the sum of a round's messages, in the order of the workers: it is the same each time."""
+        totals, came = self._views[push.slot], self._counts[push.slot][:-1, 0].tolist()
+        boxes = [
+            push.message if worker == self.rank else box
+            for worker, box in enumerate(self._boxes[push.slot])
+            if came[worker]
+        ]
+        for total, *messages in zip(totals, *boxes, strict=True):
+            for start in range(0, len(total), PIECE):
+                first, *others = (one[start : start + PIECE] for one in messages)
+                here = total[start : start + PIECE].copy_(first)
+                for other in others:
+                    here.add_(other)
+        return totals
 
     def _present(self) -> Tensor:
         """Return, for each parameter, 1 if the message has a gradient of it, else 0."""
@@ -527,8 +549,9 @@ class Rounds(OptimizerRule):
         for centre, edit in zip(push.centre, self._edits, strict=False):
             centre.add_(edit)
             edit.zero_()
-        totals, counts, brought = self._views[push.slot], self._counts[push.slot], self._brought[push.slot]
+        counts, brought = self._counts[push.slot], self._brought[push.slot]
         if weight is not None:
+            totals = self._add_up(push)
             if weight > 0 and abs(weight - 1) > EPSILON:
                 for total in totals:
                     total.div_(weight)
@@ -536,11 +559,9 @@ class Rounds(OptimizerRule):
             pairs = zip(self.parameters, brought.tolist(), strict=True)
             self.missing = frozenset(parameter for parameter, has in pairs if not has)
             super().apply(Push(push.slot, push.centre, totals, None))
-        for total in totals:
-            total.zero_()
         brought.zero_()
-        counts[:4] = 0
-        counts[4] += 1
+        counts[:-1] = 0
+        counts[-1, 0] += 1
 
     @override
     def state(self, slot: int) -> Held:
@@ -557,13 +578,13 @@ class Rounds(OptimizerRule):
 
     @override
     def settings(self) -> list[float]:
-        return [self.share, self.weight, self.round, self.spoiled, *super().settings()]
+        return [self.rank, self.share, self.weight, self.round, self.spoiled, *super().settings()]
 
     @override
     def use(self, settings: list[float]) -> None:
-        self.share, self.weight, self.round = settings[0], settings[1], int(settings[2])
-        self.spoiled = bool(settings[3])
-        super().use(settings[4:])
+        self.rank, self.round, self.spoiled = int(settings[0]), int(settings[3]), bool(settings[4])
+        self.share, self.weight = settings[1:3]
+        super().use(settings[5:])
 
     @override
     def above(self, hosts: int) -> Rule:

@@ -29,8 +29,10 @@ class ParamServer(Centred):
         c = optimizer(c, clip(G)),  w_i = c for all whose gradient was used
 
     With `quorum` 1 every step waits for all, and the training is that of one worker on the whole batch (as
-    with `sync`). Below that the slowest ones are the backup workers: a gradient that comes when its step has
-    closed is dropped (and counted), and its worker goes on with the step that is open then.
+    with `sync`); the centre keeps each worker's gradient until then, and adds them up in the order of the
+    workers, so that it is the same each time, bit by bit. Below that the slowest ones are the backup workers:
+    a gradient that comes when its step has closed is dropped (and counted), and its worker goes on with the
+    step that is open then.
 
         quorum 0.6   worker 0  │ g(c0) ─┐          │ g(c1) ─┐
                      worker 1  │ g(c0) ────┐       │ g(c1) ───┐
