@@ -27,6 +27,8 @@ from tutti.run.resume import Resume
 from tutti.run.shrinking import shrunk, shrunk_text
 from tutti.run.train import Surroundings, train
 from tutti.run.train_job import TrainJob
+from tutti.strategies import STRATEGIES
+from tutti.strategies.base import Pace
 
 BATCH, RATE, EPOCHS, STEP_SIZE = 6, 0.3, 3, 20
 SEEN = INPUTS.float().double()
@@ -73,6 +75,13 @@ def test_the_batch_stays_unless_it_is_to_shrink() -> None:
     fewer = shrunk(job, job.config, 4, 3)
     assert fewer == replace(job, config=job.config.changed({"workers": "3"}))
     assert shrunk_text(fewer, job.config) == ", and batches of 64 samples as before (--on-shrink keep-batch)"
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_of_the_batch_nothing_is_said_where_each_worker_has_its_own(name: str) -> None:
+    job = job_of(strategy=name)
+    shares = STRATEGIES[name].pace is Pace.TOGETHER
+    assert bool(shrunk_text(job, job.config)) == shares
 
 
 def net() -> nn.Module:

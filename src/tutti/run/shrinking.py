@@ -10,9 +10,13 @@ arXiv:1706.02677, section 2.1.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from tutti.run.config import SCALE, TrainConfig
 from tutti.run.train_job import TrainJob
+
+ONE_BATCH: Final = frozenset({"auto", "paramserver", "solo", "sync"})
+"""Strategies whose workers share the batch of an update; to ask themselves would import torch."""
 
 
 def shrunk(job: TrainJob, first: TrainConfig, before: int, workers: int) -> TrainJob:
@@ -35,12 +39,14 @@ def shrunk(job: TrainJob, first: TrainConfig, before: int, workers: int) -> Trai
 
 
 def shrunk_text(job: TrainJob, first: TrainConfig) -> str:
-    """Say what the batch and the learning rate of fewer workers are.
+    """Say what the batch and the learning rate of fewer workers are; nothing where each has its own batches.
 
     Args:
         job: theirs.
         first: the configuration that the run was begun with.
     """
+    if first.strategy not in ONE_BATCH and first.on_shrink != SCALE:
+        return ""
     if first.on_shrink != SCALE:
         return f", and batches of {first.batch_size:,} samples as before (--on-shrink keep-batch)"
     return (
