@@ -395,14 +395,17 @@ def test_a_short_run_keeps_no_checkpoint_unless_that_is_asked_for(place: Path, t
 
 @pytest.mark.parametrize(
     ("before", "after", "ranks"),
-    [("sync", "local", 2), ("local", "local", 3), ("easgd_sync", "sync", 2), ("local", "sync", 1)],
+    [
+        *(("sync", "local", 2), ("local", "local", 3), ("easgd_sync", "sync", 2), ("local", "sync", 1)),
+        *(("sync", "solo", 1), ("solo", "sync", 2), ("solo", "local", 2), ("solo", "diloco", 1)),
+    ],
 )
 def test_another_strategy_or_other_ranks_go_on_with_the_learning_rate_of_the_step(
     place: Path, tmp_path: Path, before: str, after: str, ranks: int
 ) -> None:
     options = {"batch_size": 24, "strategy": before, "checkpoint": "3 steps", "epochs": 2}
     config = replace(config_of(place, "", **options), out=str(tmp_path / "run"))
-    train(config, 2)
+    train(config, 1 if before == "solo" else 2)
     first = step_folder(tmp_path / "run" / FOLDER, 3)
     now = replace(config, strategy=after, strategy_options={}, out=str(tmp_path / "run"))
     outcome = train(now, ranks, Resume(tmp_path / "run", first))
@@ -410,7 +413,9 @@ def test_another_strategy_or_other_ranks_go_on_with_the_learning_rate_of_the_ste
     assert outcome.history[-1].lr == pytest.approx(uninterrupted.history[-1].lr, rel=1e-12)
     start = RunFolder(tmp_path / "run").starts().records[-1]
     assert start.step == 3
-    if before != after:
+    if {before, after} == {"solo", "sync"}:
+        assert not start.anew
+    elif before != after:
         assert start.anew == ("all that the workers of the other strategy knew",)
 
 

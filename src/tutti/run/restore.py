@@ -28,7 +28,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
 from tutti.run.resume import Resume, check_own
 from tutti.state import Held, Saved, Values
-from tutti.strategies import Solo, Strategy
+from tutti.strategies import Solo, Strategy, Sync
 from tutti.training.run_parts import Schedule
 
 
@@ -107,12 +107,17 @@ def saved_for(
     # The configuration calls a class of the user's by its file or package.
     called = earlier.strategy in (strategy.name, config.strategy)
     same = called and earlier.strategy_options == strategy.options()
-    # A single worker knows nothing but its optimizer's state.
-    if not same and earlier.strategy != Solo.name:
+    if not same and not _takes_over(strategy, earlier):
         # What another strategy's workers knew is of no use to this one's.
         shared = {name: values for name, values in saved.shared.items() if name != "worker"}
         return Saved(saved.joint, None, shared, None)
     return saved
+
+
+def _takes_over(strategy: Strategy, earlier: TrainConfig) -> bool:
+    """Tell whether workers know all that those of another strategy knew: the optimizer's state alone."""
+    kept = earlier.strategy_options.get("compress", "none") != "none"
+    return {strategy.name, earlier.strategy} == {Solo.name, Sync.name} and not kept
 
 
 def _refuse_apart(checkpoint: Checkpoint, saved: Saved, earlier: TrainConfig) -> None:
