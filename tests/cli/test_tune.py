@@ -124,7 +124,7 @@ def test_failures_and_idle_blocks_are_told(tmp_path: Path, capsys: pytest.Captur
     said, warned = capsys.readouterr()
     assert "1 of 3 blocks will have nothing to do: 2 jobs at a time" in warned
     assert warned.count("they take turns") == (allowed_cores().usable < 3)
-    assert "trials: 1 complete, 1 fail" in said
+    assert "trials: 1 complete, 1 failed\n" in said
     assert "trial 0 failed: RuntimeError: too wide" in said
     assert "best: trial 1" in said
 

@@ -32,11 +32,11 @@ NOT_SWEPT: Final = {
     "hosts": "the farm is on this host",
     "out": "each fold gets its folder in --out",
     "time_limit": "give --time-limit once, for all, or --job-timeout",
-    "on_failure": "a job whose rank is lost is trained again by itself",
+    "on_failure": "a fold whose rank is lost fails alone, and --resume trains it again",
     "hang_timeout": "give --job-timeout",
-    "standby": "a job whose rank is lost is trained again by itself",
-    "on_shrink": "a job whose rank is lost is trained again by itself",
-    "max_failures": "a job whose rank is lost is trained again by itself",
+    "standby": "a fold whose rank is lost fails alone, and --resume trains it again",
+    "on_shrink": "a fold whose rank is lost fails alone, and --resume trains it again",
+    "max_failures": "a fold whose rank is lost fails alone, and --resume trains it again",
 }
 """Options that are the same for all candidates, and what to do instead."""
 

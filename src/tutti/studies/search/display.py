@@ -21,6 +21,9 @@ from tutti.terminal import console_on
 SHOWN: Final = 5
 """Limit on the equally good trials that are shown, and on the failures."""
 
+_SAID: Final = {"fail": "failed"}
+"""The states of trials whose words are others than Optuna's."""
+
 
 def print_question(search: Search, trials: int, stream: IO[str]) -> None:
     """Print what is searched, and by what."""
@@ -57,7 +60,7 @@ def print_findings(
         command: spells the command that trains a configuration; None: there is none to be shown.
     """
     best, states = found.best, found.states()
-    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    counted = ", ".join(f"{count} {_SAID.get(state, state)}" for state, count in sorted(states.items()))
     print(f"trials: {counted}", file=stream)
     for number, why in [*found.failed().items()][:SHOWN]:
         print(f"trial {number} failed: {printable(why)}", file=stream)

@@ -38,11 +38,11 @@ NOT_SEARCHED: Final = {
     "hosts": "the farm is on this host",
     "out": "each trial gets its folder in --out",
     "time_limit": "give --time-limit once, for all, or --job-timeout",
-    "on_failure": "a job whose rank is lost is trained again by itself",
+    "on_failure": "a trial whose rank is lost fails alone, and the others go on",
     "hang_timeout": "give --job-timeout",
-    "standby": "a job whose rank is lost is trained again by itself",
-    "on_shrink": "a job whose rank is lost is trained again by itself",
-    "max_failures": "a job whose rank is lost is trained again by itself",
+    "standby": "a trial whose rank is lost fails alone, and the others go on",
+    "on_shrink": "a trial whose rank is lost fails alone, and the others go on",
+    "max_failures": "a trial whose rank is lost fails alone, and the others go on",
 }
 """Options that are the same for all trials, and what to do instead."""
 
