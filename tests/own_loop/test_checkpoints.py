@@ -692,11 +692,11 @@ def test_a_checkpoint_of_a_command_is_refused(worlds: Worlds, tmp_path: Path) ->
 
 
 class Dicing(Optimizer):
-    """Keeps what cannot be kept: a set."""
+    """Keeps what cannot be kept: a set of objects."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
-        self.dice = {1, 6}
+        self.dice = {object()}
 
     def step(self, closure: Any = None) -> None: ...  # type: ignore[override]
 

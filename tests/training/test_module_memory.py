@@ -137,6 +137,10 @@ def test_the_system_s_random_numbers_have_nothing_to_go_on_with() -> None:
     assert ModuleMemory(module).state()["attributes"] == {}
 
 
+class Name(str):
+    """A text of a class of its own."""
+
+
 class Odd(nn.Module):
     """A module that remembers in odd ways, and some that cannot be kept."""
 
@@ -149,7 +153,7 @@ class Odd(nn.Module):
         self.table, self.flag, self.first = np.ones(3), 1, True
         self.order = OrderedDict(a=1, b=2)
         self.own = Counting(5)
-        self.constant, self.names, self.act = {1, 2}, {1, 2}, torch.tanh
+        self.constant, self.names, self.act = {Name("a")}, {Name("a")}, torch.tanh
 
     def forward(self, x: Tensor) -> Tensor:
         if hasattr(self, "first"):
@@ -160,7 +164,7 @@ class Odd(nn.Module):
         self.table[1] += 1
         self.flag = True
         self.order.move_to_end("a")
-        self.names.add(3)
+        self.names.add(Name("b"))
         self.act = torch.sigmoid
         self.drawn()
         return x

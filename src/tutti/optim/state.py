@@ -195,7 +195,7 @@ def load(
             group[name] = _in_form_of(group.get(name), value)
     state.update({key: _read(value) for key, value in kept_by_name.get("", {}).items()})
     attributes = dict(kept_by_name.get(_ATTRIBUTES, {}))
-    state.update(attribute_from_values(attributes.pop(_STATE, {}), None, names))
+    state.update(attribute_from_values(attributes.pop(_STATE, {}), None, names) or {})
     set_attributes(optimizer, names, attributes)
 
 

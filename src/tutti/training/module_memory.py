@@ -12,26 +12,46 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Hashable, Iterable, Iterator
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 import cloudpickle
+import torch
 from torch import Tensor, nn
 
 from tutti.checksum import checksum
 from tutti.object_state import as_values, from_values
-from tutti.optim.attributes import attribute_as_values, attribute_from_values, lost_in
+from tutti.optim.attributes import (
+    OF_MODULES,
+    AttributeLeaf,
+    AttributeReader,
+    AttributeWriter,
+    leaves_in,
+    lost_in,
+)
 from tutti.state import Values
 
-_OF_TORCH: Final = frozenset(vars(nn.Module()))
-"""Attributes that any module has."""
+_MODULES: Final[WeakSet[nn.Module]] = WeakSet()
+"""Those that a memory knows of: a loss may know the model, which goes on by itself."""
+
+_LOOKS: Final = 100
+"""How many times as long as a look took the next one is waited for."""
+
+
+class _Found(NamedTuple):
+    path: str
+    value: Any
+    values: Any
 
 
 class ModuleMemory:
     """The extra states of a model's modules, and those of their attributes that have changed.
 
-    Attributes are numbers, texts, tensors, generators of random numbers, and lists and dictionaries of them.
-    What cannot be told from what it was is kept, too.
+    Attributes are numbers, texts, tensors, generators of random numbers, modules that the model does not know
+    of, and lists, sets and dictionaries of them; those of parameters and buffers count as well. What cannot
+    be told from what it was is kept, too.
 
     Args:
         module: the model, before it is trained.
@@ -41,22 +61,18 @@ class ModuleMemory:
 
     def __init__(self, module: nn.Module, modes: bool = False) -> None:
         self._module = module
-        self._of_torch = _OF_TORCH - {"training"} if modes else _OF_TORCH
+        self._of_torch = OF_MODULES - {"training"} if modes else OF_MODULES
         self._needed = {name: one.requires_grad for name, one in module.named_parameters() if modes}
-        # The tensors themselves stay, so that no other gets their memory.
-        self._before = dict(self._attributes())
-        self._there = set(self._paths())
+        _MODULES.update(module.modules())
+        # The things themselves stay, so that no others get their memory.
+        self._before = list(self._all())
         self._lost: set[str] = set()
-        self._looked = 0
-        self._functions = {
-            path: value
-            for path, value, values in self._all()
-            if callable(value) and not isinstance(value, nn.Module) and not _is_kept(values)
-        }
+        self._asked, self._looked_at, self._took_s = 0, 0.0, 0.0
+        self._marks = {path: _mark(values) for path, _, values in self._before}
+        self._leaves = {leaf for path, _, values in self._before for leaf in _leaves(path, values)}
         self._pickles = {
-            path: _pickle(value) for path, value, values in self._all() if any(lost_in(values, path))
+            path: _pickle(value) for path, value, values in self._before if any(lost_in(values, path))
         }
-        self._marks = {path: _mark(values) for path, values in self._before.items()}
 
     def state(self) -> Values:
         """Return what the modules know now; the tensors are live.
@@ -66,12 +82,7 @@ class ModuleMemory:
         """
         found = list(self._all())
         self._note_lost(found)
-        attributes = {path: values for path, _, values in found if _is_kept(values)}
-        changed = {
-            path: values
-            for path, values in attributes.items()
-            if path not in self._marks or _mark(values) != self._marks[path]
-        }
+        changed = self._changed(found)
         extra = {
             name: as_values(module.get_extra_state(), f"the extra state of '{name}'")
             for name, module in self._with_extra_state()
@@ -81,7 +92,7 @@ class ModuleMemory:
             for name, one in self._module.named_parameters()
             if one.requires_grad != self._needed.get(name, one.requires_grad)
         }
-        gone = sorted(self._there - set(self._paths()))
+        gone = sorted(self._marks.keys() - {path for path, _, _ in found})
         return {
             "attributes": changed,
             "extra": extra,
@@ -92,16 +103,16 @@ class ModuleMemory:
 
     def load_state(self, values: Values) -> None:
         """Have the modules know what others of the same names knew."""
-        names, modules = self._names, dict(self._module.named_modules())
+        owners, reader = dict(self._owners()), AttributeReader(self._names())
         for path, found in values["attributes"].items():
             name, _, attribute = path.rpartition("/")
-            if name in modules:
-                now = vars(modules[name]).get(attribute)
-                setattr(modules[name], attribute, attribute_from_values(found, now, names))
+            if name in owners:
+                with torch.no_grad():
+                    reader.set_attributes(owners[name], {attribute: found})
         for path in values.get("gone", []):
             name, _, attribute = path.rpartition("/")
-            if name in modules and attribute in vars(modules[name]):
-                delattr(modules[name], attribute)
+            if name in owners and attribute in vars(owners[name]):
+                delattr(owners[name], attribute)
         parameters = dict(self._module.named_parameters())
         for name, needed in values.get("needed", {}).items():
             if name in parameters:
@@ -110,55 +121,69 @@ class ModuleMemory:
             if name in values["extra"]:
                 module.set_extra_state(from_values(values["extra"][name]))
 
-    def _attributes(self) -> Iterator[tuple[str, Any]]:
-        for path, _, values in self._all():
-            if _is_kept(values):
-                yield path, values
+    def _changed(self, found: Iterable[_Found]) -> Values:
+        """Return the attributes that are not what they were; of objects in several places, all the places."""
+        attributes = {path: values for path, _, values in found if _is_kept(values)}
+        changed = {path for path, values in attributes.items() if self._marks.get(path) != _mark(values)}
+        shared = {path for path, values in attributes.items() if _is_shared(values)}
+        if shared & changed:
+            changed |= shared
+        return {path: values for path, values in attributes.items() if path in changed}
 
-    def _all(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the way to each attribute of the modules, what it is, and its values."""
-        names = self._names
-        for name, module in self._module.named_modules():
-            for attribute, value in vars(module).items():
-                if attribute not in self._of_torch:
-                    yield f"{name}/{attribute}", value, attribute_as_values(value, names)
+    def _all(self) -> Iterator[_Found]:
+        """Yield all attributes of the modules, their parameters and buffers."""
+        found = [
+            (f"{name}/{attribute}", value)
+            for name, owner in self._owners()
+            for attribute, value in vars(owner).items()
+            if attribute not in self._of_torch or not isinstance(owner, nn.Module)
+        ]
+        writer = AttributeWriter(self._names(), elsewhere=_MODULES)
+        writer.count(value for _, value in found)
+        for path, value in found:
+            yield _Found(path, value, writer.values(value))
 
-    def _note_lost(self, found: Iterable[tuple[str, Any, Any]]) -> None:
-        """Note what cannot be kept and is not what it was; that takes time, and is done ever less often."""
-        self._looked += 1
-        if self._looked & (self._looked - 1):
-            return
+    def _note_lost(self, found: Iterable[_Found]) -> None:
+        """Note what cannot be kept and is not what it was; what takes time, less often."""
+        began = perf_counter()
+        self._asked += 1
+        rarely = self._asked & (self._asked - 1) == 0
+        looks = rarely or began >= self._looked_at + _LOOKS * self._took_s
         for path, value, values in found:
             if type(value).__module__.split(".")[0] == "tutti":  # such as what draws a dropout layer's masks
                 continue
-            if path in self._functions and self._functions[path] != value and not _is_kept(values):
-                self._lost.add(f"'{_shown(path)}' ({type(value).__name__}) of the model")
-            for lost in lost_in(values, _shown(path)):
-                if path not in self._pickles or _pickle(value) != self._pickles[path]:
-                    self._lost.add(f"{lost} of the model")
+            for _, _, kind in _leaves(path, values) - self._leaves:
+                self._lost.add(f"'{_shown(path)}' ({kind}) of the model")
+            lost = set(lost_in(values, _shown(path))) if looks else set()
+            if lost and (path not in self._pickles or _pickle(value) != self._pickles[path]):
+                self._lost |= {f"{one} of the model" for one in lost}
+        if looks:
+            self._looked_at = perf_counter()
+            self._took_s = self._looked_at - began
 
-    def _paths(self) -> Iterator[str]:
-        """Yield the ways to all attributes of the modules, those that cannot be kept as well."""
-        for name, module in self._module.named_modules():
-            yield from (
-                f"{name}/{attribute}" for attribute in vars(module) if attribute not in self._of_torch
-            )
+    def _owners(self) -> Iterator[tuple[str, Any]]:
+        """Yield what has attributes, by name: modules, parameters and buffers."""
+        yield from self._module.named_modules()
+        for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
+            if type(tensor) in (Tensor, nn.Parameter):
+                yield name, tensor
+
+    def _names(self) -> dict[Any, str]:
+        module = self._module
+        named = (*module.named_modules(), *module.named_parameters(), *module.named_buffers())
+        return {thing: name for name, thing in named}
 
     def _with_extra_state(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self._module.named_modules():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 yield name, module
 
-    @property
-    def _names(self) -> Mapping[nn.Parameter, str]:
-        return {parameter: name for name, parameter in self._module.named_parameters()}
-
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles what belongs to an attribute alone, without the model that it may know."""
 
     def persistent_id(self, thing: Any) -> str | None:
-        return type(thing).__name__ if isinstance(thing, nn.Module | nn.Parameter) else None
+        return f"{type(thing).__name__} {id(thing)}" if isinstance(thing, nn.Module | nn.Parameter) else None
 
 
 def _pickle(value: Any) -> bytes | None:
@@ -179,6 +204,22 @@ def _is_kept(values: Any) -> bool:
     return not (isinstance(values, dict) and values.keys() & {"/same", "/lost"})
 
 
+def _is_shared(values: Any) -> bool:
+    """Tell whether an attribute has an object that is found elsewhere, too."""
+    if isinstance(values, dict):
+        return bool(values.keys() & {"/one", "/as"}) or any(map(_is_shared, values.values()))
+    return isinstance(values, list) and any(map(_is_shared, values))
+
+
+def _leaves(path: str, values: Any) -> set[tuple[str, Hashable, str]]:
+    """Return the places of what has no values, such as functions, what there is, and its type."""
+    return {
+        (place.replace("//hidden/0", ""), leaf.identity, leaf.says)
+        for place, leaf in leaves_in(values, path)
+        if leaf.counts
+    }
+
+
 def _mark(values: Any) -> Any:
     """Return what tells whether values are still what they were."""
     if isinstance(values, Tensor):
@@ -193,6 +234,8 @@ def _mark(values: Any) -> Any:
         )
     if isinstance(values, list):
         return [_mark(item) for item in values]
+    if isinstance(values, AttributeLeaf):
+        return (*values, values.identity)
     if isinstance(values, dict):
         return [(key, _mark(item)) for key, item in values.items()]  # Their order may count.
     return type(values), values.hex() if isinstance(values, float) else values
