@@ -282,18 +282,15 @@ class AttributeWriter:
         return item if isinstance(item, str) else self._lost(value)
 
     def _sequence(self, value: Any) -> Any:
-        if (
-            isinstance(value, tuple)
-            and type(value) not in (tuple, torch.Size)
-            and not hasattr(value, "_make")
-        ):
+        plain = type(value) in (tuple, torch.Size)
+        if isinstance(value, tuple) and not plain and not hasattr(value, "_make"):
             return self._lost(value)
         items = [self.values(item) for item in value]
         if isinstance(value, list):
             return items if type(value) is list else {"/list": [self._same(type(value)), items]}
         if isinstance(value, deque):
             return {"/deque": items} if value.maxlen is None else {"/bounded": [value.maxlen, items]}
-        if type(value) in (tuple, torch.Size):
+        if plain:
             return {"/tuple" if type(value) is tuple else "/size": items}
         return {"/named": [self._type_of(value), items]}
 
@@ -352,10 +349,13 @@ class AttributeWriter:
             own = id(value.state) not in self.known
             self._note(value)
             pairs = value.state.items() if own else ()
+            state = [[self.values(key), self.values(kept)] for key, kept in pairs]
+            if not all(_is_plain(key) for key, _ in state):
+                return self._lost(value)
             options = [{k: v for k, v in group.items() if k != "params"} for group in value.param_groups]
             return {
                 "/optimizer": {
-                    "state": [[self.values(key), self.values(kept)] for key, kept in pairs],
+                    "state": state,
                     "options": [self.values(group) for group in options],
                     "attributes": self.attributes(value),
                 }
@@ -428,8 +428,11 @@ class AttributeReader:
         """Return a list, a set or a dictionary: what is there now with this in it, if it is of the kind."""
         if not isinstance(now, type(made)) or not self._is_free(now):
             return made
-        now.clear()
-        now.extend(made) if isinstance(now, list) else now.update(made)
+        if isinstance(now, list):
+            now[:] = made
+        else:
+            now.clear()
+            now.update(made)
         return now
 
     def _mapping(self, pairs: Iterable[Any], now: Any, kind: Callable[[Any], Any] = dict) -> Any:
