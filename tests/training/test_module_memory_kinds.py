@@ -196,7 +196,8 @@ class Averaged(nn.Module):
 def begin_hidden(net: Any) -> None:
     net.hidden = [Averaged(net.one).requires_grad_(False)]
     vars(net)["teacher"] = Averaged(net.two)
-    net.order = [net.one, net.two]
+    net.order, net.weights = [net.one, net.two], list(net.teacher.parameters())
+    net.again = [net.teacher]
 
 
 def change_hidden(net: Any) -> None:
@@ -216,6 +217,8 @@ def test_modules_that_the_model_does_not_know_of_go_on() -> None:
         assert found.norm.running_mean.tolist() == [2, 2]
         assert (found.norm.training, found.calls) == (False, 3)
     assert net.order == [net.two, net.one]
+    assert net.weights[0] is net.teacher.layer.weight
+    assert net.again == [net.teacher]
     assert net.state_dict().keys() == one.state_dict().keys() == Net(nothing).state_dict().keys()
 
 
@@ -237,6 +240,33 @@ def test_attributes_of_parameters_and_buffers_go_on() -> None:
     assert net.one.weight.count == 3
     assert net.norm.running_mean.seen.tolist() == [1, 1]
     assert not hasattr(net.two.weight, "tag")
+
+
+class Stateful:
+    """An object with a state."""
+
+    def __init__(self) -> None:
+        self.state = 0
+
+    def state_dict(self) -> Any:
+        """Return it."""
+        return {"state": self.state}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take one."""
+        self.state = state["state"]
+
+
+def test_two_objects_with_a_state_that_were_one_go_on_apart() -> None:
+    def begin(net: Any) -> None:
+        net.it = net.other = Stateful()
+
+    def change(net: Any) -> None:
+        net.it, net.other = Stateful(), Stateful()
+        net.it.state, net.other.state = 1, 2
+
+    _, net, lost = gone_on(begin, change)
+    assert (net.it.state, net.other.state, lost) == (1, 2, [])
 
 
 def square(x: float) -> float:
@@ -261,6 +291,8 @@ def square(x: float) -> float:
         (nothing, put(lambda: defaultdict(lambda: 0)), "function"),
         (put(lambda: [nn.Linear(1, 1)]), lambda net: net.it.append(nn.Linear(1, 1)), "Linear"),
         (nothing, put(lambda: {object()}), "set"),
+        (nothing, put(lambda: torch.optim.SGD([nn.Parameter(torch.ones(1))])), "SGD"),
+        (nothing, put(lambda: [Stateful()]), "Stateful"),
     ],
 )
 def test_what_cannot_come_back_is_named(begin: Any, change: Any, named: str) -> None:

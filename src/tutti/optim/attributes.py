@@ -35,12 +35,9 @@ A class is given by its module and its name, or is /same as that of what is ther
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, partial
@@ -53,7 +50,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption
-from tutti.object_state import RANDOM, has_state_dict, kind_of, load_state_of, new_generator, state_of
+from tutti.object_state import RANDOM, has_state_dict, kind_of, state_of
+from tutti.optim.attribute_reader import FACTORIES, AttributeReader, class_at, extent
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Values
 
@@ -65,14 +63,8 @@ _WITHOUT_STATE: Final = (
 OF_MODULES: Final = frozenset(vars(nn.Module()))
 """Attributes that any module has."""
 
-_CHANGING: Final = (list, deque, dict, set, Tensor, np.ndarray, *RANDOM)
+_CHANGING: Final = (list, deque, dict, set, Tensor, nn.Module, np.ndarray, *RANDOM)
 """What may change in two places at once."""
-
-_DICTIONARIES: Final[dict[str, Any]] = {"/pairs": dict, "/OrderedDict": OrderedDict, "/Counter": Counter}
-_FACTORIES: Final[dict[str | None, Any]] = {
-    None: None,
-    **{one.__name__: one for one in (bool, int, float, str, list, dict, set, tuple)},
-}
 
 _PLAIN: Final = (
     *("/parameter", "/module", "/tuple", "/size", "/named", "/frozenset"),
@@ -138,13 +130,15 @@ def lost_in(value: Any, path: str) -> Iterator[str]:
 
 
 class AttributeLeaf(dict[str, Any]):
-    """What stands for a thing that is not written; nothing but the dictionary is kept of it.
+    """What stands for a thing that is not written, or only where there is one of its class already.
+
+    Nothing but the dictionary is kept of it.
 
     Attributes:
         of: the thing.
     """
 
-    def __init__(self, mark: str, says: str | None, of: Any) -> None:
+    def __init__(self, mark: str, says: Any, of: Any) -> None:
         super().__init__({mark: says})
         self.of = of
 
@@ -153,8 +147,13 @@ class AttributeLeaf(dict[str, Any]):
 
     @property
     def identity(self) -> Hashable:
-        """What tells the thing from others, as long as it is there."""
-        return _identity(self.of)
+        """What tells the thing from others that would not come back; of what is written, its class."""
+        return id(type(self.of)) if self.is_written else _identity(self.of)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether another of the class can be given its state."""
+        return not self.keys() & {"/same", "/lost"}
 
     @property
     def says(self) -> str:
@@ -164,13 +163,15 @@ class AttributeLeaf(dict[str, Any]):
     @property
     def counts(self) -> bool:
         """Whether another thing in its place is a change; of what is lost and cannot be called, it is not."""
-        return self.keys() == {"/same"} or callable(self.of)
+        return self.keys() != {"/lost"} or callable(self.of)
 
 
 def leaves_in(values: Any, path: str) -> Iterator[tuple[str, AttributeLeaf]]:
     """Yield the things that are not written, and where they are."""
     if isinstance(values, AttributeLeaf):
         yield path, values
+    elif isinstance(values, dict) and values.keys() == {"/one"}:
+        yield from leaves_in(values["/one"][1], path)
     elif isinstance(values, dict | list):
         items: Iterable[Any] = values.items() if isinstance(values, dict) else enumerate(values)
         for key, item in items:
@@ -221,6 +222,9 @@ class AttributeWriter:
                     self.count(thing)
                 elif isinstance(thing, dict):
                     self.count(thing.values())
+                elif isinstance(thing, nn.Module) and self._is_hidden(thing):
+                    for inner in _inside(thing, self.names):
+                        self.count(inner.values())
 
     def values(self, value: Any) -> Any:
         """Return an attribute as values."""
@@ -236,7 +240,7 @@ class AttributeWriter:
             return {"/as": number}
         number = self._numbers[id(value)] = len(self._numbers)
         values = self._once(value)
-        if isinstance(values, AttributeLeaf):
+        if isinstance(values, AttributeLeaf) and not values.is_written:
             del self._numbers[id(value)]
             return values
         return {"/one": [number, values]}
@@ -269,7 +273,7 @@ class AttributeWriter:
     def _type_of(self, value: Any) -> Any:
         """Return the class of a value; one that its name does not find is that of what is there."""
         name = f"{type(value).__module__}:{type(value).__qualname__}"
-        if _class_at(name) is type(value):
+        if class_at(name) is type(value):
             return name
         return self._lost(value) if self.elsewhere is None else self._same(type(value))
 
@@ -301,7 +305,7 @@ class AttributeWriter:
         pairs = [[key, self.values(item)] for key, item in zip(keys, value.values(), strict=True)]
         if isinstance(value, defaultdict):
             made = value.default_factory
-            known = made is None or made in _FACTORIES.values()
+            known = made is None or made in FACTORIES.values()
             factory = getattr(made, "__name__", None) if known else self.values(made)
             return {"/defaultdict": [factory, pairs]}
         if type(value) is not dict:
@@ -327,22 +331,18 @@ class AttributeWriter:
         if self.elsewhere is None:
             known = all(parameter in self.names for parameter in value.parameters())
             return self._same(value) if known else self._lost(value)
-        if value in self.elsewhere:
-            return self._same(value)
-        self.known.add(id(value))
-        modules = {name: one for name, one in value.named_modules() if one not in self.names}
-        if any(type(one).get_extra_state is not nn.Module.get_extra_state for one in modules.values()):
+        if any(type(one).get_extra_state is not nn.Module.get_extra_state for one in value.modules()):
             return self._lost(value)
-        attributes = {
-            f"{name}/{attribute}": self.values(kept)
-            for name, one in modules.items()
-            for attribute, kept in vars(one).items()
-            if attribute == "training" or attribute not in OF_MODULES
-        }
-        tensors = [*value.named_parameters(), *value.named_buffers()]
-        return {
-            "/hidden": [self._same(value), {name: self.values(one) for name, one in tensors}, attributes],
-        }
+        if not self._is_hidden(value):
+            return self._same(value)
+        inside = [
+            {name: self.values(one) for name, one in inner.items()} for inner in _inside(value, self.names)
+        ]
+        return {"/hidden": [self._same(value), *inside]}
+
+    def _is_hidden(self, module: nn.Module) -> bool:
+        """Tell whether nobody knows of a module."""
+        return self.elsewhere is not None and module not in self.elsewhere and module not in self.names
 
     def _thing(self, value: Any) -> Any:
         if isinstance(value, Optimizer):
@@ -353,13 +353,12 @@ class AttributeWriter:
             if not all(_is_plain(key) for key, _ in state):
                 return self._lost(value)
             options = [{k: v for k, v in group.items() if k != "params"} for group in value.param_groups]
-            return {
-                "/optimizer": {
-                    "state": state,
-                    "options": [self.values(group) for group in options],
-                    "attributes": self.attributes(value),
-                }
+            kept: Values = {
+                "state": state,
+                "options": [self.values(group) for group in options],
+                "attributes": self.attributes(value),
             }
+            return AttributeLeaf("/optimizer", kept, value)
         if _has_nothing_to_remember(value):
             return self._same(value)
         if isinstance(value, np.ndarray):
@@ -367,201 +366,14 @@ class AttributeWriter:
             return self._lost(value) if array is None else {"/array": array}
         if isinstance(value, RANDOM):
             inner = {name: self.values(one) for name, one in getattr(value, "__dict__", {}).items()}
-            return {"/random": {"kind": kind_of(value), "of": state_of(value, ""), "attributes": inner}}
+            kept = {"kind": kind_of(value), "of": state_of(value, ""), "attributes": inner}
+            return {"/random": kept} if kind_of(value) else AttributeLeaf("/random", kept, value)
         if has_state_dict(value):
             try:
-                return {"/object": state_of(value, type(value).__name__)}
+                return AttributeLeaf("/object", state_of(value, type(value).__name__), value)
             except BadOption:
                 return self._lost(value)
         return self._lost(value)
-
-
-class AttributeReader:
-    """Turns values into attributes again.
-
-    What is there is changed in place, once: where it was found in several places, and no more is, the others
-    get one of their own.
-
-    Args:
-        names: as the writer has them.
-    """
-
-    def __init__(self, names: Mapping[Any, str]) -> None:
-        self._named = {name: thing for thing, name in names.items()}
-        self._taken = [_extent(one) for one in names if isinstance(one, Tensor)]
-        self._written: dict[int, Any] = {}
-        self._ones: dict[int, Any] = {}
-
-    def set_attributes(self, owner: Any, values: Values) -> None:
-        """Give an optimizer or another object its attributes."""
-        for name, value in values.items():
-            there = name in vars(owner)
-            if there or not (isinstance(value, dict) and value.keys() & {"/same", "/lost"}):
-                # A module would have others register what is hidden from it.
-                vars(owner)[name] = self.value(value, vars(owner).get(name))
-
-    def value(self, value: Any, now: Any) -> Any:
-        """Return what a value stands for; what is there `now` is changed in place where that is possible."""
-        if isinstance(value, Tensor):
-            return self._tensor(value, now)
-        if isinstance(value, list):
-            return self._filled(self._items(value, now), now)
-        if not isinstance(value, dict):
-            return value
-        (mark, inner) = next(iter(value.items())) if len(value) == 1 else ("", None)
-        if not mark.startswith("/"):
-            return self._mapping(value.items(), now)
-        return self._marked(mark, inner, now)
-
-    def _is_free(self, now: Any) -> bool:
-        """Tell whether an object may be written to; that is once."""
-        free = id(now) not in self._written
-        self._written[id(now)] = now  # It stays, so that no other gets its identity.
-        return free
-
-    def _items(self, values: list[Any], now: Any) -> list[Any]:
-        there = list(now) if isinstance(now, list | tuple | deque) else []
-        there += [None] * len(values)
-        return [self.value(item, one) for item, one in zip(values, there, strict=False)]
-
-    def _filled(self, made: Any, now: Any) -> Any:
-        """Return a list, a set or a dictionary: what is there now with this in it, if it is of the kind."""
-        if not isinstance(now, type(made)) or not self._is_free(now):
-            return made
-        if isinstance(now, list):
-            now[:] = made
-        else:
-            now.clear()
-            now.update(made)
-        return now
-
-    def _mapping(self, pairs: Iterable[Any], now: Any, kind: Callable[[Any], Any] = dict) -> Any:
-        there = now if isinstance(now, dict) else {}
-        read = [(self.value(key, None), item) for key, item in pairs]
-        return self._filled(kind({key: self.value(item, there.get(key)) for key, item in read}), now)
-
-    def _tensor(self, value: Tensor, now: Any) -> Tensor:
-        if not isinstance(now, Tensor) or now.layout is not torch.strided:
-            return value.clone()
-        if (now.shape, now.dtype) != (value.shape, value.dtype) or not self._is_free(now):
-            return value.to(now.device, copy=True)
-        if torch._debug_has_internal_overlap(now) == 1:  # It is expanded.
-            return value.to(now.device, copy=True)
-        begin, end = _extent(now)
-        if any(begin < other_s and other < end for other, other_s in self._taken):
-            # It has what was written to another, or to the model, or is no more a part of it.
-            return now if torch.equal(now, value.to(now.device)) else value.to(now.device, copy=True)
-        self._taken.append((begin, end))
-        return now.copy_(value)
-
-    def _marked(self, mark: str, inner: Any, now: Any) -> Any:
-        if mark in ("/parameter", "/module"):
-            return self._named.get(inner, now)
-        if mark == "/one":
-            self._ones[inner[0]] = self.value(inner[1], now)
-            return self._ones[inner[0]]
-        if mark == "/as":
-            return self._ones.get(inner, now)
-        if mark == "/leaf":
-            return self._leaf(inner, now)
-        if mark in ("/hidden", "/optimizer"):
-            return self._hidden(inner, now) if mark == "/hidden" else self._optimizer(inner, now)
-        if mark == "/array":
-            return self._array(inner, now)
-        if mark == "/random":
-            return self._generator(inner, now)
-        if mark == "/object" and now is not None:
-            now = now if self._is_free(now) else deepcopy(now)
-            load_state_of(now, inner)
-        if mark in ("/enum", "/number", "/dtype", "/device"):
-            return _constant(mark, inner, now)
-        return self._container(mark, inner, now)
-
-    def _container(self, mark: str, inner: Any, now: Any) -> Any:
-        if mark in _DICTIONARIES:
-            return self._mapping(inner, now, _DICTIONARIES[mark])
-        if mark == "/defaultdict":
-            return self._with_default(inner[0], inner[1], now)
-        if mark == "/mapping":
-            return self._mapping(inner[1], now)
-        if mark == "/list":
-            return self._filled(self._items(inner[1], now), now)
-        if mark in ("/tuple", "/size"):
-            return (tuple if mark == "/tuple" else torch.Size)(self._items(inner, now))
-        if mark == "/named":
-            items, kind = self._items(inner[1], now), _class_of(inner[0], now)
-            return kind._make(items) if hasattr(kind, "_make") else tuple(items)
-        if mark in ("/set", "/frozenset"):
-            items = self._items(inner, None)
-            return self._filled(set(items), now) if mark == "/set" else frozenset(items)
-        if mark == "/deque":
-            return deque(self._items(inner, now), now.maxlen if isinstance(now, deque) else None)
-        if mark == "/bounded":
-            return deque(self._items(inner[1], now), inner[0])
-        return now
-
-    def _with_default(self, factory: Any, pairs: list[Any], now: Any) -> Any:
-        there = getattr(now, "default_factory", None)
-        found = self._mapping(pairs, now, lambda read: defaultdict(there, read))
-        found.default_factory = _FACTORIES.get(factory) if isinstance(factory, str | None) else there
-        return found
-
-    def _leaf(self, inner: list[Any], now: Any) -> Tensor:
-        kind, needed, value, gradient = inner
-        found = self._tensor(value, now)
-        if kind == "Parameter" and not isinstance(found, nn.Parameter):
-            found = nn.Parameter(found, requires_grad=False)
-        found.requires_grad_(needed)
-        found.grad = gradient.to(found.device, copy=True) if isinstance(gradient, Tensor) else None
-        return found
-
-    def _hidden(self, inner: list[Any], now: Any) -> Any:
-        _, tensors, attributes = inner
-        if not isinstance(now, nn.Module):
-            return now
-        modules = dict(now.named_modules())
-        for name, value in tensors.items():
-            owner, _, leaf = name.rpartition(".")
-            if owner in modules:
-                setattr(modules[owner], leaf, self.value(value, getattr(modules[owner], leaf, None)))
-        for path, value in attributes.items():
-            name, _, attribute = path.rpartition("/")
-            if name in modules:
-                self.set_attributes(modules[name], {attribute: value})
-        return now
-
-    def _optimizer(self, inner: Values, now: Any) -> Any:
-        if not isinstance(now, Optimizer):
-            return now
-        for key, kept in inner["state"]:
-            now.state[self.value(key, None)] = self.value(kept, None)
-        for group, options in zip(now.param_groups, inner["options"], strict=False):
-            group |= {name: self.value(item, group.get(name)) for name, item in options.items()}
-        self.set_attributes(now, inner["attributes"])
-        return now
-
-    def _array(self, value: Tensor, now: Any) -> Any:
-        found = value.numpy()
-        fits = isinstance(now, np.ndarray) and (now.shape, now.dtype) == (found.shape, found.dtype)
-        if not fits or not now.flags.writeable:
-            return found.copy()
-        try:
-            return now if self._tensor(value, there := torch.from_numpy(now)) is there else found.copy()
-        except (TypeError, ValueError):  # with other strides than tensors have
-            return found.copy()
-
-    def _generator(self, values: Values, now: Any) -> Any:
-        kind = values["kind"]
-        if not isinstance(now, RANDOM) or kind_of(now) != kind or _bits(now) != _bits_in(values["of"]):
-            return now if kind is None else new_generator(kind, values["of"])
-        if not self._is_free(now):
-            now = deepcopy(now)
-        try:
-            load_state_of(now, values["of"])
-        except BadOption:
-            return new_generator(kind, values["of"])
-        self.set_attributes(now, values["attributes"])
-        return now
 
 
 def _array(value: np.ndarray[Any, Any]) -> Tensor | None:
@@ -571,32 +383,22 @@ def _array(value: np.ndarray[Any, Any]) -> Tensor | None:
         return None
 
 
-def _bits(generator: Any) -> str | None:
-    """Return the name of the bit generator of one of NumPy's."""
-    bits = getattr(generator, "bit_generator", generator)
-    return type(bits).__name__ if isinstance(bits, np.random.BitGenerator) else None
-
-
-def _bits_in(values: Any) -> str | None:
-    """Return the same of one whose state this is."""
-    found = json.loads(values) if isinstance(values, str) else None
-    bits: str | None = found["bits"]["bit_generator"] if isinstance(found, dict) and "bits" in found else None
-    return bits
-
-
 def _address(tensor: Tensor) -> int:
     """Return where the memory of a tensor begins; a DTensor has none but its part's."""
     own: Tensor = getattr(tensor, "_local_tensor", tensor)
     return own.untyped_storage().data_ptr()
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return where the elements of a tensor lie in memory."""
-    own: Tensor = getattr(tensor, "_local_tensor", tensor)
-    if own.layout is not torch.strided or not own.numel():
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
-    return own.data_ptr(), own.data_ptr() + (last + 1) * own.element_size()
+def _inside(module: nn.Module, names: Mapping[Any, str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a module, and the attributes of those of its modules that have no names."""
+    attributes = {
+        f"{name}/{attribute}": value
+        for name, one in module.named_modules()
+        if one not in names
+        for attribute, value in vars(one).items()
+        if attribute == "training" or attribute not in OF_MODULES
+    }
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}, attributes
 
 
 def _is_plain(values: Any) -> bool:
@@ -608,36 +410,9 @@ def _is_plain(values: Any) -> bool:
     return not isinstance(values, Tensor)
 
 
-def _constant(mark: str, inner: Any, now: Any) -> Any:
-    if mark == "/dtype":
-        return getattr(torch, inner)
-    if mark == "/device":
-        return torch.device(inner)
-    if mark == "/number":
-        return np.dtype(inner[0]).type(inner[1])
-    kind = _class_of(inner[0], now)
-    if not issubclass(kind, Enum):
-        return now
-    return kind[inner[1]] if inner[1] in kind.__members__ else kind(inner[1])
-
-
-def _class_of(name: Any, now: Any) -> Any:
-    """Return the class of this name; if it has none, or is not found, that of what is there now."""
-    found = _class_at(name) if isinstance(name, str) else None
-    return found if isinstance(found, type) else type(now)
-
-
-def _class_at(name: str) -> Any:
-    module, _, names = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for one in names.split("."):
-        found = getattr(found, one, None)
-    return found
-
-
 def _identity(value: Any) -> Hashable:
     if isinstance(value, Tensor):
-        return _extent(value), value.shape, value.stride() if value.layout is torch.strided else None
+        return extent(value), value.shape, value.stride() if value.layout is torch.strided else None
     if isinstance(value, partial):
         return tuple(map(_identity, (value.func, *value.args, *value.keywords, *value.keywords.values())))
     if isinstance(value, MethodType):

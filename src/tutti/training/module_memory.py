@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from tutti.checksum import checksum
 from tutti.object_state import as_values, from_values
+from tutti.optim.attribute_reader import AttributeReader
 from tutti.optim.attributes import (
     OF_MODULES,
     AttributeLeaf,
-    AttributeReader,
     AttributeWriter,
     leaves_in,
     lost_in,
@@ -234,7 +234,7 @@ def _mark(values: Any) -> Any:
         )
     if isinstance(values, list):
         return [_mark(item) for item in values]
-    if isinstance(values, AttributeLeaf):
+    if isinstance(values, AttributeLeaf) and not values.is_written:
         return (*values, values.identity)
     if isinstance(values, dict):
         return [(key, _mark(item)) for key, item in values.items()]  # Their order may count.
