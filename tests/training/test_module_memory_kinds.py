@@ -283,6 +283,7 @@ def square(x: float) -> float:
         ),
         (put(lambda: [torch.tanh, 1, square]), lambda net: net.it.pop(0), "function"),
         (put(lambda: partial(square, 1)), put(lambda: partial(square, 2)), "partial"),
+        (put(lambda: lambda x=1: x), put(lambda: lambda x=2: x), "function"),
         (nothing, put(lambda: square), "function"),
         (put(dict), lambda net: net.it.update({Unfindable.Phase.COLD: 1}), "dict"),
         (nothing, put(lambda: Unfindable.Phase.COLD), "Step"),
@@ -303,9 +304,10 @@ def test_what_cannot_come_back_is_named(begin: Any, change: Any, named: str) -> 
 def test_what_is_made_alike_once_more_is_no_change() -> None:
     def begin(net: Any) -> None:
         net.act, net.part, net.method = (lambda x: x), partial(square, 1), net.one.forward
-        net.half = net.one.weight.detach()[:1]
+        net.half, net.array = net.one.weight.detach()[:1], net.norm.running_mean.numpy()
+        net.append = net.names.append
 
-    memory = ModuleMemory(net := Net(begin))
+    memory = ModuleMemory(net := Net(lambda net: (setattr(net, "names", []), begin(net))))
     begin(net)
     state = memory.state()
     assert (state["attributes"], state["lost"]) == ({}, [])
@@ -320,3 +322,29 @@ def test_a_late_change_of_what_cannot_be_kept_is_named(monkeypatch: pytest.Monke
         assert memory.state()["lost"] == []
     net.it.add(Hand)
     assert memory.state()["lost"] == ["'it' (set) of the model"]
+
+
+def test_views_of_one_tensor_stay_views_of_it() -> None:
+    def begin(net: Any) -> None:
+        net.table = torch.zeros(2, 2)
+        net.row, net.array, net.mean = net.table[1], net.table.numpy(), net.norm.running_mean.numpy()
+
+    _, net, _ = gone_on(begin, lambda net: net.table.add_(1))
+    net.table += 1
+    net.norm.running_mean += 1
+    assert (net.row.tolist(), net.array.tolist(), net.mean.tolist()) == ([2, 2], [[2, 2], [2, 2]], [1, 1])
+
+
+def test_what_earlier_checkpoints_have_comes_back_as_it_did() -> None:
+    """They have all dictionaries alike, deques without their length, and leaves without their gradients."""
+
+    def begin(net: Any) -> None:
+        net.order, net.last = OrderedDict(a=1), deque([0], maxlen=2)
+        net.leaf = torch.zeros(2, requires_grad=True)
+
+    net: Any = Net(begin)
+    attributes = {"/order": {"b": 2, "a": 1}, "/last": {"/deque": [1, 2]}, "/leaf": torch.ones(2)}
+    ModuleMemory(net).load_state({"attributes": attributes, "extra": {}})
+    assert net.order == OrderedDict(b=2, a=1)
+    assert (net.last, net.last.maxlen) == (deque([1, 2]), 2)
+    assert (net.leaf.tolist(), net.leaf.requires_grad) == ([1, 1], True)

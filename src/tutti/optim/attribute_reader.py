@@ -38,7 +38,8 @@ class AttributeReader:
 
     def __init__(self, names: Mapping[Any, str]) -> None:
         self._named = {name: thing for thing, name in names.items()}
-        self._taken = [extent(one) for one in names if isinstance(one, Tensor)]
+        self._model_s = [extent(one) for one in names if isinstance(one, Tensor)]
+        self._taken: list[tuple[int, int]] = []
         self._written: dict[int, Any] = {}
         self._ones: dict[int, Any] = {}
 
@@ -97,11 +98,12 @@ class AttributeReader:
             return value.to(now.device, copy=True)
         if torch._debug_has_internal_overlap(now) == 1:  # It is expanded.
             return value.to(now.device, copy=True)
-        begin, end = extent(now)
-        if any(begin < other_s and other < end for other, other_s in self._taken):
-            # It has what was written to another, or to the model, or is no more a part of it.
-            return now if torch.equal(now, value.to(now.device)) else value.to(now.device, copy=True)
-        self._taken.append((begin, end))
+        place = extent(now)
+        if _overlaps(place, self._model_s):  # No more, or it would have no values.
+            return value.to(now.device, copy=True)
+        if _overlaps(place, self._taken) and not torch.equal(now, value.to(now.device)):
+            return value.to(now.device, copy=True)
+        self._taken.append(place)
         return now.copy_(value)
 
     def _marked(self, mark: str, inner: Any, now: Any) -> Any:
@@ -212,6 +214,10 @@ class AttributeReader:
             return new_generator(kind, values["of"])
         self.set_attributes(now, values["attributes"])
         return now
+
+
+def _overlaps(place: tuple[int, int], others: Iterable[tuple[int, int]]) -> bool:
+    return any(place[0] < end and begin < place[1] for begin, end in others)
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:

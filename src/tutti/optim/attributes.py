@@ -363,6 +363,8 @@ class AttributeWriter:
             return self._same(value)
         if isinstance(value, np.ndarray):
             array = _array(value)
+            if array is not None and array.numel() and _address(array) in self._memory:
+                return self._same(value)
             return self._lost(value) if array is None else {"/array": array}
         if isinstance(value, RANDOM):
             inner = {name: self.values(one) for name, one in getattr(value, "__dict__", {}).items()}
@@ -413,13 +415,16 @@ def _is_plain(values: Any) -> bool:
 def _identity(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return extent(value), value.shape, value.stride() if value.layout is torch.strided else None
+    if isinstance(value, np.ndarray):
+        return value.__array_interface__["data"], value.shape, value.strides
     if isinstance(value, partial):
         return tuple(map(_identity, (value.func, *value.args, *value.keywords, *value.keywords.values())))
     if isinstance(value, MethodType):
         return id(value.__self__), value.__func__
     if isinstance(value, FunctionType) and value.__closure__ is None:
-        return value.__code__
-    return value if isinstance(value, bool | int | float | str) else id(value)
+        defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+        return value.__code__, *map(_identity, defaults)
+    return value if isinstance(value, BuiltinFunctionType | bool | int | float | str) else id(value)
 
 
 def _has_nothing_to_remember(value: Any) -> bool:
