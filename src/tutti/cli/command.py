@@ -97,23 +97,10 @@ class Command(ABC):
             meant = [flag for flag in of_parts if name == f"--{flag.partition('.')[2]}"]
             if meant:
                 raise BadOption(f"unknown option '{name}'; did you mean '{meant[0]}'? {explains}")
-            if owner := _owner_of(name):
-                raise BadOption(
-                    f"'tutti {self.name}' has no option '{name}', which is one of 'tutti {owner}'; {explains}"
-                )
             raise UnknownName(kind, name, [*parser.flags(), *of_parts], explains)
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
         return argparse.Namespace(**own), given, dotted
-
-
-def _owner_of(flag: str) -> str | None:
-    """Return a command that has an option of this name, `train` if that does; None: there is none."""
-    from tutti.cli.commands import COMMANDS
-
-    # To import them all takes seconds.
-    names = ["train", *COMMANDS.with_text(f'"{flag}"')]
-    return next((name for name in names if flag in COMMANDS[name]().parser().flags()), None)
 
 
 def strategy_help(words: Sequence[str]) -> str:

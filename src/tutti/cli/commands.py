@@ -113,7 +113,23 @@ def _choose(words: Sequence[str]) -> int:
     if name in FARMS:
         # scikit-learn loads OpenMP, which may bind this process, and so all that it starts, to one core.
         leave_binding_to_tutti()
-    return COMMANDS[name]()(rest)
+    try:
+        return COMMANDS[name]()(rest)
+    except UnknownName as error:
+        owner = _owner_of(error.name) if error.kind == "option" else None
+        if owner is None:
+            raise
+        raise BadOption(
+            f"'tutti {name}' has no option '{error.name}', which is one of 'tutti {owner}'; "
+            f"'tutti {name} --help' explains every option"
+        ) from error
+
+
+def _owner_of(flag: str) -> str | None:
+    """Return a command that has an option of this name, `train` if that does; None: there is none."""
+    # To import them all takes seconds.
+    names = ["train", *COMMANDS.with_text(f'"{flag}"')]
+    return next((name for name in names if flag in COMMANDS[name]().parser().flags()), None)
 
 
 def _help() -> str:
