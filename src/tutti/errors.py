@@ -284,8 +284,14 @@ def too_many_processes(error: OSError) -> UserError | None:
         return None
     return UserError(
         "no further process can be started: raise the limit of this user (ulimit -u, which counts threads, "
-        "too) or of the container, or use fewer workers"
+        "too) or of the container (pids.max of its control group), or use fewer workers"
     )
+
+
+def no_process(error: OSError) -> UserError:
+    """The remedy for a process that could not be started, or not got what it needs, for whatever reason."""
+    remedy = too_many_files(error) or too_many_processes(error)
+    return remedy or UserError(f"no further process can be started: {error.strerror}")
 
 
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:

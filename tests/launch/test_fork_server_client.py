@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
 import os
 import resource
@@ -20,10 +22,10 @@ import torch
 
 import tutti
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
-from tutti.errors import PeerLost, RankFailed
+from tutti.errors import PeerLost, RankFailed, UserError
 from tutti.launch import fork_server_client
-from tutti.launch.crew import Crew, Orders
-from tutti.launch.fork_server import Load, receive, send
+from tutti.launch.crew import Crew, Orders, Outcome
+from tutti.launch.fork_server import Branch, ForkServerProcess, Load, NotForked, receive, send
 from tutti.launch.fork_server_client import ForkServer
 from tutti.launch.guard import ends_with, is_being_killed
 from tutti.launch.placement import Placement
@@ -269,3 +271,81 @@ def test_ranks_that_are_killed_run_no_more_before_they_are_gone(tmp_path: Path, 
     os.close(stop)
     assert at_once == ([True] * 4 if grace_s == 0 else [])
     assert not any(map(lives, processes))
+
+
+def test_a_server_that_cannot_fork_says_so_and_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        monkeypatch.setattr(os, "fork", refuse)
+        server = ForkServerProcess(os.getpid(), os.getppid(), there.fileno(), 1.0)
+        try:
+            assert not server._fork(Branch(""), there)
+        finally:
+            gc.unfreeze()
+        message, _ = receive(here)
+    assert isinstance(message, NotForked)
+    assert message.why.startswith(
+        "no further process can be started: raise the limit of this user (ulimit -u"
+    )
+
+
+class Limited:
+    """A fork server of this process that may open no file while the block lasts."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._process = server._process.pid
+        self._before = resource.prlimit(self._process, resource.RLIMIT_NOFILE)
+
+    def __enter__(self) -> None:
+        resource.prlimit(self._process, resource.RLIMIT_NOFILE, (3, self._before[1]))
+
+    def __exit__(self, *_: object) -> None:
+        resource.prlimit(self._process, resource.RLIMIT_NOFILE, self._before)
+
+
+def outcome_of(crew: Crew) -> Outcome:
+    """The end of its work."""
+    with selectors.DefaultSelector() as selector:
+        crew.register(selector)
+        while (outcome := crew.outcome()) is None:
+            for key, _ in selector.select(crew.patience_s()):
+                key.data()
+    return outcome
+
+
+def test_ranks_that_could_not_be_forked_leave_the_others_and_their_server_alone(tmp_path: Path) -> None:
+    entry, stop = "tests.launch.entries:sum_of_ranks", StopPage.make_file()
+    waits = "tests.launch.entries:wait_for_ever"
+    with fork_server_client.fork_server(1, crowded=False) as server:
+        others = Crew(server.branch(waits), waits, Orders(str(tmp_path).encode(), TWO), stop)
+        wait_for_files([tmp_path / f"rank-{rank}" for rank in range(2)])
+        with Limited(server):
+            refused = Crew(server.branch(entry), entry, Orders(b"", TWO), stop)
+            outcome = outcome_of(refused)
+            refused.end(0.0)
+        assert not outcome.begun
+        assert isinstance(outcome.error, UserError)
+        assert str(outcome.error).startswith(
+            "too many open files: raise the limit of this process (ulimit -n)"
+        )
+        assert others.outcome() is None
+        started = Crew(server.branch(entry), entry, Orders(b"", TWO), stop)
+        assert outcome_of(started) == Outcome(None)
+        for crew in (others, started):
+            crew.end(0.0)
+    os.close(stop)
+
+
+def test_what_has_ended_a_branch_with_its_server_is_told(tmp_path: Path) -> None:
+    entry, stop = "tests.launch.entries:wait_for_ever", StopPage.make_file()
+    with fork_server_client.fork_server(1, crowded=False) as server:
+        crew = Crew(server.branch(entry), entry, Orders(str(tmp_path).encode(), TWO), stop)
+        wait_for_files([tmp_path / f"rank-{rank}" for rank in range(2)])
+        os.kill(server._process.pid, signal.SIGILL)
+        outcome = outcome_of(crew)
+        crew.end(0.0)
+    os.close(stop)
+    assert str(outcome.error) == "the process that forked all ranks ended: killed by signal 4 (SIGILL)"

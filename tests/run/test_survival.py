@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from functools import cache
+from contextlib import AbstractContextManager, closing
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,10 @@ from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
+from tutti.launch import succession
 from tutti.launch.crew import Crew, Orders
+from tutti.launch.fork_server_client import ForkServer
+from tutti.launch.stop_request import Stopping
 from tutti.launch.succession import Line
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
@@ -858,3 +862,74 @@ def test_a_copy_counts_only_when_it_is_whole() -> None:
     place.note_folder(Path("/runs/ä b"))
     assert place.folder == Path("/runs/ä b")
     memory.close()
+
+
+class LimitsServer(Pauses):
+    """Lets the process that all ranks are forked from open no file after a step, until somebody lifts that.
+
+    Args:
+        folder: has a note of the process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == 0 and course.step == 2 and not any(self._folder.glob("limited-*")):
+            server = server_of(os.getpid())
+            (self._folder / f"limited-{server}").touch()
+            _, most = resource.prlimit(server, resource.RLIMIT_NOFILE)
+            resource.prlimit(server, resource.RLIMIT_NOFILE, (3, most))
+        super().step(course)
+
+
+@pytest.mark.parametrize("lifted", [True, False])
+def test_ranks_that_cannot_be_started_are_started_a_little_later(
+    tmp_path: Path, lifted: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_try_again, tries = Line._may_try_again, []
+
+    def lift(line: Line, stopping: Stopping) -> bool:
+        tries.append(time.monotonic())
+        if lifted:
+            (server,) = map(int, pids(tmp_path, "limited"))
+            _, most = resource.prlimit(server, resource.RLIMIT_NOFILE)
+            resource.prlimit(server, resource.RLIMIT_NOFILE, (most, most))
+        return may_try_again(line, stopping)
+
+    monkeypatch.setattr(Line, "_may_try_again", lift)
+    monkeypatch.setattr("tutti.launch.succession.TRY_AGAIN_S", (0.01, 0.01))
+    callbacks = [LimitsServer(tmp_path), Killed(tmp_path, [(1, 9)])]
+    run = partial(tutti.train, workers=2, callbacks=callbacks, on_failure="respawn", standby=True, **OPTIONS)
+    if lifted:
+        torch.testing.assert_close(weights_of(run(model())), left_alone(), rtol=0, atol=1e-12)
+    else:
+        with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; too many open files: raise the limit"):
+            run(model())
+    said = capfd.readouterr().err
+    assert len(tries) == (1 if lifted else 3)
+    assert said.count("there are no ranks in reserve (too many open files: raise the limit") == 1
+    assert said.count("going on with 2 new ranks") == 1
+
+
+@pytest.mark.parametrize("lifted", [True, False])
+def test_a_server_that_cannot_be_started_again_is_started_a_little_later(
+    tmp_path: Path, lifted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, make = [], succession.fork_server
+
+    def refuses_then(threads: int, crowded: bool) -> AbstractContextManager[ForkServer]:
+        started.append(threads)
+        if len(started) > 1 and not (lifted and len(started) > 3):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return make(threads, crowded)
+
+    monkeypatch.setattr(succession, "fork_server", refuses_then)
+    monkeypatch.setattr(succession, "TRY_AGAIN_S", (0.01, 0.01, 0.01))
+    callbacks = HitsServers(tmp_path, [2], signal.SIGKILL)
+    run = partial(tutti.train, workers=2, callbacks=callbacks, on_failure="respawn", **OPTIONS)
+    if lifted:
+        torch.testing.assert_close(weights_of(run(model())), left_alone(), rtol=0, atol=1e-12)
+    else:
+        with pytest.raises(PeerLost, match=r"that forked all ranks ended.*; no further process can be start"):
+            run(model())

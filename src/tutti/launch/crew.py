@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, cast
 
 from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import PID, PREPARED, ControlLayout
-from tutti.errors import PeerLost, TuttiError
+from tutti.errors import PeerLost, TuttiError, UserError
 from tutti.launch.exit_reports import Death, Report, cause
 from tutti.launch.fork_server_client import RankForker
 from tutti.launch.guard import ends_with, is_being_killed
@@ -73,9 +73,11 @@ class Outcome:
 
     Attributes:
         error: the failure that came first; None: rank 0 has reported a result.
+        begun: all ranks could be started.
     """
 
     error: TuttiError | None
+    begun: bool = True
 
 
 class Crew:
@@ -144,6 +146,8 @@ class Crew:
         Args:
             watched: ranks that hang are killed.
         """
+        if self._server.refused:
+            return Outcome(UserError(self._server.refused), begun=False)
         self._lives.look()
         if self._hangs is not None and watched:
             self._hangs.look(time.monotonic())

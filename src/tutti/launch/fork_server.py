@@ -1,7 +1,7 @@
 """A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
 
     supervisor ──Load, RankPlace, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
-               ◀──RankEnded, Killed, Ready──
+               ◀──RankEnded, NotForked, Killed, Ready──
 
 It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
 ranks before it did. It ends with the supervisor, or when that closes the socket, or after `IDLE_S` without
@@ -10,7 +10,9 @@ ranks; processes that ranks have left running end before it.
 For groups of ranks that begin and end without each other it forks servers like itself, with a socket each:
 
     supervisor ──Branch──▶ fork server ──fork──▶ branch ──fork──▶ rank 0, rank 1 of group 0
-               ◀──RankEnded, Killed, Ready──────┘
+               ◀──RankEnded, NotForked, Killed, Ready──────┘
+
+Where no more processes may be started, or files be opened, it says so, and what it has forked goes on.
 """
 
 from __future__ import annotations
@@ -31,13 +33,12 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Final
 
-from tutti.errors import too_many_files, too_many_processes
+from tutti.errors import no_process
 from tutti.launch.guard import signal_all
 from tutti.launch.leaving import leave, prepare_fork
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 from tutti.launch.rank_main import Descriptors, RankPlace, run
 from tutti.launch.signals import SignalWatch
-from tutti.terminal import say_last
 
 IDLE_S: Final = 300.0
 """After how long without ranks a fork server ends."""
@@ -92,6 +93,17 @@ class RankEnded:
 
 
 @dataclass(frozen=True)
+class NotForked:
+    """A rank, or a server, could not be forked.
+
+    Attributes:
+        why: the reason, and what to do.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Killed:
     """All ranks, and what they have started, run no more: sent after `EndRanks` without grace, then `Ready`.
 
@@ -104,7 +116,7 @@ class Ready:
     """There is no rank, nor anything that one has started: sent at the beginning, and after `EndRanks`."""
 
 
-Message = RankPlace | EndRanks | Load | Branch | RankEnded | Killed | Ready
+Message = RankPlace | EndRanks | Load | Branch | RankEnded | NotForked | Killed | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -244,9 +256,13 @@ class ForkServerProcess:
                 children.acknowledge()
                 for ended in self._reap():
                     send(control, ended)
-            message, descriptors = _asked(control) if control in ready else (None, [])
+            try:
+                message, descriptors = receive(control) if control in ready else (None, [])
+            except OSError as error:  # Without its descriptors nothing can be done.
+                send(control, NotForked(str(no_process(error))))
+                continue
             if isinstance(message, RankPlace | Branch):
-                if self._fork(message):
+                if self._fork(message, control):
                     return Forked(message, descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -263,8 +279,8 @@ class ForkServerProcess:
             elif not ready and not busy:
                 return None
 
-    def _fork(self, start: RankPlace | Branch) -> bool:
-        """Fork a rank or a server; returns True in it, False in this process."""
+    def _fork(self, start: RankPlace | Branch, control: socket.socket) -> bool:
+        """Fork a rank or a server; returns True in it, False in this process, which says if it could not."""
         _load(start.entry)
         own = os.getpid()
         # A rank that looks for garbage in what is here, as each does at its end, copies it all.
@@ -275,9 +291,9 @@ class ForkServerProcess:
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 process = os.fork()
-            except BlockingIOError as error:
-                say_last(f"tutti: error: {too_many_processes(error)}\n")
-                raise SystemExit(1) from error
+            except OSError as error:
+                send(control, NotForked(str(no_process(error))))
+                return False
         if process == 0:
             # The server forks in its main thread: so this signal comes when the process ends, not before.
             die_with_parent(own)
@@ -333,15 +349,6 @@ class ForkServerProcess:
             self._reap()
 
 
-def _asked(control: socket.socket) -> tuple[Message | None, list[int]]:
-    """Return the next message, as `receive` does; without its descriptors nothing can be done."""
-    try:
-        return receive(control)
-    except OSError as error:
-        say_last(f"tutti: error: {too_many_files(error)}\n")
-        raise SystemExit(1) from error
-
-
 def _kill_descendants() -> None:
     """Kill all that descends from this process; those that take over have the cores first."""
     import psutil  # Not in the supervisor, which imports this module too.
@@ -359,5 +366,5 @@ def _load(entry: str) -> None:
     """Import the module of an entry, unless it is the user's: that may do anything."""
     module = entry.partition(":")[0]
     if module.startswith(_OWN):
-        with suppress(ImportError):  # The rank says why.
+        with suppress(ImportError, OSError):  # The rank says why.
             import_module(module)

@@ -25,6 +25,7 @@ from tutti.launch.fork_server import (
     EndRanks,
     Killed,
     Load,
+    NotForked,
     RankEnded,
     Ready,
     receive,
@@ -46,6 +47,9 @@ VOLATILE: Final = (
 PATIENCE_S: Final = 10.0
 """Time of a fork server to end what is left of the ranks, once it kills."""
 
+REFUSAL_S: Final = 1.0
+"""Time of a fork server to say why a branch of it is not there."""
+
 _POLL_S: Final = 0.01
 
 
@@ -59,21 +63,24 @@ class RankForker:
         control: the same.
         ready: the process has said that it listens.
         answers: it has not been silent for `PATIENCE_S` when it was to speak, as one that was stopped is.
+        refused: why what it was to fork last could not be; nothing if all could.
     """
 
     def __init__(self, control: socket.socket) -> None:
-        self.control, self.ready, self.answers = control, False, True
+        self.control, self.ready, self.answers, self.refused = control, False, True, ""
 
     def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
         """Have a rank forked. If the server is gone `next_message` says so."""
         self._send(start, [one for one in descriptors if one is not None])
 
-    def next_message(self) -> RankEnded | Killed | Ready | None:
+    def next_message(self) -> RankEnded | NotForked | Killed | Ready | None:
         """Return the server's next message; None when it is gone."""
         message, _ = receive(self.control)
         if isinstance(message, Ready):
             self.ready = True
-        said = RankEnded | Killed | Ready
+        elif isinstance(message, NotForked):
+            self.refused = message.why
+        said = RankEnded | NotForked | Killed | Ready
         assert message is None or isinstance(message, said), "what a fork server says"
         return message
 
@@ -175,7 +182,18 @@ class ForkServer(RankForker):
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._send(Branch(entry), [theirs.fileno()])
-        return RankForker(control)
+        return BranchClient(control, self)
+
+    def refusal(self) -> str:
+        """Why a branch is not there, of which the socket is closed; nothing if this process does not say."""
+        while not self.refused and select.select([self.control], [], [], REFUSAL_S)[0]:
+            message, _ = receive(self.control)
+            if message is None:
+                break
+            if isinstance(message, NotForked):
+                self.refused = message.why
+        refused, self.refused = self.refused, ""
+        return refused
 
     @override
     def returncode(self) -> int:
@@ -202,6 +220,31 @@ class ForkServer(RankForker):
         if returncode != 0:
             # It did not come to it itself; its ranks ended with it.
             end_processes_of(self._mark, GRACE_S)
+
+
+class BranchClient(RankForker):
+    """A branch of a fork server.
+
+    Args:
+        control: the socket to it.
+        origin: the server.
+    """
+
+    def __init__(self, control: socket.socket, origin: ForkServer) -> None:
+        super().__init__(control)
+        self._origin = origin
+
+    @override
+    def next_message(self) -> RankEnded | NotForked | Killed | Ready | None:
+        message = super().next_message()
+        if message is None and not self.ready:
+            self.refused = self._origin.refusal()
+        return message
+
+    @override
+    def returncode(self) -> int:
+        # The kernel kills it when the server ends.
+        return super().returncode() if self._origin.runs else self._origin.returncode()
 
 
 def _circumstances(threads: int, crowded: bool) -> dict[str, str]:

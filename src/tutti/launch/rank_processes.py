@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import control_bytes
 from tutti.launch.exit_reports import Death, Report, decode
-from tutti.launch.fork_server import RankEnded
+from tutti.launch.fork_server import NotForked, RankEnded
 from tutti.launch.fork_server_client import RankForker
 from tutti.launch.life_locks import BYTES, LifeLock
 from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
@@ -27,7 +27,7 @@ from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
 class RankProcess:
     """The supervisor's record of a rank: what has come through its pipe, and how it has ended.
 
-    `hung` says in what it hung, if it was killed for that.
+    `hung` says in what it hung, if it was killed for that, or why it could not be started.
     """
 
     rank: int
@@ -131,7 +131,9 @@ def _folder() -> str:
 
 
 def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_before: int) -> bool:
-    """Record which rank has ended; if the fork server is gone, all have. Returns whether it is there.
+    """Record which rank has ended; all have if the fork server is gone, or could not fork one.
+
+    Returns whether the server is there.
 
     Args:
         ranks: of the server.
@@ -142,6 +144,10 @@ def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_
     if isinstance(message, RankEnded):
         killed = message.returncode == -signal.SIGKILL
         ranks[message.rank].end(message.returncode, killed and out_of_memory_kills() > kills_before)
+    elif isinstance(message, NotForked) or server.refused:
+        for one in ranks:
+            one.hung = one.hung or server.refused
+            one.end(-signal.SIGKILL, starved=False)
     elif message is None:
         returncode = server.returncode()
         for one in ranks:

@@ -8,7 +8,8 @@ Without a reserve the next crew is forked once a rank is lost, and prepares itse
 
 Each crew comes from a fork server of its own, so that the ends of one do not touch the other. What the ranks
 of the reserve prepare, and what they wait for, is theirs to know. A server that does not answer, as one that
-was stopped, is killed with all that it has forked, and the next crew comes from a new one.
+was stopped, is killed with all that it has forked, and the next crew comes from a new one. Where ranks cannot
+be started, as too many processes run, it is tried again for some seconds, in which others may end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Final, Protocol
 
-from tutti.errors import PeerLost, TuttiError, UserError, too_many_files
+from tutti.errors import PeerLost, TuttiError, UserError, no_process
 from tutti.launch.crew import Crew, Orders
 from tutti.launch.fork_server import GRACE_S
 from tutti.launch.fork_server_client import PATIENCE_S, ForkServer, fork_server
@@ -31,6 +32,9 @@ RESERVE_S: Final = 0.25
 
 RESERVES_LOST: Final = 3
 """The reserves of one crew that may be lost before it works without."""
+
+TRY_AGAIN_S: Final = (0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0)
+"""The pauses before ranks are started once more that could not be."""
 
 OTHERS_PREPARE: Final = "others prepare themselves"
 NO_RESERVE: Final = "from here on new ones are started when one is lost"
@@ -76,6 +80,7 @@ class Line:
         self._reserve: Crew | None = None
         self._without_reserve, self._reserves_lost = False, 0
         self._server_listens = False
+        self._pauses = iter(TRY_AGAIN_S)
 
     def follow(self, orders: Orders, stopping: Stopping) -> tuple[Crew, TuttiError | None]:
         """Have the crews work until one is done, none goes on, or a signal ends all.
@@ -89,7 +94,7 @@ class Line:
         """
         self._selector.register(stopping, selectors.EVENT_READ, lambda: None)
         crew, since = self._begin(orders), time.monotonic()
-        self._crew = crew
+        self._crew, lost = crew, None
         while not stopping.over():
             limits = [RESERVE_S, stopping.patience_s(), crew.patience_s()]
             for key, _ in self._selector.select(min(limit for limit in limits if limit is not None)):
@@ -97,22 +102,38 @@ class Line:
             outcome = crew.outcome()
             if self._is_overdue(crew, since):
                 self._give_server_up()
-                crew, since = self._replace(crew, orders), time.monotonic()
-                self._crew = crew
-                continue
-            if outcome is None:
+            elif outcome is None:
                 if time.monotonic() - since > RESERVE_S:
                     self._look_after_reserve(stopping)
                 continue
-            if not isinstance(outcome.error, PeerLost):
+            elif not outcome.begun:
+                if not self._may_try_again(stopping):
+                    return crew, outcome.error if lost is None else lost.adding(str(outcome.error))
+            elif isinstance(outcome.error, PeerLost):
+                try:
+                    orders = self._succession.after(outcome.error)
+                except PeerLost as last:
+                    return crew, last
+                lost, self._pauses = outcome.error, iter(TRY_AGAIN_S)
+            else:
                 return crew, outcome.error
             try:
-                orders = self._succession.after(outcome.error)
-            except PeerLost as last:
-                return crew, last
-            crew, since = self._replace(crew, orders), time.monotonic()
-            self._crew = crew
+                crew, since = self._replace(orders, stopping), time.monotonic()
+            except UserError as error:
+                return crew, error if lost is None else lost.adding(str(error))
         return crew, None
+
+    def _may_try_again(self, stopping: Stopping) -> bool:
+        """End the crew, and wait; returns whether ranks that could not be started are to be once more."""
+        self._end_crew()
+        pause_s = next(self._pauses, None)
+        if pause_s is None:
+            return False
+        deadline = time.monotonic() + pause_s
+        while not stopping.over() and (rest := deadline - time.monotonic()) > 0:
+            for key, _ in self._selector.select(rest):
+                key.data()
+        return True
 
     def close(self) -> None:
         """End all ranks."""
@@ -135,8 +156,12 @@ class Line:
         crew.register(self._selector)
         return crew
 
-    def _replace(self, crew: Crew, orders: Orders) -> Crew:
-        """End a crew; returns the next one, which prepares itself meanwhile if it can."""
+    def _replace(self, orders: Orders, stopping: Stopping) -> Crew:
+        """End the crew; returns the next one, which prepares itself meanwhile if it can.
+
+        Raises:
+            UserError: none can be started.
+        """
         reserve, late = self._reserve, None
         if reserve is not None and not (reserve.is_prepared and reserve.orders.placement == orders.placement):
             # Ranks that still prepare themselves may take long, or fail: new ones are no slower.
@@ -147,12 +172,25 @@ class Line:
                 self._reserve = self._begin(orders)
         if late is not None:
             self._end(late)  # Before any gate is opened.
-        self._end(crew, killed=self._succession.hand_over)
+        self._end_crew()
         after, self._reserve, self._reserves_lost = self._reserve, None, 0
-        if after is None:
-            after = self._begin(orders)
+        self._crew = after or self._begin_in_time(orders, stopping)
         self._succession.release()
-        return after
+        return self._crew
+
+    def _end_crew(self) -> None:
+        if self._crew is not None:
+            crew, self._crew = self._crew, None
+            self._end(crew, killed=self._succession.hand_over)
+
+    def _begin_in_time(self, orders: Orders, stopping: Stopping) -> Crew:
+        """Begin as soon as it is possible, unless that takes too long."""
+        while True:
+            try:
+                return self._begin(orders)
+            except OSError as error:
+                if not self._may_try_again(stopping):
+                    raise no_process(error) from error
 
     def _is_overdue(self, crew: Crew, since: float) -> bool:
         """Tell whether a crew ought to have been forked long ago, by a server that had imported torch."""
@@ -176,12 +214,14 @@ class Line:
                 self._reserve = None if orders is None else self._begin(orders)
             except (OSError, UserError) as error:
                 # Those that train need them only if one of them is lost.
-                known = too_many_files(error) if isinstance(error, OSError) else None
-                self._do_without(f"there are no ranks in reserve ({known or error})")
+                why = no_process(error) if isinstance(error, OSError) else error
+                self._do_without(f"there are no ranks in reserve ({why})")
         elif (outcome := self._reserve.outcome(watched=False)) is not None:
             reserve, self._reserve = self._reserve, None
             self._end(reserve)
-            if stopping.page.requested:
+            if not outcome.begun:
+                self._do_without(f"there are no ranks in reserve ({outcome.error})")
+            elif stopping.page.requested:
                 self._without_reserve = True  # The signal may have reached them, who have nothing to save.
             else:
                 self._note_reserve_ended(reserve, outcome.error)
