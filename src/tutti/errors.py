@@ -294,6 +294,13 @@ def no_process(error: OSError) -> UserError:
     return remedy or UserError(f"no further process can be started: {error.strerror}")
 
 
+def no_thread(error: RuntimeError) -> UserError | None:
+    """The remedy for a thread that could not be started beside too many; None if that is not why."""
+    if str(error) != "can't start new thread":  # Python says no more.
+        return None
+    return too_many_processes(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+
+
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:
     """Refuse an argument that is not of a kind.
 

@@ -97,6 +97,14 @@ def test_a_user_error_that_cannot_be_sent_keeps_its_message() -> None:
     assert str(error) == "this and that"
 
 
+def test_a_thread_that_could_not_be_started_is_named_by_the_limit() -> None:
+    report = failure(0, RuntimeError("can't start new thread"), None)
+    error, certain = cause([report], [])
+    assert certain
+    assert isinstance(error, UserError)
+    assert str(error).startswith("no further process can be started: raise the limit of this user (ulimit -u")
+
+
 def test_a_report_is_read_when_it_is_complete() -> None:
     sent = Report(1, 2.0, value=b"x" * 1000)
     data = encode(sent)

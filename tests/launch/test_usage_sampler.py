@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -195,6 +196,21 @@ def test_the_sampler_is_ended_at_once_by_an_error() -> None:
 def test_no_process_is_started_where_no_samples_are_wanted() -> None:
     with sampling(HostCommunicator.alone(), wanted=False) as sampler:
         assert sampler is None
+
+
+def test_a_run_goes_on_without_samples_where_no_process_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with sampling(HostCommunicator.alone(), wanted=True) as sampler:
+        assert sampler is None
+    with pytest.raises(KeyError), sampling(HostCommunicator.alone(), wanted=True):
+        raise KeyError
+    said = capfd.readouterr().err
+    assert said.count("cores and memory are not sampled: no further process can be started: raise the") == 2
 
 
 def test_a_sampler_does_not_outlive_a_rank_that_is_killed(tmp_path: Path) -> None:

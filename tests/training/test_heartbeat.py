@@ -115,6 +115,22 @@ def test_the_last_sign_is_that_the_rank_has_finished(run: Path) -> None:
     assert newest(run).state == FINISHED
 
 
+def test_a_rank_goes_on_where_no_thread_can_be_started_and_has_its_last_sign(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, "_start_new_thread", refuse)
+    monkeypatch.setattr(threading, "_start_joinable_thread", refuse, raising=False)
+    with HeartbeatThread(RunFolder(run), 1) as heart:
+        heart.begin(RunLength(200, 50))
+    monkeypatch.undo()
+    assert newest(run).state == FINISHED
+    said = capfd.readouterr().err
+    assert "rank 1 does not write its heartbeat: no further process can be started: raise the limit" in said
+
+
 def test_the_last_sign_of_a_rank_that_fails_says_why(run: Path) -> None:
     with pytest.raises(NotFinite), HeartbeatThread(RunFolder(run), 1):
         raise NotFinite("the loss became nan in step 7\nlower the learning rate")

@@ -23,6 +23,7 @@ from tutti.errors import (
     TuttiError,
     UserError,
     no_room,
+    no_thread,
     says_all,
 )
 
@@ -164,6 +165,8 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
         error = OutputClosed("nobody reads standard output any more")
     if isinstance(error, OSError):
         error = no_room(error) or error
+    if isinstance(error, RuntimeError):
+        error = no_thread(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
     pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
     # All ranks find together that their values differ: nothing else is the cause.

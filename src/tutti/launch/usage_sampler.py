@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from tutti.activity import be_bystander
+from tutti.errors import no_process
 from tutti.launch.cores import parse_cpu_list
 from tutti.launch.exit_reports import killed_by
 from tutti.launch.launcher import Launcher, started_by
@@ -93,8 +94,8 @@ def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
         wanted: whether to; the same on all of them.
 
     Yields:
-        It, on the first rank of each host; None elsewhere. It has ended when the block is left, and all
-        ranks are there until then.
+        It, on the first rank of each host, if it could be started; None elsewhere. It has ended when the
+        block is left, and all ranks are there until then.
     """
     if not wanted:
         yield None
@@ -106,14 +107,25 @@ def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
         comm.node.barrier()
         return
     cores = sorted({core for _, _, allowed in here for core in allowed} | _cores_of_launcher())
-    sampler = Sampler({rank: process for rank, process, _ in here}, cores)
+    sampler = _started({rank: process for rank, process, _ in here}, cores)
     try:
         yield sampler
     except BaseException:
-        sampler.abandon()
+        if sampler is not None:
+            sampler.abandon()
         raise
-    sampler.end()
+    if sampler is not None:
+        sampler.end()
     comm.node.barrier()
+
+
+def _started(ranks: dict[int, int], cores: Sequence[int]) -> Sampler | None:
+    """A new sampler; None, and a warning, where no more processes may be started: a run needs none."""
+    try:
+        return Sampler(ranks, cores)
+    except OSError as error:
+        _warn(f"cores and memory are not sampled: {no_process(error)}")
+        return None
 
 
 def _cores_of_launcher() -> set[int]:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from tutti.activity import be_bystander
+from tutti.errors import no_thread
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -34,6 +35,8 @@ class HeartbeatThread(Progress):
 
     A thread writes it, so that a rank which waits, validates or makes a long step is heard of too: a silent
     rank was stopped, or has died. For the training loop it is a `Progress`.
+
+    Where no more threads may be started it is written at the end alone.
     """
 
     every_s = EVERY_S
@@ -47,14 +50,18 @@ class HeartbeatThread(Progress):
         self._thread = threading.Thread(target=self._write_often, name="tutti-heartbeat", daemon=True)
 
     def __enter__(self) -> HeartbeatThread:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._warn(f"does not write its heartbeat: {no_thread(error) or error}")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         if error is None:
             self._note(state=FINISHED)
         else:
@@ -128,10 +135,13 @@ class HeartbeatThread(Progress):
         except Exception as error:  # whatever it is, training goes on
             self._writable = False
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            what = f"rank {self._beat.rank} cannot write its heartbeat into {self._folder.path}: {why}"
-            with suppress(OSError, ValueError):  # its reader is gone, or the program has closed it
-                print(f"tutti: warning: {what}; it trains on", file=sys.stderr, flush=True)
+            self._warn(f"cannot write its heartbeat into {self._folder.path}: {why}")
         return self._writable
+
+    def _warn(self, what: str) -> None:
+        with suppress(OSError, ValueError):  # its reader is gone, or the program has closed it
+            text = f"tutti: warning: rank {self._beat.rank} {what}; it trains on"
+            print(text, file=sys.stderr, flush=True)
 
 
 def _operation(thread: int) -> str:
