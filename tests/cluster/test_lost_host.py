@@ -22,6 +22,7 @@ from tests.cluster.waiting_model import WAITS_FOR
 from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.exports.sources import read_from
+from tutti.launch.mpirun_outcome import LATE_S
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(400)]
 
@@ -57,7 +58,10 @@ def waiting(hosts: Hosts, folder: Path, *options: str) -> Iterator[subprocess.Po
     ) as program:
         while not reached.exists() and program.poll() is None:
             time.sleep(0.02)
-        yield program
+        try:
+            yield program
+        finally:
+            program.kill()
 
 
 @pytest.fixture
@@ -307,3 +311,29 @@ def test_a_request_to_stop_kills_nothing_that_has_not_begun(hosts: Hosts, tmp_pa
     assert "lost" not in said
     assert program.returncode == EXIT_INTERRUPTED, said
     assert is_empty(hosts)
+
+
+@pytest.mark.parametrize("since_s", [0.0, 0.5])
+def test_a_host_that_is_lost_while_others_take_over_is_passed_over(tmp_path: Path, since_s: float) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    options = ["--hosts", "a:1,b:1,c:1", "-n", "2", "--on-failure", "respawn"]
+    with Hosts(["a", "b", "c"], apart=True) as hosts, waiting(hosts, tmp_path, *options) as program:
+        time.sleep(2.5)  # There is a copy of the state.
+        before = hosts.processes("b")
+        os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
+        line_with("going on", program)
+        while set(hosts.processes("b")) <= set(before):
+            assert program.poll() is None
+            time.sleep(0.01)
+        time.sleep(since_s)
+        hosts.cut_off("b")  # mpirun is starting its daemon there, or the daemon a rank.
+        began = time.monotonic()
+        lost = line_with("going on", program)
+        took_s = time.monotonic() - began
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+        assert program.returncode == 0, said
+        assert is_empty(hosts)
+    assert "going on with 2 ranks on 2 hosts (a: 1, c: 1)" in lost
+    assert took_s < LATE_S / 2

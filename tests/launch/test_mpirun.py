@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +27,11 @@ from tutti.errors import BadData, LauncherLost, OutputClosed, PeerLost, RankFail
 from tutti.launch import guard, mpirun, mpirun_outcome, ranks_on_hosts
 from tutti.launch.exit_reports import Report
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessWatch, RankEnd
-from tutti.launch.mpi_rank import MpiStart
+from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import Mpirun, command_line, find_mpirun, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.mpirun_outcome import outcome
-from tutti.launch.placement import Host, place_ranks
+from tutti.launch.placement import Host, Placement, place_ranks
 from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksInReserve, RanksOnHosts
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.start import start
@@ -223,12 +225,19 @@ def test_a_host_without_room_for_mpirun_is_told_what_to_do() -> None:
 
 
 @pytest.mark.timeout(60)
-def started_as(monkeypatch: pytest.MonkeyPatch, program: str) -> RanksOnHosts:
+def started_as(
+    monkeypatch: pytest.MonkeyPatch,
+    program: str,
+    placement: Placement | None = None,
+    *,
+    goes_on: bool = False,
+) -> RanksOnHosts:
     """Ranks whose mpirun is a shell program."""
     fake = Mpirun("mpirun", own=False, open_mpi=True)
     monkeypatch.setattr(ranks_on_hosts, "find_mpirun", lambda: fake)
     monkeypatch.setattr(ranks_on_hosts, "command_line", lambda *_, **__: ["bash", "-c", program])
-    return RanksOnHosts("package:entry", b"", place_ranks(1, hosts="localhost:1"))
+    placement = placement or place_ranks(1, hosts="localhost:1")
+    return RanksOnHosts("package:entry", b"", placement, goes_on=goes_on)
 
 
 def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open(
@@ -425,3 +434,52 @@ def test_a_rank_that_ends_early_in_a_loop_of_ones_own_ends_the_job(how: str, sai
     assert done.returncode == 1
     assert done.stderr.count(said) == 1
     assert "MPI_ABORT" not in done.stderr, "a page of MPI's would hide what has been said"
+
+
+UNHEARD = """
+import os
+from tutti.launch import mpi_rank
+mpi_rank.FAREWELL_S = 0
+mpi_rank.end_with_daemon = lambda: os._exit(9)
+mpi_rank._run = lambda start, connection: os._exit(8)
+mpi_rank.main()
+"""
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_rank_elsewhere_that_cannot_be_heard_ends_if_others_take_over(
+    goes_on: bool,
+) -> None:
+    with closing(MpirunChannel(b"")) as channel:
+        address = replace(channel.address, token="00" * 16)  # That of a process elsewhere.
+        nobody = LivenessAddress(("127.0.0.1",), 1, "00", 3)
+        job = MpiStart("m:f", 1, b"", address, [], [], 9, FileAddress.of(0), nobody, goes_on=goes_on)
+        start = base64.urlsafe_b64encode(pickle.dumps(job)).decode()
+        words, environment = [sys.executable, "-c", UNHEARD], {**os.environ, START: start}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == (9 if goes_on else 8), done.stderr
+    assert ("cannot reach port 1 of 127.0.0.1: is there a firewall?" in done.stderr) == goes_on
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_host_of_which_no_rank_has_begun_is_asked_for_a_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: bool
+) -> None:
+    asked = tmp_path / "asked"
+
+    def answering(hosts: Sequence[str], patience_s: float, over: Callable[[], bool]) -> list[str]:
+        assert hosts == ["elsewhere.invalid"]
+        asked.touch()
+        return hosts if answers else []
+
+    monkeypatch.setattr(ranks_on_hosts, "answering", answering)
+    monkeypatch.setattr(ranks_on_hosts, "ASK_S", 0.0)
+    waits = f"while [ ! -e {asked} ]; do sleep 0.05; done; exit 7" if answers else "exec sleep 300"
+    hosts = place_ranks(2, hosts="localhost:1,elsewhere.invalid:1")
+    with SignalWatch() as signals, started_as(monkeypatch, waits, hosts, goes_on=True) as ranks:
+        returncode, said = ranks.wait(Stopping(signals), None, None, None)
+        with pytest.raises(PeerLost) as caught:
+            ranks.result(returncode, said)
+    assert returncode == (7 if answers else None)
+    lost = "lost host elsewhere.invalid: no rank of it has begun, and it cannot be reached any more"
+    assert (str(caught.value) == lost) == (not answers)

@@ -21,11 +21,12 @@ from tutti.launch.witness import be_witnessed
 PROGRAM = """
 import os, pickle, signal, sys, time
 from tutti.launch.liveness import DONE, connect
+from tutti.launch.orphans import end_at_once
 from tutti.launch.witness import be_witnessed
 
 connection = connect(pickle.loads(bytes.fromhex(sys.argv[1])), 0)
 signal.signal(signal.SIGUSR1, lambda *_: print("asked", flush=True))
-be_witnessed(connection)
+be_witnessed(connection, end_at_once)
 print("works", os.getpid(), flush=True)
 exec(sys.argv[2])
 """
@@ -130,5 +131,17 @@ def test_without_room_for_a_process_the_rank_goes_on_without_one(
     before = signal.getsignal(signal.SIGUSR1)
     with closing(socket.socket()) as unconnected:
         monkeypatch.setattr(os, "fork", none_left)
-        be_witnessed(LivenessConnection(unconnected))
+        be_witnessed(LivenessConnection(unconnected), lambda: None)
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_it_ends_the_rank_when_the_launching_process_is_gone(watch: LivenessWatch, works: bool) -> None:
+    # A rank has the interpreter's lock while MPI starts.
+    program = "import ctypes; ctypes.PyDLL(None).sleep(600)" if works else "time.sleep(600)"
+    with witnessed(watch, program) as (process, number):
+        rank = psutil.Process(number)
+        assert process.poll() is None
+        watch.close()
+        assert process.wait(20) == -signal.SIGKILL
+        rank.wait(20)

@@ -358,6 +358,10 @@ class LivenessConnection:
         """
         self._needed.wait()
 
+    def fileno(self) -> int:
+        """The descriptor of the socket."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Close it."""
         self._socket.close()

@@ -8,6 +8,7 @@ import pickle
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -52,6 +53,7 @@ class MpiStart:
         liveness: where it listens to whether the ranks live.
         hosts: for each host the number of its workers, and of all its ranks.
         waits: the ranks are in reserve: they prepare themselves, and wait until they are needed.
+        goes_on: others take over from lost ranks, as which those count that the process does not hear of.
     """
 
     entry: str
@@ -65,6 +67,11 @@ class MpiStart:
     liveness: LivenessAddress
     hosts: Sequence[tuple[int, int]] = ()
     waits: bool = False
+    goes_on: bool = False
+
+
+FAREWELL_S: Final = 1.0
+"""Time of the last words of a rank to reach mpirun."""
 
 
 def main() -> None:
@@ -76,10 +83,14 @@ def main() -> None:
     # Once it has connected, a request to stop may come.
     be_supervised(None)
     connection = connect(start.liveness, started_by().rank)
+    # On the first host mpirun itself has started it, and is ended by the process that ran it.
+    end = end_at_once if here else end_with_daemon
     if connection is not None:
-        be_witnessed(connection)
-        # On the first host mpirun itself has started it, and is ended by the process that ran it.
-        connection.end_when_lost(end_at_once if here else end_with_daemon)
+        be_witnessed(connection, end)
+        connection.end_when_lost(end)
+    elif start.goes_on and not here:
+        _say_unreachable(start.liveness)
+        end()
     if here:
         be_supervised(_stop_page(start.stop))
     sys.path += [folder for folder in start.path if folder not in sys.path]
@@ -89,6 +100,13 @@ def main() -> None:
             _run(start, connection)
         except BaseException as error:
             _fail(start, connection, error, without_launcher(error.__traceback__))
+
+
+def _say_unreachable(address: LivenessAddress) -> None:
+    """Say that the launching process cannot be reached; it may be that nobody hears that."""
+    where = f"port {address.port} of {', '.join(address.hosts)}"
+    say_last(f"tutti: error: host {socket.gethostname()} cannot reach {where}: is there a firewall?\n")
+    time.sleep(FAREWELL_S)
 
 
 def _stop_page(address: FileAddress) -> StopPage:

@@ -155,7 +155,7 @@ def answering(
         if any(lost.values()):
             time.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
         asked, limit_s = list(lost), deadline - time.monotonic()
-    for host, said in lost.items():
+    for host, said in () if over() else lost.items():
         why = said.rstrip() or f"mpirun has started nothing there within {patience_s:g} s"
         print(f"tutti: host {host} does not answer: {why}", file=sys.stderr, flush=True)
     return [host for host in hosts if host not in lost]

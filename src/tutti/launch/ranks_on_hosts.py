@@ -10,15 +10,16 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, Self
 
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import LauncherLost, PeerLost, RankHung
+from tutti.errors import HostLost, LauncherLost, PeerLost, RankHung
 from tutti.launch.exit_reports import Report
 from tutti.launch.guard import JOB, guard
 from tutti.launch.hangs import LOOK_S, PAUSE_S, STOPPED, STOPPED_WHY, RemoteHangWatch, state_of
@@ -39,7 +40,7 @@ from tutti.launch.mpirun import (
 )
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outcome, ranks_of
-from tutti.launch.placement import Placement, is_this_machine
+from tutti.launch.placement import Host, Placement, is_this_machine
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.launch.succession import NO_RESERVE, OTHERS_PREPARE, RESERVES_LOST
@@ -49,6 +50,9 @@ LARGEST_IN_ENVIRONMENT: Final = 48 << 10
 
 FIRST_S: Final = 60.0
 """Time of mpirun to start one rank at least, after which another one is tried: it may hang when it starts."""
+
+ASK_S: Final = 5.0
+"""Time of the ranks of a host to begin before it is asked for a sign of life; after twice that again."""
 
 SETTLE_S: Final = 3.0
 """Time of ranks to end after mpirun has, where their host can be reached."""
@@ -166,6 +170,7 @@ class RanksOnHosts:
             self._watch.address,
             [(workers.ranks, ranks.ranks) for workers, ranks in pairs],
             waits,
+            self._goes_on,
         )
 
     def _launch(self, stack: ExitStack, start: MpiStart, prefix: bool) -> subprocess.Popen[bytes]:
@@ -260,7 +265,9 @@ class RanksOnHosts:
         stopping.pass_to(self._page, self._owe_request)
         late_s = LATE_S if self._goes_on else None
         self._loss = loss = _Loss(self._watch, self._process.pid, first_s, late_s, hang_timeout_s)
-        with suspended_together(self._process.send_signal):
+        if self._goes_on:
+            loss.roll = _Roll(self._watch, self._hosts)
+        with suspended_together(self._process.send_signal), closing(loss):
             said, self._over = _copy_stderr(
                 self._process, stopping, self._watch, loss, reserve, self._pass_on
             )
@@ -285,6 +292,9 @@ class RanksOnHosts:
             raise LauncherLost(f"mpirun had started the ranks; {STOPPED_WHY}")
         if hung := self._loss.hung:
             raise RankHung(hung, f"on {hosts_of(hung, self._hosts)}: {self._loss.why_hung}")
+        if gone := self._loss.gone:
+            ranks = [rank for host in gone for rank in ranks_of(host, self._hosts)]
+            raise HostLost(gone, ranks, "no rank of it has begun, and it cannot be reached any more")
         result = outcome(reports, returncode, said, self._watch, self._hosts)
         if not reports and is_this_machine(self.placement.hosts[0].name):
             # A launcher that tolerates dead ranks says nothing of them.
@@ -411,6 +421,51 @@ def _copy_stderr(
     return said.decode(errors="replace"), False
 
 
+class _Roll:
+    """The hosts of which no rank has begun, which are asked for signs of life; mpirun would wait for minutes.
+
+    Args:
+        watch: over the ranks.
+        hosts: theirs.
+    """
+
+    def __init__(self, watch: LivenessWatch, hosts: Sequence[Host]) -> None:
+        self._watch, self._hosts = watch, hosts
+        self._pause_s, self._at, self._over = ASK_S, time.monotonic() + ASK_S, False
+        self._silent = list[str]()
+        self._asking: threading.Thread | None = None
+
+    def look(self, now: float) -> list[str]:
+        """The hosts that do not answer; asks those that are to be asked by now.
+
+        Args:
+            now: by the monotonic clock.
+        """
+        late = self._late()
+        self._over = self._over or not late
+        if late and now >= self._at and (self._asking is None or not self._asking.is_alive()):
+            self._pause_s *= 2
+            self._at = now + self._pause_s
+            self._asking = threading.Thread(target=self._ask, args=(late,), name="tutti-roll", daemon=True)
+            with suppress(RuntimeError):  # There are no threads left: nobody asks.
+                self._asking.start()
+        return [host for host in late if host in self._silent]
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._over = True
+        if self._asking is not None and self._asking.ident is not None:
+            self._asking.join()
+
+    def _late(self) -> list[str]:
+        others = [host.name for host in self._hosts if not is_this_machine(host.name)]
+        return [host for host in others if not self._watch.seen.intersection(ranks_of(host, self._hosts))]
+
+    def _ask(self, hosts: Sequence[str]) -> None:
+        there = answering(hosts, PROBE_S, lambda: self._over)
+        self._silent = [] if self._over else [host for host in hosts if host not in there]
+
+
 class _Loss:
     """The time from the loss of a rank to the end of all others.
 
@@ -424,6 +479,8 @@ class _Loss:
     Attributes:
         mpirun_stopped: a signal has stopped mpirun for that time.
         nobody: none has begun in time.
+        roll: asks the hosts while they begin; None: mpirun waits for them.
+        gone: those that do not answer.
         hung: the ranks that are lost as they hang.
         why_hung: what is known about that.
     """
@@ -437,6 +494,8 @@ class _Loss:
         hang_timeout_s: float | None,
     ) -> None:
         self._watch, self.nobody = watch, False
+        self.roll: _Roll | None = None
+        self.gone = list[str]()
         self._mpirun, self.mpirun_stopped, self._hang_timeout_s = mpirun, False, hang_timeout_s
         self._looked_at = time.monotonic()
         self._stopped_at: float | None = None
@@ -454,7 +513,13 @@ class _Loss:
             self._late = None
         times = [one for one in (self._first, self._late, self._deadline) if one is not None]
         left = [max(0.0, min(times) - time.monotonic())] if times else []
-        return min(left + [LOOK_S] * (self._hangs is not None), default=None)
+        looks = self._hangs is not None or (self.roll is not None and not self._watch.complete)
+        return min(left + [LOOK_S] * looks, default=None)
+
+    def close(self) -> None:
+        """Ask no host any more."""
+        if self.roll is not None:
+            self.roll.close()
 
     def over(self, said: bytes | bytearray) -> bool:
         """Tell whether all are to be ended now.
@@ -467,6 +532,9 @@ class _Loss:
             self.nobody = True
             return True
         if self._note_mpirun(now):
+            return True
+        self.gone = [] if self.roll is None else self.roll.look(now)
+        if self.gone:
             return True
         # While they begin mpirun knows more: a rank may have ended before it had connected.
         if self._deadline is None and self._watch.complete and first_lost(self._watch.ends):

@@ -3,15 +3,18 @@
     mpirun ── daemon of the host ── witness ── rank
                                        └── the rank's connection to the launching process: its exit code
 
-mpirun tells it, too, but only once all other ranks have ended, half a second later.
+mpirun tells it, too, but only once all other ranks have ended, half a second later. The witness notices as
+well when the launching process is gone, or cut off, while MPI starts in the rank and no Python runs there.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import warnings
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from tutti.launch.liveness import LivenessConnection
@@ -24,13 +27,14 @@ _SENT: Final = (
 """The signals that a launcher or a scheduler may send to all processes of a rank."""
 
 
-def be_witnessed(connection: LivenessConnection) -> None:
+def be_witnessed(connection: LivenessConnection, end: Callable[[], None]) -> None:
     """Go on in a child of this process, which waits for the child's end, tells of it, and ends as it did.
 
     Where no more processes may be started there is no witness, and mpirun alone tells.
 
     Args:
         connection: of the rank. It is open until the witness has told.
+        end: called in the witness when the launching process is gone: ends it, and the rank.
     """
     witness = os.getpid()
     # mpirun sends its signals to all processes of a rank, and they are the rank's. (A mask would be that of
@@ -49,9 +53,21 @@ def be_witnessed(connection: LivenessConnection) -> None:
         for signum, handler in before.items():
             signal.signal(signum, handler)
         return
+    if not _outlasts(connection, rank):
+        end()
     returncode = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
     connection.tell_end(returncode)
     _end_as(returncode)
+
+
+def _outlasts(connection: LivenessConnection, rank: int) -> bool:
+    """Wait for the end of a connection, or of the rank; tell whether the rank has ended."""
+    ended = os.pidfd_open(rank)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    # What comes is for the rank.
+    poll.register(connection.fileno(), select.POLLRDHUP)
+    return ended in dict(poll.poll())
 
 
 def _end_as(returncode: int) -> NoReturn:
