@@ -136,7 +136,7 @@ def answering(
     """Return those of the hosts on which mpirun can start something; all are asked at the same time.
 
     One that refuses is asked again until then, one that is silent once. What mpirun says of those that are
-    left out is printed.
+    left out is printed, if somebody waits for it still.
 
     Args:
         hosts: their names.

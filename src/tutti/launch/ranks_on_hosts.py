@@ -430,7 +430,8 @@ class _Roll:
     """
 
     def __init__(self, watch: LivenessWatch, hosts: Sequence[Host]) -> None:
-        self._watch, self._hosts = watch, hosts
+        self._watch = watch
+        self._ranks = {one.name: ranks_of(one.name, hosts) for one in hosts if not is_this_machine(one.name)}
         self._pause_s, self._at, self._over = ASK_S, time.monotonic() + ASK_S, False
         self._silent = list[str]()
         self._asking: threading.Thread | None = None
@@ -441,8 +442,8 @@ class _Roll:
         Args:
             now: by the monotonic clock.
         """
-        late = self._late()
-        self._over = self._over or not late
+        late = [] if self._over else self._late()
+        self._over = not late
         if late and now >= self._at and (self._asking is None or not self._asking.is_alive()):
             self._pause_s *= 2
             self._at = now + self._pause_s
@@ -458,8 +459,7 @@ class _Roll:
             self._asking.join()
 
     def _late(self) -> list[str]:
-        others = [host.name for host in self._hosts if not is_this_machine(host.name)]
-        return [host for host in others if not self._watch.seen.intersection(ranks_of(host, self._hosts))]
+        return [host for host, ranks in self._ranks.items() if self._watch.seen.isdisjoint(ranks)]
 
     def _ask(self, hosts: Sequence[str]) -> None:
         there = answering(hosts, PROBE_S, lambda: self._over)
