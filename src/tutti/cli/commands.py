@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import time
@@ -116,7 +117,8 @@ def _choose(words: Sequence[str]) -> int:
     try:
         return COMMANDS[name]()(rest)
     except UnknownName as error:
-        owner = _owner_of(error.name) if error.kind == "option" else None
+        near = difflib.get_close_matches(error.name, error.known, cutoff=_NEAR)
+        owner = _owner_of(error.name) if error.kind == "option" and not near else None
         if owner is None:
             raise
         raise BadOption(
@@ -140,6 +142,9 @@ def _help() -> str:
         of_aims[COMMANDS.text(name, "aim")].append(f"  {name:{width}} {said[0].lower()}{said[1:]}")
     return _HELP.format("\n\n".join("\n".join(lines) for lines in of_aims.values()))
 
+
+_NEAR: Final = 0.8
+"""So like a name that is known, in [0, 1], may a misspelt one be."""
 
 _SAYING_S: Final = 1.0
 """Time of rank 0 to say what all ranks know."""

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from tutti.checkpoint.last_copy import write_last_copy
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError
 from tutti.launch.crew import Orders
@@ -75,6 +74,8 @@ def last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
 
 
 def _write(place: MemoryPlace, folder: Path, keep: int) -> None:
+    from tutti.checkpoint.last_copy import write_last_copy  # NumPy would slow every start.
+
     try:
         write_last_copy(place, folder, keep)
     except OSError as error:
