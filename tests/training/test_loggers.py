@@ -55,11 +55,15 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def logged(folder: RunFolder, *names: str, finished: bool = True, stopped: bool = False) -> None:
-    """Log a whole run, or one that fails after its last epoch."""
+def logged(
+    folder: RunFolder, *names: str, finished: bool = True, stopped: bool = False, before: int | None = None
+) -> None:
+    """Log a whole run, or one that fails after its last epoch, or the rest of one that goes on."""
     try:
         with Logbook(loggers_of(folder, names), CONFIG) as book:
-            for one in HISTORY:
+            if before is not None:
+                book.go_on(HISTORY[:before])
+            for one in HISTORY[before or 0 :]:
                 book.epoch(one)
             if stopped:
                 book.stop()
@@ -221,12 +225,37 @@ def test_the_loggers_of_a_run_that_goes_on_begin_with_its_history(folder: RunFol
 
     logged(folder, "tensorboard", finished=False)
     folder.begin_again()
-    logged(folder, "tensorboard")
+    logged(folder, "tensorboard", before=1)
     assert folder.history().records == HISTORY
     assert len((folder.path / "history.csv").read_text().splitlines()) == 3
     seen = EventAccumulator(str(folder.path / "tensorboard"))
     seen.Reload()
     assert [(point.step, point.value) for point in seen.Scalars("train/loss")] == [(10, 0.5), (20, 0.25)]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_the_history_of_a_run_that_goes_on_is_cut_where_that_is(folder: RunFolder, before: int) -> None:
+    logged(folder)
+    whole, table = folder.path / "history.jsonl", folder.path / "history.csv"
+    lines, rows = whole.read_bytes().splitlines(), table.read_bytes().splitlines()
+    folder.begin_again()
+    # It is there until the loggers know better.
+    assert whole.read_bytes().splitlines() == lines
+    with Logbook(loggers_of(folder, ()), CONFIG) as book:
+        book.go_on(HISTORY[:before])
+        assert (whole.read_bytes().splitlines() if before else []) == lines[:before]
+        assert whole.exists() == (before > 0)
+        for one in HISTORY[before:]:
+            book.epoch(one)
+    assert whole.read_bytes().splitlines() == lines
+    assert table.read_bytes().splitlines() == rows
+
+
+def test_a_history_that_is_another_is_written_again(folder: RunFolder) -> None:
+    logged(folder)
+    (folder.path / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epoch": 3}\n')
+    folder.keep_epochs(HISTORY)
+    assert folder.history().records == HISTORY
 
 
 def test_mlflow_goes_where_its_own_variables_say(

@@ -50,6 +50,24 @@ def has_content(path: Path, content: bytes) -> bool:
         return False
 
 
+def cut_to(path: Path, content: bytes) -> bool:
+    """Remove what a file has behind a content; False: it does not begin with that, or is a link, or none.
+
+    Raises:
+        OSError: it cannot be cut.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with open(file, "r+b") as opened:
+        if opened.read(len(content)) != content:
+            return False
+        if os.fstat(file).st_size > len(content):
+            opened.truncate(len(content))
+    return True
+
+
 def replace_shared_file(path: Path, content: bytes) -> None:
     """Make `content` the content of `path`, as `replace_file` does, while others may do so too.
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -93,7 +94,7 @@ def decode(kind: type[T], values: object) -> T:
         TypeError, ValueError, OverflowError: a field without default is missing, or a value is not what its
             field holds.
     """
-    return cast("T", _decoded(kind, values))
+    return cast("T", _reader(cast("Any", kind))(values))
 
 
 def parse_record(text: bytes | str, kind: type[T]) -> T:
@@ -188,31 +189,45 @@ def _writable(value: object) -> object:
     return value
 
 
-_types_of = cache(get_type_hints)
-
-
-def _decoded(hint: Any, value: Any) -> Any:
-    """Convert a value to a field's type; `T | None` is the only union that records use."""
+@cache
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """Return what converts a value to a field's type; `T | None` is the only union that records use."""
     within, outer = get_args(hint), get_origin(hint)
     if hint is Any:
-        return value
+        return lambda value: value
     if NoneType in within:
-        return None if value is None else _decoded(next(one for one in within if one is not NoneType), value)
+        some = _reader(next(one for one in within if one is not NoneType))
+        return lambda value: None if value is None else some(value)
     if outer in (list, tuple):
-        _expect(list, value)
-        return outer(_decoded(within[0], item) for item in value)
+        return partial(_read_items, outer, _reader(within[0]))
     if outer is dict:
-        _expect(dict, value)
-        return {_decoded(within[0], name): _decoded(within[1], item) for name, item in value.items()}
+        return partial(_read_pairs, _reader(within[0]), _reader(within[1]))
     if isinstance(hint, type) and is_dataclass(hint):
-        _expect(dict, value)
-        types = _types_of(hint)
-        made = hint(**{name: _decoded(kind, value[name]) for name, kind in types.items() if name in value})
-        if isinstance(made, Record):
-            made.check()
-        return made
-    made = hint(value)
-    if hint is int and abs(made) > LARGEST:
+        return partial(_read_fields, hint, {name: _reader(one) for name, one in get_type_hints(hint).items()})
+    return _read_int if hint is int else cast("Callable[[Any], Any]", hint)
+
+
+def _read_items(kind: Callable[[Iterator[Any]], Any], item: Callable[[Any], Any], value: Any) -> Any:
+    _expect(list, value)
+    return kind(map(item, value))
+
+
+def _read_pairs(name: Callable[[Any], Any], item: Callable[[Any], Any], value: Any) -> Any:
+    _expect(dict, value)
+    return {name(key): item(one) for key, one in value.items()}
+
+
+def _read_fields(kind: type, fields: Mapping[str, Callable[[Any], Any]], value: Any) -> Any:
+    _expect(dict, value)
+    made = kind(**{name: read(value[name]) for name, read in fields.items() if name in value})
+    if isinstance(made, Record):
+        made.check()
+    return made
+
+
+def _read_int(value: Any) -> int:
+    made = int(value)
+    if abs(made) > LARGEST:
         raise ValueError(f"{str(made)[:20]}... is larger than any number of a record")
     return made
 

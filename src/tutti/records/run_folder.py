@@ -51,6 +51,7 @@ from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import LATEST, present
 from tutti.records.files import (
+    cut_to,
     flush_file_system,
     has_content,
     refusing,
@@ -292,9 +293,9 @@ class RunFolder:
         return folder
 
     def begin_again(self) -> None:
-        """Remove the records of a run that goes on from a checkpoint: they are written again up to there."""
+        """Remove what is written again of a run that goes on from a checkpoint; its history is cut later."""
         with refusing(self.path):
-            for name in (HISTORY, CSV, PREDICTIONS, RECORDS[Summary]):
+            for name in (CSV, PREDICTIONS, RECORDS[Summary]):
                 (self.path / name).unlink(missing_ok=True)
             shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
             (self.path / RANKS).mkdir(exist_ok=True)
@@ -332,6 +333,16 @@ class RunFolder:
         with refusing(self.path / HISTORY):
             append_line(self.path / HISTORY, record, flush=not self.together)
 
+    def keep_epochs(self, records: Sequence[EpochRecord]) -> None:
+        """Have the history be that of these epochs alone, behind which the run goes on."""
+        self._refuse_lost()
+        path, content = self.path / HISTORY, _lines(records)
+        with refusing(path):
+            if not records:
+                path.unlink(missing_ok=True)
+            elif not cut_to(path, content):
+                replace_file(path, content, flush=not self.together)
+
     def history(self) -> JsonLinesFile[EpochRecord]:
         """Read the epochs so far."""
         return read_lines(self.path / HISTORY, EpochRecord)
@@ -349,12 +360,14 @@ class RunFolder:
 
     def keep_points(self, step: int) -> int:
         """Remove the points after an update, of a run that goes on from there; return how many are left."""
-        found = self.points().records
-        kept = [point for point in found if point.step <= step]
-        if len(kept) < len(found):
-            lines = "".join(f"{to_json(point)}\n" for point in kept)
-            self._write(POINTS, lines.encode(errors="backslashreplace"))
-        return len(kept)
+        path = self.path / POINTS
+        lines = read_file(path).splitlines(keepends=True) if path.is_file() else []
+        kept = len(lines)
+        while kept and not _is_up_to(lines[kept - 1], step):
+            kept -= 1
+        if kept < len(lines):
+            self._write(POINTS, b"".join(lines[:kept]))
+        return kept
 
     def note_start(self, start: RunStart, flush: bool = True) -> None:
         """Add a start of the run to those before; it need not survive a power cut unless it is flushed."""
@@ -556,6 +569,18 @@ class RunFolder:
             if not has_content(path, content):
                 replace_file(path, content, flush=not self.together)
         return path
+
+
+def _lines(records: Sequence[Record]) -> bytes:
+    return "".join(f"{to_json(one)}\n" for one in records).encode(errors="backslashreplace")
+
+
+def _is_up_to(line: bytes, step: int) -> bool:
+    """Tell whether a line is a point up to an update."""
+    try:
+        return parse_record(line, PointRecord).step <= step
+    except ValueError:  # It is cut off.
+        return False
 
 
 def refuse_no_folder(path: Path) -> None:

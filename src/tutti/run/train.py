@@ -355,8 +355,8 @@ def _run(
             callbacks,
         )
         earlier = [] if saved is None else history_of(saved)
-        for record in earlier:
-            book.epoch(record)
+        if job.resume is not None:
+            book.go_on(earlier)
         if earlier and around.ends is not None:
             # The run may have been told to end with this epoch, and then killed.
             around.follower.epoch(earlier[-1])

@@ -17,7 +17,7 @@ from tutti.records.run_folder import RunFolder
 class Logger(ABC):
     """A place for the figures of a run. Only rank 0 has one, so that a job is one run there.
 
-    The calls come in the order `begin`, `epoch`..., and `end` or `stop`.
+    The calls come in the order `begin`, `go_on` if the run has begun before, `epoch`..., and `end` or `stop`.
 
     Args:
         folder: the run's.
@@ -43,6 +43,11 @@ class Logger(ABC):
             Exception: any, if the place cannot be used; the run does not begin then.
         """
         return
+
+    def go_on(self, records: Sequence[EpochRecord]) -> None:
+        """The run goes on behind these epochs, of which earlier ranks may have told, and of later ones."""
+        for record in records:
+            self.epoch(record)
 
     @abstractmethod
     def epoch(self, record: EpochRecord) -> None:
@@ -89,6 +94,10 @@ class Logbook:
             self._each(lambda logger: logger.stop())
         else:
             self._each(lambda logger: logger.end(self._summary if error is None else None))
+
+    def go_on(self, records: Sequence[EpochRecord]) -> None:
+        """The run goes on behind these epochs."""
+        self._each(lambda logger: logger.go_on(records))
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""

@@ -20,13 +20,29 @@ class Csv(Logger):
 
     _columns: Sequence[str] = ()
 
+    def go_on(self, records: Sequence[EpochRecord]) -> None:
+        """Append the figures of earlier epochs."""
+        self._append(records)
+
     def epoch(self, record: EpochRecord) -> None:
         """Append the epoch's figures."""
-        row = {"time": record.time, "epoch": record.epoch, "step": record.step, "complete": record.complete}
-        row |= {name: value for name, value in figures_of(record).items() if name != "epoch"}
-        path = self._folder.path / CSV
-        with open(path, "a", encoding="utf-8", newline="", opener=plain_file) as file:
-            if not self._columns:
-                self._columns = list(row)
-                csv.writer(file, lineterminator="\n").writerow(self._columns)
-            csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
+        self._append([record])
+
+    def _append(self, records: Sequence[EpochRecord]) -> None:
+        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="", opener=plain_file) as file:
+            for row in map(_row, records):
+                if not self._columns:
+                    self._columns = list(row)
+                    csv.writer(file, lineterminator="\n").writerow(self._columns)
+                csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
+
+
+def _row(record: EpochRecord) -> dict[str, object]:
+    figures = {name: value for name, value in figures_of(record).items() if name != "epoch"}
+    return {
+        "time": record.time,
+        "epoch": record.epoch,
+        "step": record.step,
+        "complete": record.complete,
+        **figures,
+    }
