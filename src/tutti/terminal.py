@@ -138,3 +138,8 @@ def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
         markup=False,
         emoji=False,
     )
+
+
+def warn_on_stderr(text: str) -> None:
+    """Print a warning on standard error, at once."""
+    print(f"tutti: warning: {text}", file=sys.stderr, flush=True)

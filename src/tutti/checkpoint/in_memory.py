@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -33,6 +32,7 @@ from tutti.errors import BadCheckpoint
 from tutti.records.checkpoints import RUN, Manifest, head_file, tensors_file
 from tutti.records.json_lines import Json, to_json
 from tutti.state import State
+from tutti.terminal import warn_on_stderr
 
 
 class MemorySaver:
@@ -129,7 +129,7 @@ def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
     mine = (place.described(), place.damaged()) if comm.rank == 0 else ([], [])
     told, damaged = cast("tuple[list[tuple[int, Json]], list[int]]", comm.broadcast_object(mine))
     if damaged and comm.rank == 0:
-        _warn("the description of a copy of the state in memory is damaged")
+        warn_on_stderr("the description of a copy of the state in memory is damaged")
     if damaged and not told:
         raise _no_copy()
     if not told:
@@ -183,7 +183,9 @@ def _sound(
         passed_over.append(number)
         if comm.rank == 0:
             step = f"{found['step']:,}"
-            _warn(f"the copy in memory of the state after step {step} is damaged ({', '.join(names)})")
+            warn_on_stderr(
+                f"the copy in memory of the state after step {step} is damaged ({', '.join(names)})"
+            )
     raise _no_copy()
 
 
@@ -192,10 +194,6 @@ def _no_copy() -> BadCheckpoint:
         "no copy of the state in memory is as it was written; go on from the newest checkpoint of the run: "
         "--resume FOLDER"
     )
-
-
-def _warn(what: str) -> None:
-    print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
 
 
 def _damaged(memory: FileAddress, files: dict[str, list[int]]) -> list[str]:

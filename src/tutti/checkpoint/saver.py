@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +28,7 @@ from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import RUN, head_file, remove_unfinished, tensors_file
 from tutti.records.json_lines import Json, to_json
 from tutti.state import State
+from tutti.terminal import warn_on_stderr
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,6 @@ class _WriterReport:
     sizes: Sizes
     failure: str | None
     busy_s: float | None
-
-
-def warn_on_stderr(what: str) -> None:
-    """Print a warning."""
-    print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
 
 
 class Saver:

@@ -15,7 +15,6 @@ be started, as too many processes run, it is tried again for some seconds, in wh
 from __future__ import annotations
 
 import selectors
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -26,6 +25,7 @@ from tutti.launch.crew import Crew, Orders
 from tutti.launch.fork_server import GRACE_S
 from tutti.launch.fork_server_client import PATIENCE_S, ForkServer, fork_server
 from tutti.launch.stop_request import Stopping
+from tutti.terminal import warn_on_stderr
 
 RESERVE_S: Final = 0.25
 """The time that a crew works before its reserve is prepared, which takes its cores meanwhile."""
@@ -231,20 +231,16 @@ class Line:
         self._reserves_lost += 1
         again = isinstance(error, PeerLost) and self._reserves_lost < RESERVES_LOST and not reserve.starved
         if again:
-            _warn(f"the ranks in reserve have ended ({error}); {OTHERS_PREPARE}")
+            warn_on_stderr(f"the ranks in reserve have ended ({error}); {OTHERS_PREPARE}")
         else:
             self._do_without(f"the ranks in reserve have ended ({error})")
 
     def _do_without(self, why: str) -> None:
         self._without_reserve = True
-        _warn(f"{why}; {NO_RESERVE}")
+        warn_on_stderr(f"{why}; {NO_RESERVE}")
 
     def _end(self, crew: Crew, grace_s: float = 0.0, killed: Callable[[], None] = lambda: None) -> None:
         crew.unregister(self._selector)
         crew.end(grace_s, killed)
         if not crew.answers:
             self._give_server_up()
-
-
-def _warn(text: str) -> None:
-    print(f"tutti: warning: {text}", file=sys.stderr, flush=True)

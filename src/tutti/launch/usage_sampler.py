@@ -30,6 +30,7 @@ from tutti.launch.orphans import command_of, die_with_parent
 from tutti.records.json_lines import to_json
 from tutti.records.plain_files import plain_file
 from tutti.records.usage import GONE, RankUsage, UsageRecord
+from tutti.terminal import warn_on_stderr
 
 if TYPE_CHECKING:
     import psutil
@@ -77,7 +78,9 @@ class Sampler:
         except subprocess.TimeoutExpired:
             self.abandon()
         if self._process.returncode < 0:
-            _warn(f"the process that samples cores and memory was {killed_by(-self._process.returncode)}")
+            warn_on_stderr(
+                f"the process that samples cores and memory was {killed_by(-self._process.returncode)}"
+            )
 
     def abandon(self) -> None:
         """End the process at once."""
@@ -124,7 +127,7 @@ def _started(ranks: dict[int, int], cores: Sequence[int]) -> Sampler | None:
     try:
         return Sampler(ranks, cores)
     except OSError as error:
-        _warn(f"cores and memory are not sampled: {no_process(error)}")
+        warn_on_stderr(f"cores and memory are not sampled: {no_process(error)}")
         return None
 
 
@@ -237,7 +240,7 @@ def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
     try:
         _append_samples(probe, path)
     except OSError as error:
-        _warn(f"cannot write {path}: {error.strerror}; cores and memory are no longer sampled")
+        warn_on_stderr(f"cannot write {path}: {error.strerror}; cores and memory are no longer sampled")
 
 
 def _append_samples(probe: Probe, path: str) -> None:
@@ -248,7 +251,3 @@ def _append_samples(probe: Probe, path: str) -> None:
     while not over:
         over = bool(select.select([sys.stdin], [], [], EVERY_S)[0])
         os.write(file, to_json(probe.sample(final=over)).encode() + b"\n")
-
-
-def _warn(text: str) -> None:
-    print(f"tutti: warning: {text}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from tutti.checkpoint.reading import Checkpoint, newest
-from tutti.checkpoint.saver import Saver, warn_on_stderr
+from tutti.checkpoint.saver import Saver
 from tutti.checkpoint.sharing import for_all
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, TuttiError
 from tutti.object_state import as_values, from_values, load_state_of, state_of
@@ -28,6 +28,7 @@ from tutti.records.folder_lock import FolderLock
 from tutti.run.restore import load_model, warn_of_lost
 from tutti.state import Held, Named, Saved, State, Values, name_of, whole_piece
 from tutti.strategies.base import Pace
+from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
 from tutti.training.module_memory import ModuleMemory
 from tutti.training.random_state import load_random_state, random_state

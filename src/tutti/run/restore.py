@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
-from tutti.checkpoint.saver import warn_on_stderr
 from tutti.checkpoint.sharing import for_all
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
@@ -29,6 +28,7 @@ from tutti.run.jobs import Job, layout_of
 from tutti.run.resume import Resume, check_own
 from tutti.state import Held, Saved, Values
 from tutti.strategies import Solo, Strategy, Sync
+from tutti.terminal import warn_on_stderr
 from tutti.training.run_parts import Schedule
 
 
