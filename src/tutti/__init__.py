@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from tutti.records.run import EpochRecord, Evaluation, Summary
     from tutti.run.api import Result, train
     from tutti.run.config import TrainConfig
+    from tutti.run.resize import resize
     from tutti.run.trained import TrainedModel, load
     from tutti.strategies import (
         ADPSGD,
@@ -137,6 +138,7 @@ __all__ = [
     "load",
     "load_ensemble",
     "mean",
+    "resize",
     "settled",
     "shard",
     "total",

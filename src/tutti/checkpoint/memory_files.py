@@ -1,6 +1,6 @@
 """Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
 
-    page      losses │ folder of the run │ description of copy 1 │ description of copy 2
+    page      losses, wishes │ folder of the run │ description of copy 1 │ description of copy 2
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
     data      an arena with the data set, which need not be read again, and gates
@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ _TEXT: Final = _LENGTH + _DIGEST
 """Where a text begins in its slot."""
 
 _SECONDS: Final = struct.Struct("<d")
+_TAKEN_OVER: Final = _SECONDS.size
+_WANTED: Final = _TAKEN_OVER + 1
 _TOKEN: Final = 64
 _TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
@@ -83,20 +86,34 @@ class MemoryPlace:
         return found[0][0] if found else 0
 
     @property
-    def losses(self) -> int:
-        """How often ranks were lost."""
+    def copies_taken(self) -> int:
+        """The number of copies that were taken."""
+        return max((found[_NUMBER] for _, found in self.described()), default=0)
+
+    @property
+    def taken_over(self) -> bool:
+        """Whether ranks have come after others."""
         page = self.page.open()
         try:
-            return int.from_bytes(os.pread(page, _LENGTH, _LENGTH), "little")
+            return os.pread(page, 1, _TAKEN_OVER) == b"\1"
         finally:
             os.close(page)
+
+    def copy_wish(self) -> Callable[[], bool]:
+        """Return what tells at once whether a copy is wanted now."""
+        page = self.page.open()
+        try:
+            words = mmap.mmap(page, mmap.PAGESIZE, prot=mmap.PROT_READ)
+        finally:
+            os.close(page)
+        return lambda: words[_WANTED] != 0
 
     @property
     def loss_every_s(self) -> float | None:
         """The mean time between the last losses, in seconds; None: none was lost."""
         page = self.page.open()
         try:
-            (seconds,) = _SECONDS.unpack(os.pread(page, _SECONDS.size, 2 * _LENGTH))
+            (seconds,) = _SECONDS.unpack(os.pread(page, _SECONDS.size, 0))
         finally:
             os.close(page)
         return seconds or None
@@ -151,8 +168,7 @@ class MemoryPlace:
             number: of the copy, 1 or 2.
             files: its description.
         """
-        before = max((found[_NUMBER] for _, found in self.described()), default=0)
-        self._write(_FILES + number, json.dumps({**files, _NUMBER: before + 1}).encode())
+        self._write(_FILES + number, json.dumps({**files, _NUMBER: self.copies_taken + 1}).encode())
 
     def _copies(self) -> tuple[list[tuple[int, Json]], list[int]]:
         found, damaged = [], []
@@ -242,14 +258,20 @@ class StateMemory:
         return bool(self._table[1])
 
     def note_loss(self, every_s: float) -> None:
-        """Count that ranks were lost.
+        """Note that ranks were lost.
 
         Args:
             every_s: the mean time between the last losses, in seconds.
         """
-        count = self.place.losses + 1
-        text = count.to_bytes(_LENGTH, "little") + _SECONDS.pack(every_s)
-        os.pwrite(self._made[0], text, _LENGTH)
+        os.pwrite(self._made[0], _SECONDS.pack(every_s), 0)
+
+    def note_takeover(self) -> None:
+        """Note that ranks come after others."""
+        os.pwrite(self._made[0], b"\1", _TAKEN_OVER)
+
+    def want_copy(self, wanted: bool) -> None:
+        """Have the ranks copy their state as soon as they can, or no more than they do by themselves."""
+        os.pwrite(self._made[0], bytes([wanted]), _WANTED)
 
     def shut_gate(self) -> int:
         """Return a gate that is shut: ranks that pass it wait asleep."""

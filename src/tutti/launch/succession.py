@@ -30,6 +30,9 @@ from tutti.terminal import warn_on_stderr
 RESERVE_S: Final = 0.25
 """The time that a crew works before its reserve is prepared, which takes its cores meanwhile."""
 
+SOON_S: Final = 0.01
+"""Time between two looks whether those who are prepared are to take over."""
+
 RESERVES_LOST: Final = 3
 """The reserves of one crew that may be lost before it works without."""
 
@@ -45,6 +48,21 @@ class Succession(Protocol):
 
     def reserve(self) -> Orders | None:
         """Return the work of ranks that prepare themselves and wait; None: nobody is to, or not yet."""
+
+    def asked_for(self) -> Orders | None:
+        """Return the work of others, who are to take over once they are prepared; None: nobody wants that.
+
+        It is the same work each time, until somebody has taken over.
+        """
+
+    def may_take_over(self) -> bool:
+        """Tell whether those who were asked for, and are prepared, are to take over now, or still to wait."""
+
+    def refuse(self, why: TuttiError) -> None:
+        """Have those who were asked for be so no more, as they cannot take over."""
+
+    def take_over(self) -> Orders:
+        """Have those take over who were asked for; returns their work."""
 
     def after(self, lost: PeerLost) -> Orders:
         """Return the work of those that go on.
@@ -79,6 +97,7 @@ class Line:
         self._crew: Crew | None = None
         self._reserve: Crew | None = None
         self._without_reserve, self._reserves_lost = False, 0
+        self._prepared = False
         self._server_listens = False
         self._pauses = iter(TRY_AGAIN_S)
 
@@ -96,16 +115,18 @@ class Line:
         crew, since = self._begin(orders), time.monotonic()
         self._crew, lost = crew, None
         while not stopping.over():
-            limits = [RESERVE_S, stopping.patience_s(), crew.patience_s()]
+            look_s = SOON_S if self._prepared else RESERVE_S
+            limits = [look_s, stopping.patience_s(), crew.patience_s()]
             for key, _ in self._selector.select(min(limit for limit in limits if limit is not None)):
                 key.data()
             outcome = crew.outcome()
             if self._is_overdue(crew, since):
                 self._give_server_up()
             elif outcome is None:
-                if time.monotonic() - since > RESERVE_S:
-                    self._look_after_reserve(stopping)
-                continue
+                late = time.monotonic() - since > RESERVE_S
+                if not late or not self._look_after_reserve(stopping):
+                    continue
+                orders = self._succession.take_over()
             elif not outcome.begun:
                 if not self._may_try_again(stopping):
                     return crew, outcome.error if lost is None else lost.adding(str(outcome.error))
@@ -174,6 +195,7 @@ class Line:
             self._end(late)  # Before any gate is opened.
         self._end_crew()
         after, self._reserve, self._reserves_lost = self._reserve, None, 0
+        self._prepared = False
         self._crew = after or self._begin_in_time(orders, stopping)
         self._succession.release()
         return self._crew
@@ -207,24 +229,44 @@ class Line:
             reserve, self._reserve = self._reserve, None
             self._end(reserve)
 
-    def _look_after_reserve(self, stopping: Stopping) -> None:
+    def _look_after_reserve(self, stopping: Stopping) -> bool:
+        """Have ranks prepare themselves; returns whether they are to take over at once."""
+        asked = None if stopping.page.requested else self._succession.asked_for()
+        reserve = self._reserve
+        if asked is not None and reserve is not None and reserve.orders.placement != asked.placement:
+            self._end_reserve()
         if self._reserve is None:
-            orders = None if self._without_reserve else self._succession.reserve()
-            try:
-                self._reserve = None if orders is None else self._begin(orders)
-            except (OSError, UserError) as error:
-                # Those that train need them only if one of them is lost.
-                why = no_process(error) if isinstance(error, OSError) else error
-                self._do_without(f"there are no ranks in reserve ({why})")
+            self._begin_reserve(asked)
         elif (outcome := self._reserve.outcome(watched=False)) is not None:
-            reserve, self._reserve = self._reserve, None
-            self._end(reserve)
-            if not outcome.begun:
-                self._do_without(f"there are no ranks in reserve ({outcome.error})")
-            elif stopping.page.requested:
+            reserve = self._end_reserve()
+            if stopping.page.requested:
                 self._without_reserve = True  # The signal may have reached them, who have nothing to save.
+            elif asked is not None:
+                self._succession.refuse(outcome.error or TuttiError("they have ended"))
+            elif not outcome.begun:
+                self._do_without(f"there are no ranks in reserve ({outcome.error})")
             else:
                 self._note_reserve_ended(reserve, outcome.error)
+        self._prepared = asked is not None and self._reserve is not None and self._reserve.is_prepared
+        return self._prepared and self._succession.may_take_over()
+
+    def _begin_reserve(self, asked: Orders | None) -> None:
+        orders = self._succession.reserve() if asked is None and not self._without_reserve else asked
+        try:
+            self._reserve = None if orders is None else self._begin(orders)
+        except (OSError, UserError) as error:
+            # Those that train need them only if one of them is lost.
+            why = no_process(error) if isinstance(error, OSError) else error
+            if asked is not None:
+                self._succession.refuse(why)
+            else:
+                self._do_without(f"there are no ranks in reserve ({why})")
+
+    def _end_reserve(self) -> Crew:
+        assert self._reserve is not None, "it has begun"
+        reserve, self._reserve = self._reserve, None
+        self._end(reserve)
+        return reserve
 
     def _note_reserve_ended(self, reserve: Crew, error: TuttiError | None) -> None:
         """Have others prepare themselves, unless these would end as well."""

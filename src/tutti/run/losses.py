@@ -33,11 +33,6 @@ class Losses:
         self._began, self._times = now(), list[float]()
         self._hung_behind: list[int] = []
 
-    @property
-    def count(self) -> int:
-        """How many there were."""
-        return len(self._times)
-
     def note(self, lost: PeerLost) -> None:
         """Count one.
 

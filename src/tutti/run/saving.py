@@ -89,7 +89,9 @@ class Saving:
         if self._job.memory is None:
             return None
         # Rank 0's count, and other hosts cannot read the memory.
-        return CopyTimes(self._job.memory.loss_every_s if self._comm.rank == 0 else None)
+        if self._comm.rank:
+            return CopyTimes(None)
+        return CopyTimes(self._job.memory.loss_every_s, self._job.memory.copy_wish())
 
     @cached_property
     def _facts(self) -> Json:

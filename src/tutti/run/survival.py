@@ -12,25 +12,31 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError
+from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, PeerLost, TuttiError, UserError
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.records import checkpoints
+from tutti.records.resize_request import answer, requested
 from tutti.records.run_folder import RunFolder
 from tutti.run.losses import Losses
-from tutti.run.shrinking import shrunk, shrunk_text
+from tutti.run.resizing import resized, resized_text
 from tutti.run.train_job import TrainJob, again
+from tutti.terminal import warn_on_stderr
 
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
+
+COPY_S: Final = 10.0
+"""The longest wait for a copy of the state before others take over, who else begin with the one before."""
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
@@ -67,7 +73,7 @@ def last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
         yield
     except TuttiError as error:
         with suppress(BadRunFolder, BadCheckpoint):  # Gone, or of a newer version, which says so when asked.
-            folder, lost = place.folder, isinstance(error, PeerLost) or place.losses > 0
+            folder, lost = place.folder, isinstance(error, PeerLost) or place.taken_over
             if folder is not None and (lost or RunFolder(folder).begun):
                 _write(place, folder / checkpoints.FOLDER, job.config.keep)
         raise
@@ -79,11 +85,26 @@ def _write(place: MemoryPlace, folder: Path, keep: int) -> None:
     try:
         write_last_copy(place, folder, keep)
     except OSError as error:
-        print(
-            f"tutti: warning: the last copy of the state cannot be written to {folder}: {error.strerror}",
-            file=sys.stderr,
-            flush=True,
-        )
+        warn_on_stderr(f"the last copy of the state cannot be written to {folder}: {error.strerror}")
+
+
+@dataclass(frozen=True)
+class _Resize:
+    """Other ranks that somebody has asked for, and that prepare themselves.
+
+    Attributes:
+        folder: of the run, where it was asked.
+        job: theirs.
+        orders: likewise.
+        copies: that had been taken when they were prepared.
+        until: the time until which they wait for another one; None: they are not prepared.
+    """
+
+    folder: Path
+    job: TrainJob
+    orders: Orders
+    copies: int = 0
+    until: float | None = None
 
 
 class _Plan:
@@ -99,6 +120,7 @@ class _Plan:
         self._job, self._placement, self._memory = job, placement, memory
         self._first, self._workers = job.config, placement.workers
         self._losses = Losses(job.config.max_failures, memory)
+        self._resize: _Resize | None = None
 
     def reserve(self) -> Orders | None:
         """The work of ranks that are ready when one is lost; None: the run has not begun, or wants none."""
@@ -108,8 +130,45 @@ class _Plan:
             job, placement = self._changed(PeerLost([0], ""))
         except PeerLost:
             return None  # The last one has none to go on with.
-        job = replace(job, gate=self._memory.shut_gate(), rehearses=True)
-        return Orders(pickle.dumps(job), placement, waits=True)
+        return self._orders_in_reserve(job, placement)
+
+    def asked_for(self) -> Orders | None:
+        """The work of other ranks that are to take over once they are prepared; None: nobody wants that."""
+        with suppress(BadRunFolder):
+            folder = self._memory.place.folder
+            workers = None if folder is None else requested(folder)
+            if folder is None or workers is None:
+                self._forget_resize()
+            elif self._memory.place.whole and (self._resize is None or self._resize_to() != workers):
+                self._resize = self._prepared_for(folder, workers)
+        return None if self._resize is None else self._resize.orders
+
+    def may_take_over(self) -> bool:
+        """Tell whether a copy of the state was taken since they were prepared, or takes too long."""
+        resize, taken, now = self._resize, self._memory.place.copies_taken, time.monotonic()
+        assert resize is not None, "they were asked for"
+        if resize.until is None:
+            self._resize = replace(resize, copies=taken, until=now + COPY_S)
+            self._memory.want_copy(True)
+            return False
+        return taken > resize.copies or now > resize.until
+
+    def refuse(self, why: TuttiError) -> None:
+        """Say that those who were asked for cannot take over."""
+        if self._resize is not None:
+            _answer(self._resize.folder, self._resize_to(), str(why), agreed=False)
+            self._forget_resize()
+
+    def take_over(self) -> Orders:
+        """Have those take over who were asked for; returns their work."""
+        resize = self._resize
+        assert resize is not None, "they were asked for"
+        self._job, self._placement = again(replace(resize.job, takes_over=True)), resize.orders.placement
+        self._memory.note_takeover()
+        text = f"going on with {_new_ranks(self._placement)}{resized_text(self._job, self._first)}"
+        print(f"tutti: {text}, as somebody has asked", file=sys.stderr, flush=True)
+        _answer(resize.folder, self._placement.workers, f"{resize.folder}: {text}", agreed=True)
+        return resize.orders
 
     def after(self, lost: PeerLost) -> Orders:
         """The work of those that go on.
@@ -121,12 +180,13 @@ class _Plan:
         before = self._placement.workers
         job, self._placement = self._changed(lost)
         try:
-            self._job = again(replace(job, losses=self._losses.count))
+            self._job = again(replace(job, takes_over=True))
         except BadRunFolder as error:
             raise PeerLost(lost.ranks, f"{lost.why}; {error}") from error
-        ranks = f"{self._placement.ranks} new rank{'' if self._placement.ranks == 1 else 's'}"
-        of_fewer = shrunk_text(job, self._first) if self._placement.workers < before else ""
-        print(f"tutti: {lost}; going on with {ranks}{of_fewer}", file=sys.stderr, flush=True)
+        self._memory.note_takeover()
+        of_fewer = resized_text(job, self._first) if self._placement.workers < before else ""
+        going_on = f"going on with {_new_ranks(self._placement)}{of_fewer}"
+        print(f"tutti: {lost}; {going_on}", file=sys.stderr, flush=True)
         waits = bool(self._memory.place.whole)
         gate = self._memory.shut_gate() if waits else None
         return Orders(pickle.dumps(replace(self._job, gate=gate)), self._placement, waits)
@@ -142,6 +202,7 @@ class _Plan:
     def release(self) -> None:
         """Let those go on that have prepared themselves, as the others are gone."""
         self._memory.open_gates()
+        self._forget_resize()
 
     def _changed(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
         """The job and the ranks to go on with.
@@ -155,5 +216,53 @@ class _Plan:
             return job, placement
         if len(workers) >= placement.workers:
             raise PeerLost(lost.ranks, f"{lost.why}; none is left to go on") from lost
-        job = shrunk(job, self._first, self._workers, placement.workers - len(workers))
+        return self._of(placement.workers - len(workers))
+
+    def _of(self, workers: int) -> tuple[TrainJob, Placement]:
+        """The job of so many workers, and where they run.
+
+        Raises:
+            BadOption: there cannot be so many.
+        """
+        job = resized(self._job, self._first, self._workers, workers)
         return job, job.placement()
+
+    def _forget_resize(self) -> None:
+        if self._resize is not None:
+            self._resize = None
+            self._memory.want_copy(False)
+
+    def _resize_to(self) -> int:
+        return 0 if self._resize is None else self._resize.orders.placement.workers
+
+    def _prepared_for(self, folder: Path, workers: int) -> _Resize | None:
+        """Prepare for so many workers; None: there cannot be, and that is answered."""
+        try:
+            if workers == self._placement.workers:
+                raise BadOption(f"{folder} has {_ranks(workers)} already")
+            job, placement = self._of(workers)
+        except UserError as error:
+            _answer(folder, workers, str(error), agreed=False)
+            return None
+        for text in placement.warnings:
+            warn_on_stderr(text)
+        return _Resize(folder, job, self._orders_in_reserve(job, placement))
+
+    def _orders_in_reserve(self, job: TrainJob, placement: Placement) -> Orders:
+        job = replace(job, gate=self._memory.shut_gate(), rehearses=True)
+        return Orders(pickle.dumps(job), placement, waits=True)
+
+
+def _ranks(count: int, kind: str = "rank") -> str:
+    return f"{count} {kind}{'' if count == 1 else 's'}"
+
+
+def _new_ranks(placement: Placement) -> str:
+    return _ranks(placement.ranks, "new rank")
+
+
+def _answer(folder: Path, workers: int, text: str, *, agreed: bool) -> None:
+    try:
+        answer(folder, workers, text, agreed=agreed)
+    except OSError as error:
+        warn_on_stderr(f"whoever has asked for {_ranks(workers)} cannot be answered: {error.strerror}")

@@ -29,8 +29,8 @@ from tutti.launch.start import start
 from tutti.launch.stop_request import Stopping
 from tutti.run.config import TrainConfig
 from tutti.run.losses import Losses
+from tutti.run.resizing import resized, resized_text
 from tutti.run.resume import Resume
-from tutti.run.shrinking import shrunk, shrunk_text
 from tutti.run.survival import SHRINK, last_copy_kept
 from tutti.run.train_job import TrainJob
 
@@ -78,7 +78,7 @@ def _survive(
     ):
         losses = Losses(job.config.max_failures, memory)
         while True:
-            sent = pickle.dumps(replace(job, memory=memory.place, losses=losses.count))
+            sent = pickle.dumps(replace(job, memory=memory.place))
             try:
                 return start(
                     job.entry,
@@ -94,6 +94,7 @@ def _survive(
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.
                 losses.note(lost)
+                memory.note_takeover()
                 workers = placement.workers
                 try:
                     placement = after_loss(placement, lost, reserve.answering, shrinks=shrinks)
@@ -105,9 +106,9 @@ def _survive(
                     return None
                 of_fewer = ""
                 if placement.workers < workers:
-                    job = shrunk(job, first, before, placement.workers)
-                    of_fewer = shrunk_text(job, first)
-                job, announce = replace(job, config=_placed(job, placement)), None
+                    job = resized(job, first, before, placement.workers)
+                    of_fewer = resized_text(job, first)
+                job, announce = replace(job, config=_placed(job, placement), takes_over=True), None
                 print(
                     f"tutti: {lost}; going on with {placement.describe()}{of_fewer}",
                     file=sys.stderr,

@@ -319,7 +319,7 @@ def _run(
     """Train, evaluate, write and print."""
     speaks, task, data = comm.rank == 0 and not job.quiet, parts.task, parts.task.dataset
     facts = strategy.facts(job.config.batch_size, len(data.train))
-    if speaks and not job.losses:
+    if speaks and not job.takes_over:
         _print_beginning(parts)
     # mpirun gives its ranks a terminal even where what they print goes into a file.
     bar = not started_by().given
@@ -487,7 +487,7 @@ def _run_folder(
         # At once: ranks that come after these must know it as theirs, whenever these are lost.
         job.memory.note_folder(folder.path.absolute())
     # Ranks that were lost may not be gone yet, though they write no more.
-    with FolderLock(folder.path, GONE_S if job.losses else 0.0) as lock:
+    with FolderLock(folder.path, GONE_S if job.takes_over else 0.0) as lock:
         folder = replace(folder, lock=lock, together=not around.alone, successor=around.successor)
         if lock.problem is not None:
             print(
@@ -507,7 +507,7 @@ def _run_folder(
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
             folder.write(trained_on(data, of_classes))
             folder.write(facts)
-            folder.note_start(start, flush=not job.losses)
+            folder.note_start(start, flush=not job.takes_over)
             yield folder
         except Exception:
             if folder.begun or not around.alone:

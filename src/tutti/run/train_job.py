@@ -100,7 +100,7 @@ class TrainJob(Job):
         starter: the process that starts the ranks, which is told of the run folder and takes it back if the
             run comes to nothing; None: a launcher that knows nothing of run folders.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
-        losses: how often ranks were lost before.
+        takes_over: its ranks come after others of this run, which has said how it begins.
         gate: of the memory; ranks wait at it once they are prepared, until those before them are gone. None:
             there are none before them.
         rehearses: they make two steps of their own before they wait, so that the first that counts is quick.
@@ -119,7 +119,7 @@ class TrainJob(Job):
     notebook: bool = False
     starter: Address | None = None
     memory: MemoryPlace | None = None
-    losses: int = 0
+    takes_over: bool = False
     gate: int | None = None
     rehearses: bool = False
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 SHARE: Final = 0.005
@@ -31,10 +32,11 @@ class CopyTimes:
 
     Args:
         loss_every_s: the mean time between losses of ranks, so far, in seconds; None: none was lost.
+        asked: tells whether one is wanted now; cheap enough for every step.
     """
 
-    def __init__(self, loss_every_s: float | None) -> None:
-        self._loss_every_s = loss_every_s
+    def __init__(self, loss_every_s: float | None, asked: Callable[[], bool] = lambda: False) -> None:
+        self._loss_every_s, self._asked = loss_every_s, asked
         self._made = 0
         self._seconds: deque[float] = deque(maxlen=RECENT)
 
@@ -46,7 +48,7 @@ class CopyTimes:
     @property
     def pause_s(self) -> float:
         """The time from the last copy, or from the beginning, to the next one, in seconds."""
-        if not self._seconds:
+        if not self._seconds or self._asked():
             return 0.0
         cost_s = min(self._seconds)
         pause_s = cost_s / SHARE

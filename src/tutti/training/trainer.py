@@ -73,6 +73,8 @@ class PlaceInEpoch:
         steps: that it has made, as far as no record has them; earlier versions did not tell.
         left_out: its gradients that were not used, likewise.
         traffic: the counts of its exchanges, likewise.
+        stages: its seconds by stage, likewise.
+        wait_s: those of its exchanges that it waited.
     """
 
     ended: bool
@@ -82,6 +84,8 @@ class PlaceInEpoch:
     steps: int = 0
     left_out: int = 0
     traffic: Values = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -465,6 +469,8 @@ class Trainer:
             self._steps,
             0 if contributions is None else contributions.left_out,
             self.worker.traffic.counts(),
+            self._stages.seconds(),
+            self.worker.traffic.wait_s,
         )
         return cast("list[PlaceInEpoch]", self.comm.all_gather_objects(here))
 
@@ -568,6 +574,10 @@ class Trainer:
             self._steps = sum(place.steps for place in mine)
             self.worker.traffic.load_counts([place.traffic for place in mine])
             left_out = [0, sum(place.left_out for place in mine), 0]
+            # Seconds of several ranks are no time of one.
+            for place in places[self.comm.rank : self.comm.rank + 1]:
+                self._stages.load(place.stages)
+                self.worker.traffic.wait_s += place.wait_s
         self._resumed = Resumed(at["seconds"], tally)
         load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
         remembered = (own or at)["remembered"]

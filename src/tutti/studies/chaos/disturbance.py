@@ -17,13 +17,17 @@ from typing import Final
 
 import psutil
 
+from tutti.errors import BadRunFolder
+from tutti.run.resize import resize
 from tutti.studies.chaos.running_ranks import RankSeen, RunningRanks, Victim, unseen
 from tutti.studies.chaos.script import (
+    ADD,
     FULL_DISK,
     KILL_AGAIN,
     KILL_FIRST,
     KILL_TWO,
     KINDS,
+    REMOVE,
     SLOW,
     STOP,
     Moment,
@@ -47,6 +51,9 @@ _BACK_S: Final = 0.01
 
 _CALM_S: Final = 0.02
 """Time between two looks at ranks that train."""
+
+MORE: Final = 2
+"""So many ranks more than at first are asked for."""
 
 Ranks = dict[int, RankSeen]
 
@@ -117,6 +124,7 @@ class Disturbance:
         self._training, self._promise, self._tell = training, promise, tell
         self._ranks = RunningRanks(training.process.pid)
         self._workers: set[int] = set()
+        self._most = 0
         self._losses_left = promise.losses
         self._heard = self._furthest = 0
         self._behind: tuple[Event, float, int] | None = None
@@ -153,6 +161,7 @@ class Disturbance:
                 self.began = time.monotonic()
             self._note_workers(ranks)
             if self.began is not None and time.monotonic() > self.began + 0.5:
+                self._most = len(self._workers) + MORE
                 return True
             time.sleep(_CALM_S)
         return False
@@ -163,6 +172,8 @@ class Disturbance:
         if fault.losses > self._losses_left or fault.least > workers:
             return False
         if kind == STOP and self._promise.hang_timeout_s is None:
+            return False
+        if kind == ADD and workers >= self._most:
             return False
         return self._promise.replaces or fault.victims < workers
 
@@ -210,6 +221,9 @@ class Disturbance:
         said: list[LossSaid] = []
         if KINDS[moment.kind].losses:
             over = self._lose(moment, event, ranks, said)
+        elif moment.kind in (ADD, REMOVE):
+            over = self._resize(event)
+            now = time.monotonic()
         else:
             over = self._disturb(event, ranks)
             now = time.monotonic()
@@ -259,6 +273,16 @@ class Disturbance:
                 break
             time.sleep(_QUICK_S)
         said += news
+        return self._training.over
+
+    def _resize(self, event: Event) -> bool:
+        """Ask for one rank more or fewer, and wait until it is agreed to; returns whether it is over."""
+        before = len(self._workers)
+        workers = before + (1 if event.kind == ADD else -1)
+        event.ranks = (max(before, workers) - 1,)
+        with suppress(BadRunFolder):  # It has come to its end.
+            resize(self._training.folder, workers)
+            self._workers = set(range(workers))
         return self._training.over
 
     def _disturb(self, event: Event, ranks: Ranks) -> bool:

@@ -16,6 +16,8 @@ KILL_TWO: Final = "kill-two"
 KILL_AGAIN: Final = "kill-again"
 STOP: Final = "stop"
 SLOW: Final = "slow"
+ADD: Final = "add"
+REMOVE: Final = "remove"
 FULL_DISK: Final = "full-disk"
 
 
@@ -48,6 +50,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
         STOP: Kind("a rank is stopped (SIGSTOP), for --hang-timeout to find"),
         SLOW: Kind("a rank runs for a quarter of the time, for 2 s", losses=0, victims=0),
+        ADD: Kind(
+            "one more rank is asked for (tutti resize), up to two more than at first",
+            losses=0,
+            victims=0,
+            asked=True,
+        ),
+        REMOVE: Kind("one rank fewer is asked for", losses=0, victims=0, least=2, asked=True),
         FULL_DISK: Kind(
             "the ranks can write no file for 2 s, by a limit on their size (RLIMIT_FSIZE): no disk is filled",
             losses=0,

@@ -15,7 +15,7 @@ from typing import Final
 from tutti.launch.signals import raised
 from tutti.records.run_folder import WEIGHTS
 from tutti.studies.chaos.disturbance import Disturbance, Event, Promise
-from tutti.studies.chaos.script import Moment, moments
+from tutti.studies.chaos.script import ADD, REMOVE, Moment, moments
 from tutti.studies.chaos.training import Leavings, LossSaid, Training, orphans_adopted
 
 RUN: Final = "run"
@@ -142,7 +142,9 @@ def disturb(question: Question, tell: Callable[[Event], None]) -> Outcome:
             *(found.events, found.alarms, found.hung, found.code, found.said, found.seconds),
             left=[*found.left, *beside.left],
             shared=[*found.shared, *beside.shared],
-            must_equal=question.repeats and question.promise.replaces,
+            must_equal=question.repeats
+            and question.promise.replaces
+            and not {ADD, REMOVE} & {*question.kinds},
             twin=Twin(beside.seconds, apart),
         )
 
@@ -152,7 +154,7 @@ def _train(
 ) -> Outcome:
     scratch.mkdir()
     leavings = Leavings(scratch)
-    training = Training([*question.words, "--out", str(out)], scratch, question.quiet)
+    training = Training(question.words, out, scratch, question.quiet)
     try:
         faults = Disturbance(training, question.promise, tell)
         faults.follow(script, question.kinds, question.most)

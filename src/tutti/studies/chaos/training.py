@@ -62,22 +62,25 @@ class Training:
     """A training that runs.
 
     Args:
-        words: those after `tutti`.
+        words: those after `tutti`, but for `--out`.
+        folder: of the run.
         scratch: a folder for its temporary files.
         quiet: keep what it prints to itself.
 
     Attributes:
+        folder: the same.
         process: that of the command.
         losses: what it has said of lost ranks so far.
         lines: its last lines on standard error.
     """
 
-    def __init__(self, words: Sequence[str], scratch: Path, quiet: bool = False) -> None:
+    def __init__(self, words: Sequence[str], folder: Path, scratch: Path, quiet: bool = False) -> None:
+        self.folder = folder
         self.losses: list[LossSaid] = []
         self.lines: list[str] = []
         self._quiet = quiet
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tutti", *words],
+            [sys.executable, "-m", "tutti", *words, "--out", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if quiet else None,
             stderr=subprocess.PIPE,

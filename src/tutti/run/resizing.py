@@ -1,4 +1,4 @@
-"""The batch and the learning rate of a run that goes on with fewer workers. No torch.
+"""The batch and the learning rate of a run that goes on with fewer or more workers. No torch.
 
     keep-batch   B' = B                         lr' = lr
     scale        B' = B workers' / workers      lr' = lr B' / B
@@ -19,8 +19,8 @@ ONE_BATCH: Final = frozenset({"auto", "paramserver", "solo", "sync"})
 """Strategies whose workers share the batch of an update; to ask themselves would import torch."""
 
 
-def shrunk(job: TrainJob, first: TrainConfig, before: int, workers: int) -> TrainJob:
-    """Return a job for fewer workers.
+def resized(job: TrainJob, first: TrainConfig, before: int, workers: int) -> TrainJob:
+    """Return a job for another number of workers.
 
     Args:
         job: that of the last ones.
@@ -38,8 +38,8 @@ def shrunk(job: TrainJob, first: TrainConfig, before: int, workers: int) -> Trai
     return replace(job, config=replace(config, batch_size=batch_size, steps=steps), lr_scale=ratio)
 
 
-def shrunk_text(job: TrainJob, first: TrainConfig) -> str:
-    """Say what the batch and the learning rate of fewer workers are; nothing where each has its own batches.
+def resized_text(job: TrainJob, first: TrainConfig) -> str:
+    """Say what their batch and learning rate are; nothing where each worker has batches of its own.
 
     Args:
         job: theirs.

@@ -23,8 +23,8 @@ from tutti.errors import BadOption
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
+from tutti.run.resizing import resized, resized_text
 from tutti.run.resume import Resume
-from tutti.run.shrinking import shrunk, shrunk_text
 from tutti.run.train import Surroundings, train
 from tutti.run.train_job import TrainJob
 from tutti.strategies import STRATEGIES
@@ -55,10 +55,10 @@ def test_the_batch_shrinks_with_the_workers_and_the_rate_with_the_batch() -> Non
     job = job_of(on_shrink="scale", batch_size=64, steps=300)
     first, found = job.config, []
     for workers in (3, 2, 1):
-        job = shrunk(job, first, 4, workers)
+        job = resized(job, first, 4, workers)
         found.append((job.config.workers, job.config.batch_size, job.lr_scale, job.config.steps))
     assert found == [("3", 48, 0.75, 400), ("2", 32, 0.5, 600), ("1", 16, 0.25, 1200)]
-    assert shrunk_text(job, first) == (
+    assert resized_text(job, first) == (
         ", batches of 16 samples, which were 64 at first, and 0.25 times the learning rate "
         "(--on-shrink scale)"
     )
@@ -66,22 +66,22 @@ def test_the_batch_shrinks_with_the_workers_and_the_rate_with_the_batch() -> Non
 
 def test_the_rate_follows_the_batch_as_it_is_rounded() -> None:
     job = job_of(on_shrink="scale", batch_size=7)
-    job = shrunk(job, job.config, 3, 2)
+    job = resized(job, job.config, 3, 2)
     assert (job.config.batch_size, job.lr_scale) == (5, 5 / 7)
 
 
 def test_the_batch_stays_unless_it_is_to_shrink() -> None:
     job = job_of(batch_size=64)
-    fewer = shrunk(job, job.config, 4, 3)
+    fewer = resized(job, job.config, 4, 3)
     assert fewer == replace(job, config=job.config.changed({"workers": "3"}))
-    assert shrunk_text(fewer, job.config) == ", and batches of 64 samples as before (--on-shrink keep-batch)"
+    assert resized_text(fewer, job.config) == ", and batches of 64 samples as before (--on-shrink keep-batch)"
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_of_the_batch_nothing_is_said_where_each_worker_has_its_own(name: str) -> None:
     job = job_of(strategy=name)
     shares = STRATEGIES[name].pace is Pace.TOGETHER
-    assert bool(shrunk_text(job, job.config)) == shares
+    assert bool(resized_text(job, job.config)) == shares
 
 
 def net() -> nn.Module:
@@ -128,7 +128,7 @@ def test_a_run_goes_on_as_one_that_is_begun_by_hand_with_that_batch_and_rate(
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000013"
     wanted = by_hand(checkpoint, 2, stepwise)
 
-    fewer = shrunk(job, config, 3, 1)
+    fewer = resized(job, config, 3, 1)
     found = train(comm, replace(fewer, resume=Resume(tmp_path / "run", checkpoint)), Surroundings())
     assert found.weights is not None
     weights = torch.cat([found.weights[name].flatten() for name, _ in net().named_parameters()])
@@ -157,10 +157,10 @@ def test_a_rate_that_follows_the_losses_keeps_what_these_have_made_of_it(tmp_pat
 
     three = TrainJob(config, objects=objects, quiet=True)
     assert rates(three, 36) == pytest.approx([0.3, 0.3, 0.03, 3e-3, 3e-4, 3e-5, 6e-6])
-    two = shrunk(three, config, 3, 2)
+    two = resized(three, config, 3, 2)
     assert rates(two, 30) == pytest.approx([0.3, 0.3, 0.03, 2e-3, 2e-4, 2e-5, 4e-6])
     fewest = pytest.approx([0.3, 0.3, 0.03, 2e-3, 2e-4, 1e-5, 2e-6])
-    assert rates(shrunk(two, config, 3, 1), 40) == fewest
+    assert rates(resized(two, config, 3, 1), 40) == fewest
     resumed = replace(three, config=TrainConfig.read(tmp_path / "run", trust=True))
     assert rates(resumed, 500) == fewest
 

@@ -1,0 +1,249 @@
+"""A run goes on with more or fewer ranks when somebody asks, and ends as if it had always had them."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import tutti
+from tests.run.test_survival import OPTIONS, UPDATES, Killed, left_alone, model, weights_of
+from tutti.cli.commands import run as command
+from tutti.errors import BadOption, BadRunFolder, RankFailed
+from tutti.records import checkpoints
+from tutti.records.folder_lock import FolderLock
+from tutti.records.resize_request import REQUEST, Asking, answer, requested
+from tutti.records.run_folder import RunFolder
+from tutti.run.resize import resize
+
+
+class Resizes(tutti.Callback):
+    """Asks on rank 0, from steps of the run on, for other numbers of workers, one after the other.
+
+    Until that has come to something, steps take long enough for it.
+
+    Args:
+        folder: of the run.
+        notes: a folder, where it notes what was asked for, and what came of it.
+        workers: their numbers by step.
+    """
+
+    asking: ClassVar[list[threading.Thread]] = []
+
+    def __init__(self, folder: Path, notes: Path, workers: Mapping[int, int]) -> None:
+        self._folder, self._notes, self._workers = folder, notes, workers
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank != 0:
+            return
+        if any(thread.is_alive() for thread in self.asking):
+            time.sleep(0.1)
+            return
+        for step, workers in self._workers.items():
+            note = self._notes / f"asked-{step}"
+            if course.step >= step and not note.exists():
+                note.touch()
+                self.asking.append(threading.Thread(target=self._ask, args=(workers, note), daemon=True))
+                self.asking[-1].start()
+                return
+
+    def _ask(self, workers: int, note: Path) -> None:
+        try:
+            resize(self._folder, workers)  # Where it is agreed to, this process ends meanwhile.
+        except BadOption as error:
+            note.write_text(str(error))
+
+
+def resized_run(tmp_path: Path, sizes: Mapping[int, int], **options: Any) -> tuple[tutti.Result, list[int]]:
+    """Train; returns the result, and the ranks of each start of the run."""
+    out = tmp_path / "run"
+    given = {**OPTIONS, "on_failure": "respawn", "workers": 2, **options}
+    callbacks = [Resizes(out, tmp_path, sizes), *given.pop("callbacks", [])]
+    result = tutti.train(given.pop("make", model)(), callbacks=callbacks, out=str(out), **given)
+    assert not (out / REQUEST).exists() or requested(out) is None
+    return result, [start.world.ranks for start in RunFolder(out).starts().records]
+
+
+def test_more_and_fewer_ranks_make_the_same_updates(tmp_path: Path) -> None:
+    sizes = {3: 3, 4: 1, 5: 2}
+    found, ranks = resized_run(tmp_path, sizes)
+    assert ranks == [2, 3, 1, 2]
+    torch.testing.assert_close(weights_of(found), left_alone(), rtol=0, atol=1e-12)
+    assert [one.train.samples for one in found.history] == [48] * 6
+    assert len(found.history[-1].ranks) == 2
+    # Whoever resumes it goes on with as many.
+    assert found.config.workers == "2"
+
+
+class EndsBehind(tutti.Callback):
+    """Ends a run once its checkpoint of a step is written, and keeps a copy of its folder as it is then.
+
+    Args:
+        out: the folder.
+        step: of the checkpoint.
+        kept: the copy.
+    """
+
+    def __init__(self, out: Path, step: int, kept: Path) -> None:
+        self._out, self._step, self._kept = out, step, kept
+
+    def step(self, course: tutti.Course) -> None:
+        if course.step != self._step + 1:
+            return
+        while not self._kept.exists():
+            found = [one.name for one in checkpoints.present(self._out / checkpoints.FOLDER)]
+            if course.rank == 0 and any(int(name.rpartition("-")[2]) == self._step for name in found):
+                unfinished = self._kept.with_suffix(".unfinished")
+                # Others are removed meanwhile.
+                others = [name for name in found if int(name.rpartition("-")[2]) != self._step]
+                shutil.copytree(self._out, unfinished, ignore=shutil.ignore_patterns(".*", *others))
+                unfinished.rename(self._kept)
+            time.sleep(0.01)
+        raise RuntimeError("that is far enough")
+
+
+def test_the_weights_are_bit_for_bit_those_of_runs_that_go_on_from_each_other(tmp_path: Path) -> None:
+    sizes = {3: 3, 4: 1, 5: 2}
+    killed = Killed(tmp_path, [(0, 6 * UPDATES - 1)])
+    found, _ = resized_run(tmp_path, sizes, callbacks=[killed])
+    starts = [(one.step, one.world.ranks) for one in RunFolder(tmp_path / "run").starts().records]
+    assert [ranks for _, ranks in starts] == [2, 3, 1, 2, 2]
+    place: dict[str, str] = {"out": str(tmp_path / "replay")}
+    for number, ((begun, ranks), (ended, _)) in enumerate(pairwise(starts)):
+        if begun == ended:
+            continue
+        kept = tmp_path / f"kept-{number}"
+        ends = EndsBehind(Path(*place.values()), ended, kept)
+        with pytest.raises((RankFailed, RuntimeError)):
+            tutti.train(
+                model(),
+                workers=ranks,
+                checkpoint=f"{ended - begun} steps",
+                callbacks=ends,
+                **place,
+                **OPTIONS,
+            )
+        place = {"resume": str(kept)}
+    last = tutti.train(model(), workers=starts[-1][1], callbacks=tutti.Callback(), **place, **OPTIONS)
+    assert torch.equal(weights_of(found), weights_of(last))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers"),
+    [("hogwild", 0), ("downpour", 1), ("easgd", 0), ("gossip", 0), ("local", 0), ("paramserver", 1)],
+)
+def test_every_kind_of_worker_may_come_and_go(tmp_path: Path, strategy: str, servers: int) -> None:
+    options = {"strategy": strategy, "servers": servers}
+    found, ranks = resized_run(tmp_path, {3: 3, 4: 1}, **options)
+    assert ranks == [2, 3, 1]
+    assert [one.epoch for one in found.history] == [1, 2, 3, 4, 5, 6]
+    assert [one.train.samples for one in found.history] == [48] * 6
+    assert weights_of(found).isfinite().all()
+
+
+def test_ranks_in_reserve_are_replaced_by_those_who_are_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    killed = Killed(tmp_path, [(2, 5 * UPDATES)])
+    found, ranks = resized_run(tmp_path, {3: 3}, callbacks=[killed], standby=True)
+    assert ranks == [2, 3, 3]
+    assert "in reserve have ended" not in capfd.readouterr().err
+    torch.testing.assert_close(weights_of(found), left_alone(), rtol=0, atol=1e-12)
+
+
+def test_the_run_goes_on_when_those_who_are_asked_for_cannot_train(tmp_path: Path) -> None:
+    found, ranks = resized_run(tmp_path, {3: 7, 4: 2, 5: 50_000})
+    assert ranks == [2]
+    said = {note.name: note.read_text() for note in tmp_path.glob("asked-*")}
+    assert "batch" in said["asked-3"]
+    assert "has 2 ranks already" in said["asked-4"]
+    assert "50,000 ranks need more than" in said["asked-5"]
+    assert torch.equal(weights_of(found), weights_of(tutti.train(model(), workers=2, **OPTIONS)))
+
+
+def test_more_ranks_come_back_after_a_loss_that_has_shrunk_the_run(tmp_path: Path) -> None:
+    killed = Killed(tmp_path, [(1, 2)])
+    found, ranks = resized_run(tmp_path, {6: 2}, callbacks=[killed], on_failure="shrink", on_shrink="scale")
+    assert ranks == [2, 1, 2]
+    batches = [start.batch_size for start in RunFolder(tmp_path / "run").starts().records]
+    assert batches == [6, 3, 6]
+    assert [one.train.samples for one in found.history] == [48] * 6
+
+
+class _Stays(tutti.Callback):
+    def step(self, course: tutti.Course) -> None:
+        time.sleep(0.05)
+
+
+def test_the_command_says_what_has_become_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, codes = tmp_path / "run", list[int]()
+
+    def ask() -> None:
+        while not (out / "config.json").exists():
+            time.sleep(0.01)
+        codes.append(command(["resize", str(out), "-n", "1"]))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    tutti.train(
+        model(),
+        workers=2,
+        callbacks=_Stays(),
+        on_failure="respawn",
+        out=str(out),
+        **{**OPTIONS, "epochs": 10},
+    )
+    asking.join()
+    assert codes == [0]
+    assert f"{out}: going on with 1 new rank, and batches of 6 samples as before" in capsys.readouterr().out
+    assert not (out / REQUEST).exists()
+
+
+def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match="does not exist"):
+        resize(tmp_path / "nowhere", 2)
+    tutti.train(model(), workers=1, out=str(tmp_path / "run"), **OPTIONS)
+    with pytest.raises(BadRunFolder, match=r"with other ranks it goes on by: tutti train --resume .* -n 2"):
+        resize(tmp_path / "run", 2)
+    with pytest.raises(BadOption, match="cannot go on with 0 ranks"):
+        resize(tmp_path / "run", 0)
+    (tmp_path / "run" / "summary.json").unlink()
+    with FolderLock(tmp_path / "run"), pytest.raises(BadOption, match="has no copies of its state in memory"):
+        resize(tmp_path / "run", 2)
+    assert not (tmp_path / "run" / REQUEST).exists()
+
+
+def test_a_request_counts_as_long_as_somebody_waits(tmp_path: Path) -> None:
+    with closing(Asking(tmp_path, 3)) as asking:
+        assert requested(tmp_path) == 3
+        assert asking.answer() is None
+        with pytest.raises(BadRunFolder, match="is being asked for another number of workers already"):
+            Asking(tmp_path, 4)
+        answer(tmp_path, 3, "so be it", agreed=True)
+        assert requested(tmp_path) is None
+        found = asking.answer()
+        assert found is not None
+        assert (found.answer, found.agreed) == ("so be it", True)
+    assert requested(tmp_path) is None
+    assert not (tmp_path / REQUEST).exists()
+    # Of somebody who was killed.
+    (tmp_path / REQUEST).write_text('{"workers": 3}')
+    assert requested(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"workers": "many"}', "[]"])
+def test_what_is_no_request_is_none(tmp_path: Path, text: str) -> None:
+    with open(tmp_path / REQUEST, "w") as file:
+        file.write(text)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert requested(tmp_path) is None
