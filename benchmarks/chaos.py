@@ -14,7 +14,8 @@ of a training that was left alone, in fp64.
 
 Wanted: all kills survived, and the next step within 0.1 s (shrink) or 0.15 s (respawn) with ranks that
 stand by, or 4 s without; 90 % of the speed in a storm; at most 1 % less of it when nothing fails. Of a
-soak: no recovery above 10 s, ranks and causes named, nothing left.
+soak, in which ranks come and go as well: no recovery above 10 s, ranks and causes named, nothing left, and
+the final weights but for rounding those of a training that was left alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from statistics import median
 
 from measure import describe_machine, interleave, medians, table
 from tutti.studies.chaos.disturbance import Event, Promise
-from tutti.studies.chaos.script import KILL, STOP, USUAL
+from tutti.studies.chaos.script import ADD, KILL, REMOVE, STOP, USUAL
 from tutti.studies.chaos.study import Outcome, Question, disturb, p95
 
 MANY = 100_000
@@ -44,6 +45,12 @@ STORM_S = 5.0
 
 HUNG_S = 10.0
 """The longest recovery of a soak, besides the time in which a rank that was stopped is found."""
+
+ROUNDED = 1e-12
+"""The largest difference between weights that were trained with other numbers of ranks, in fp64."""
+
+SOAKED = ["--optimizer", "sgd", "--optimizer.momentum", "0.9", "--lr", "0.01"]
+"""The optimizer of a soak. Adam divides by gradients, also by those that are nothing but rounding."""
 
 POLICIES = {
     "stop": [],
@@ -77,6 +84,8 @@ def question(
     words += [*POLICIES[policy], "--max-failures", str(MANY)]
     if STOP in kinds:
         words += ["--hang-timeout", f"{HANG_S:g}s"]
+    if ADD in kinds:
+        words += SOAKED
     return Question(
         words=words,
         promise=Promise("shrink" not in policy, MANY, HANG_S if STOP in kinds else None),
@@ -163,7 +172,7 @@ def cost(options: argparse.Namespace) -> None:
 def soak(options: argparse.Namespace) -> int:
     """Disturb trainings for hours; returns the exit code."""
     deadline, number, faults = time.monotonic() + 3600 * options.soak, 0, 0
-    wrong: list[str] = []
+    wrong, kinds = list[str](), (*USUAL, ADD, REMOVE)
     recoveries: list[float] = []
     while number == 0 or time.monotonic() < deadline:
         ranks = options.ranks[number % len(options.ranks)]
@@ -175,7 +184,7 @@ def soak(options: argparse.Namespace) -> int:
             if event.next_s is not None and event.next_s > limit_s:
                 late.append(event)
 
-        found = disturb(question(options, ranks, "sync", "respawn", USUAL, options.kills), look)
+        found = disturb(question(options, ranks, "sync", "respawn", kinds, options.kills), look)
         number, faults = number + 1, faults + len(found.events)
         recoveries += found.recoveries_s
         unnamed = [
@@ -183,6 +192,10 @@ def soak(options: argparse.Namespace) -> int:
         ]
         problems = [*found.broken, *unnamed, *(f"{one.kind} cost {one.next_s:.1f} s" for one in late)]
         problems += [f"lost without a fault: {alarm.why}" for alarm in found.alarms]
+        if not found.broken:
+            apart = None if found.twin is None else found.twin.apart
+            if apart is None or apart > ROUNDED:
+                problems.append(f"its final weights are {apart} apart from those of an undisturbed one")
         wrong += problems
         print(
             f"training {number}: {ranks} ranks, {len(found.events)} faults; {problems or 'all well'}",

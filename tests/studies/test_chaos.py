@@ -149,6 +149,31 @@ def test_a_training_is_disturbed_and_ends_with_the_weights_of_one_that_was_not(
     assert torch.equal(weights_of(training.result), weights_of(alone))
 
 
+def test_ranks_come_and_go_while_others_are_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    alone = tutti.train(model(), workers=2, **OPTIONS | {"epochs": 60})
+    heard = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", heard)
+    training = InThisProcess(epochs=60, callbacks=Paced(), on_failure="respawn", out=str(tmp_path / "run"))
+    training.folder = tmp_path / "run"
+    monkeypatch.setattr(heard, "write", training.hear, raising=False)
+    told: list[Event] = []
+    faults = Disturbance(training, Promise(True, 10, None), told.append)
+    kinds = ("remove", "remove", "add", "add", "add", "add", "kill")
+    faults.follow((Moment(0.1, kind, 0.9) for kind in kinds), kinds, most=None)
+    assert [(one.kind, one.ranks, one.named, one.survived) for one in told] == [
+        ("remove", (1,), True, True),  # Of one rank none is removed.
+        ("add", (1,), True, True),
+        ("add", (2,), True, True),
+        ("add", (3,), True, True),  # Two more than at first are the most.
+        ("kill", (3,), True, True),
+    ]
+    assert all(one.next_s is not None and one.next_s > 0 for one in told)
+    assert not faults.hung
+    assert training.result is not None
+    assert len(training.result.history[-1].ranks) == 4
+    torch.testing.assert_close(weights_of(training.result), weights_of(alone), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_chaos_that_is_ended_leaves_no_training_behind(tmp_path: Path, signum: signal.Signals) -> None:
     words = ["chaos", "--every", "60", "train", "mlp", "--epochs", "100000", "-n", "2"]

@@ -339,8 +339,8 @@ class TrainConfig:
     )
     on_shrink: str = option(
         KEEP_BATCH,
-        "with --on-failure shrink, and workers that make each update together: the batch stays, and each "
-        "takes more of it (keep-batch), or batch and learning rate shrink with their number (scale)",
+        "when the number of workers changes that make each update together: the batch stays, and each takes "
+        "more or less of it (keep-batch), or batch and learning rate change with their number (scale)",
         (KEEP_BATCH, SCALE),
     )
     max_failures: int = option(

@@ -161,11 +161,10 @@ class TrainJob(Job):
                 "--max-failures says how many losses --on-failure respawn or shrink survives; give one of "
                 f"these, or leave --max-failures {most} out"
             )
-        if self.config.on_shrink == SCALE and self.config.on_failure != "shrink":
+        if self.config.on_shrink == SCALE and self.config.on_failure == "stop":
             raise BadOption(
-                f"--on-shrink {SCALE} says how a run goes on with fewer ranks, as it does with --on-failure "
-                f"shrink alone, and --on-failure is {self.config.on_failure}; give shrink, or --on-shrink "
-                f"{KEEP_BATCH}"
+                f"--on-shrink {SCALE} says how a run goes on with another number of ranks, and with "
+                f"--on-failure stop it does not; give shrink or respawn, or --on-shrink {KEEP_BATCH}"
             )
         ranks = placement.ranks
         missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []
