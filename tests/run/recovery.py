@@ -45,6 +45,9 @@ from tutti.training.precision import Arithmetic
 
 SAMPLES, BATCH, EPOCHS = 16, 4, 2
 OPTIONS: dict[str, dict[str, int]] = {"diloco": {"every": 2}, "local": {"every": 2}, "easgd": {"every": 2}}
+POLICIES = {"respawn": 0, "shrink": -1, "grow": 1}
+"""So many ranks more has the next crew. Those before it are killed at any time, also if more are asked for."""
+
 INPUTS = torch.linspace(-1, 1, 3 * SAMPLES, dtype=torch.float64).reshape(SAMPLES, 3).sin()
 TARGETS = (INPUTS[:, 0] > 0).long()
 
@@ -176,7 +179,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
     Args:
         strategy: by name.
         ranks: of the first crew.
-        policy: "respawn" or "shrink".
+        policy: one of `POLICIES`.
         kills: one for each of the first crews.
     """
     crews: list[tuple[int, int | None]] = []
@@ -195,7 +198,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
                 weights, samples = [one for one, _ in found], found[0][1]
                 return Finished(weights, samples, crews, [crew.operations[rank] for rank in range(ranks)])
             memory.note_loss(1.0)
-            ranks -= policy == "shrink"
+            ranks += POLICIES[policy]
     raise AssertionError("the last crew has lost a rank, whom nobody has killed")
 
 
@@ -228,7 +231,7 @@ def check(strategy: str, ranks: int, policy: str, kills: Sequence[Kill]) -> Fini
     pace = STRATEGIES[strategy].pace
     if pace is Pace.TOGETHER or (pace is Pace.ABREAST and policy == "respawn"):
         alone = replayed(strategy, ((ranks, None),))[0]
-        # Fewer ranks add up the same gradients in another order.
+        # Other ranks add up the same gradients in another order.
         most = 0.0 if policy == "respawn" else 1e-12
         assert float((weights - alone).abs().max()) <= most, (
             f"not the weights of the undisturbed run: {where}"
@@ -268,10 +271,10 @@ def main() -> None:
     """Explore all of it, and say how much that was."""
     torch.set_num_threads(1)
     for strategy in ("sync", "diloco", "hogwild", "local", "downpour", "easgd"):
-        for ranks, policy in product((2, 3, 4), ("respawn", "shrink")):
+        for ranks, policy in product((2, 3, 4), POLICIES):
             kills = list(operations(strategy, ranks))
             once, twice = explore(strategy, ranks, policy), 0
-            if ranks > 2 or policy == "respawn":
+            if ranks > 2 or policy != "shrink":
                 firsts = kills[:: max(1, len(kills) // 6)]
                 twice = sum(explore_recovery(strategy, ranks, policy, first) for first in firsts)
             print(f"{strategy}, {ranks} ranks, {policy}: {once} deaths, {twice} pairs of them", flush=True)

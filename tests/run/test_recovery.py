@@ -22,7 +22,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("ranks", "policy", "stride"), [(2, "respawn", 17), (3, "shrink", 37)])
+@pytest.mark.parametrize(
+    ("ranks", "policy", "stride"), [(2, "respawn", 17), (3, "shrink", 37), (1, "grow", 5), (2, "grow", 23)]
+)
 @pytest.mark.parametrize("strategy", KINDS)
 def test_a_death_at_any_operation_leaves_the_right_weights(
     strategy: str, ranks: int, policy: str, stride: int
@@ -31,11 +33,17 @@ def test_a_death_at_any_operation_leaves_the_right_weights(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "policy"), [("sync", "shrink"), ("diloco", "respawn"), ("hogwild", "shrink")]
+    ("strategy", "ranks", "policy"),
+    [
+        *[("sync", 4, "shrink"), ("diloco", 4, "respawn"), ("hogwild", 4, "shrink")],
+        *[("sync", 2, "grow"), ("diloco", 2, "grow"), ("hogwild", 2, "grow")],
+    ],
 )
-def test_a_second_death_while_others_take_over_leaves_the_right_weights(strategy: str, policy: str) -> None:
-    first = list(operations(strategy, 4))[-9]
-    assert explore_recovery(strategy, 4, policy, first, stride=13) >= 3
+def test_a_second_death_while_others_take_over_leaves_the_right_weights(
+    strategy: str, ranks: int, policy: str
+) -> None:
+    first = list(operations(strategy, ranks))[-9]
+    assert explore_recovery(strategy, ranks, policy, first, stride=13) >= 3
 
 
 def test_the_first_copy_is_all_or_nothing() -> None:
