@@ -46,7 +46,7 @@ from tutti.training.precision import Arithmetic
 SAMPLES, BATCH, EPOCHS = 16, 4, 2
 OPTIONS: dict[str, dict[str, int]] = {"diloco": {"every": 2}, "local": {"every": 2}, "easgd": {"every": 2}}
 POLICIES = {"respawn": 0, "shrink": -1, "grow": 1}
-"""So many ranks more has the next crew. Those before it are killed at any time, also if more are asked for."""
+"""So many ranks more has the next crew. Those before it die at any time, also if more are asked for."""
 
 INPUTS = torch.linspace(-1, 1, 3 * SAMPLES, dtype=torch.float64).reshape(SAMPLES, 3).sin()
 TARGETS = (INPUTS[:, 0] > 0).long()
