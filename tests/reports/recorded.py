@@ -51,7 +51,7 @@ def write_run(
                 epoch=number,
                 step=10 * (number - 1) + steps,
                 complete=steps == 10,
-                train=Evaluation(SAMPLES, 0.5, {"accuracy": 0.25}),
+                train=Evaluation(SAMPLES * steps // 10, 0.5, {"accuracy": 0.25}),
                 validation=None
                 if accuracy is None
                 else Evaluation(100, 1 - accuracy, {"accuracy": accuracy}),

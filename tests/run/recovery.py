@@ -271,10 +271,12 @@ def main() -> None:
     """Explore all of it, and say how much that was."""
     torch.set_num_threads(1)
     for strategy in ("sync", "diloco", "hogwild", "local", "downpour", "easgd"):
-        for ranks, policy in product((2, 3, 4), POLICIES):
-            kills = list(operations(strategy, ranks))
+        for ranks, policy in product((1, 2, 3, 4), POLICIES):
+            more, kills = POLICIES[policy], list(operations(strategy, ranks))
+            if not 1 <= ranks + more <= BATCH:
+                continue
             once, twice = explore(strategy, ranks, policy), 0
-            if ranks > 2 or policy != "shrink":
+            if 1 <= ranks + 2 * more <= BATCH:
                 firsts = kills[:: max(1, len(kills) // 6)]
                 twice = sum(explore_recovery(strategy, ranks, policy, first) for first in firsts)
             print(f"{strategy}, {ranks} ranks, {policy}: {once} deaths, {twice} pairs of them", flush=True)

@@ -18,8 +18,9 @@ import torch
 import tutti
 from tests.run.test_survival import OPTIONS, UPDATES, Killed, left_alone, model, weights_of
 from tutti.cli.commands import run as command
-from tutti.errors import BadOption, BadRunFolder, RankFailed
+from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed
 from tutti.records import checkpoints
+from tutti.records.checkpoints import read_manifest
 from tutti.records.folder_lock import FolderLock
 from tutti.records.resize_request import REQUEST, Asking, answer, requested
 from tutti.records.run_folder import RunFolder
@@ -177,6 +178,54 @@ def test_more_ranks_come_back_after_a_loss_that_has_shrunk_the_run(tmp_path: Pat
     batches = [start.batch_size for start in RunFolder(tmp_path / "run").starts().records]
     assert batches == [6, 3, 6]
     assert [one.train.samples for one in found.history] == [48] * 6
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"strategy": "local", "strategy_options": {"every": 2}}, (2, 4)),
+        ({"on_shrink": "scale"}, (1, 2)),
+        ({"on_shrink": "scale"}, (2, 1)),
+    ],
+)
+def test_a_schedule_stands_where_it_would_with_the_other_ranks(
+    tmp_path: Path, options: dict[str, Any], counts: tuple[int, int]
+) -> None:
+    before, after = counts
+    given = {**options, "schedule": "cosine", "epochs": 8, "optimizer": "sgd"}
+    found, ranks = resized_run(tmp_path, {1: after}, workers=before, **given)
+    assert ranks == [before, after]
+    scale = after / before if "on_shrink" in options else 1
+    rest = {**OPTIONS, **given, "lr": 0.01 * scale, "batch_size": round(OPTIONS["batch_size"] * scale)}
+    plain = tutti.train(model(), workers=after, **{**rest, "on_shrink": "keep-batch"})
+    assert [one.lr for one in found.history[3:]] == pytest.approx([one.lr for one in plain.history[3:]], rel=1e-9)
+    steps = [one.step for one in found.history]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_workers_with_batches_of_their_own_train_on_as_many_samples_as_were_asked_for(
+    tmp_path: Path, workers: int
+) -> None:
+    found, ranks = resized_run(
+        tmp_path, {1: workers}, strategy="local", strategy_options={"every": 2}, steps=32, epochs=None
+    )
+    assert ranks == [2, workers]
+    assert sum(one.train.samples for one in found.history) == 32 * 2 * OPTIONS["batch_size"]
+
+
+def test_the_last_copy_of_a_run_that_has_grown_is_the_newest_checkpoint(tmp_path: Path) -> None:
+    killed = Killed(tmp_path, [(3, 24), (3, 30)])
+    options = {"strategy": "local", "strategy_options": {"every": 2}, "epochs": 16}
+    with pytest.raises(PeerLost, match="it was loss 2 within an hour"):
+        resized_run(
+            tmp_path, {1: 4}, callbacks=[killed], max_failures=1, checkpoint="1 epoch", keep=20, **options
+        )
+    present = checkpoints.present(tmp_path / "run" / checkpoints.FOLDER)
+    assert read_manifest(present[-1]).ranks == 4
+    # Each has the name of a step that no other has made.
+    grown = [one for one in present if read_manifest(one).ranks == 4]
+    assert max(one.name for one in present if one not in grown) < min(one.name for one in grown)
 
 
 class _Stays(tutti.Callback):

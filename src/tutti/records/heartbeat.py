@@ -41,8 +41,9 @@ class Heartbeat(Record):
         moved: the time of its last known progress, which is checked about once a second.
         epoch: the epoch that it is in, from 1; 0 before.
         step: weight updates since the run began, as in `tutti.records.run.EpochRecord`.
-        updates: of the whole run; 0 before it trains.
-        per_epoch: of one epoch.
+        updates: the step that is the last of the run; 0 before it trains.
+        per_epoch: updates of one epoch.
+        counted: as in `tutti.records.texts.RunLength`.
         steps_per_s: updates per second, lately.
         samples_per_s: training samples of this rank per second, lately.
         waits: the operation in which it waited for other ranks or exchanged something with them, and from
@@ -61,6 +62,7 @@ class Heartbeat(Record):
     step: int = 0
     updates: int = 0
     per_epoch: int = 0
+    counted: int = 0
     steps_per_s: float = 0.0
     samples_per_s: float = 0.0
     waits: str = ""

@@ -32,10 +32,26 @@ class RunLength:
     Attributes:
         updates: weight updates of the whole run.
         per_epoch: of one epoch.
+        counted: steps that were counted besides, since other numbers of workers have made epochs of more or
+            fewer updates; below 0: so many were made less.
     """
 
     updates: int
     per_epoch: int
+    counted: int = 0
+
+    @property
+    def last(self) -> int:
+        """The number of the last step."""
+        return self.updates + self.counted
+
+    def place(self, step: int) -> int:
+        """Return where a step is among the updates."""
+        return step - self.counted
+
+    def epoch_behind(self, step: int) -> int:
+        """Return the epoch that goes on after a step, from 1."""
+        return self.place(step) // self.per_epoch + 1
 
     @property
     def epochs(self) -> int:

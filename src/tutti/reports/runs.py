@@ -96,7 +96,12 @@ class Run:
         first = self.history[0] if self.history else None
         if first is None or not first.complete:
             return [None] * len(self.history)
-        return [round(record.step / first.step * first.epoch, 3) for record in self.history]
+        return [
+            float(one.epoch)
+            if one.complete
+            else round(one.epoch - 1 + one.train.samples / first.train.samples, 3)
+            for one in self.history
+        ]
 
     @property
     def seconds(self) -> float:

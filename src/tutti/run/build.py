@@ -608,12 +608,13 @@ def load_optimizer(
     if isinstance(updates.lr, ReduceLROnPlateau):
         # What it has set came of the losses so far: to step it anew would not give that.
         options = [{**group, "lr": group["lr"] * scale} for group in options]
-    elif training.shared["updates"] != updates.updates or scale != 1 or schedule["state"] is None:
-        kept = set(OF_SCHEDULES)
-        if updates.lr is not None:
-            # A shorter run is refused when all of it is known.
-            stepped = min(schedule["made"], updates.updates)
-            kept |= _set_by(updates.lr, optimizer, stepped)
+    elif updates.lr is None:
+        options = [{**group, "lr": group["lr"] * scale} for group in options]
+    elif not updates.has_length_of(training.shared) or scale != 1 or schedule["state"] is None:
+        # As far as it is sure to stand: the rest of the way is known when the batches are.
+        begun = training.shared["epoch"] * updates.batches.updates
+        stepped = min(schedule["made"], max(1, begun), updates.updates)
+        kept = OF_SCHEDULES | _set_by(updates.lr, optimizer, stepped)
         options = [{name: value for name, value in group.items() if name not in kept} for group in options]
     names = {parameter: name for name, parameter in module.named_parameters()}
     optim.state.load(optimizer, names, saved, options, copy=foreign)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from tutti.load_object import names_object
 from tutti.run.config import SCALE, TrainConfig
 from tutti.run.train_job import TrainJob
 
@@ -30,12 +31,33 @@ def resized(job: TrainJob, first: TrainConfig, before: int, workers: int) -> Tra
     """
     config = job.config.changed({"workers": str(workers)})
     if first.on_shrink != SCALE:
-        return replace(job, config=config)
+        more = first.steps is not None and not _share_batch(first.strategy)
+        return replace(job, config=replace(config, steps=_steps(first, workers, before)) if more else config)
     batch_size = max(workers, round(first.batch_size * workers / before))
-    ratio = batch_size / first.batch_size
-    # As many samples are trained on.
-    steps = None if first.steps is None else round(first.steps / ratio)
-    return replace(job, config=replace(config, batch_size=batch_size, steps=steps), lr_scale=ratio)
+    steps = _steps(first, batch_size, first.batch_size)
+    config = replace(config, batch_size=batch_size, steps=steps)
+    return replace(job, config=config, lr_scale=batch_size / first.batch_size)
+
+
+def _steps(first: TrainConfig, share: int, whole: int) -> int | None:
+    """The steps in which as many samples are trained on as in those that were asked for at first.
+
+    Args:
+        first: says how many these are; None: epochs are asked for.
+        share: the size of a step, in samples or workers.
+        whole: that of a step at first.
+    """
+    return None if first.steps is None else -(-first.steps * whole // share)
+
+
+def _share_batch(strategy: str) -> bool:
+    """Tell whether the workers make each update together."""
+    if strategy in ONE_BATCH or not names_object(strategy):
+        return strategy in ONE_BATCH
+    from tutti.strategies import named  # It imports torch.
+    from tutti.strategies.base import Pace
+
+    return named(strategy).pace is Pace.TOGETHER
 
 
 def resized_text(job: TrainJob, first: TrainConfig) -> str:

@@ -200,10 +200,11 @@ def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> 
     Raises:
         BadOption: it is shorter.
     """
-    per_epoch = schedule.batches.updates
-    begun = saved.shared["training"]["epoch"] * per_epoch
-    # Workers of another strategy may make other steps in an epoch.
-    made = checkpoint.step if 0 <= checkpoint.step - begun <= per_epoch else begun
+    training, per_epoch = saved.shared["training"], schedule.batches.updates
+    begun = training["epoch"] * per_epoch
+    # Of other workers nobody has counted yet what is left of the epoch for them.
+    alike = training.get("per_epoch", per_epoch) == per_epoch
+    made = begun + training["places"][0]["round"] if alike else begun
     if max(made, begun + 1) > schedule.updates:
         raise BadOption(
             f"the run would end after {schedule.updates:,} steps, and {checkpoint.path} was made after "

@@ -72,8 +72,8 @@ class HeartbeatThread(Progress):
 
     def begin(self, span: RunLength, step: int = 0) -> None:
         """Training begins, or goes on after `step` updates."""
-        length = {"updates": span.updates, "per_epoch": span.per_epoch}
-        self._note(state=TRAINING, epoch=step // span.per_epoch + 1, step=step, began=time.time(), **length)
+        length = {"updates": span.last, "per_epoch": span.per_epoch, "counted": span.counted}
+        self._note(state=TRAINING, epoch=span.epoch_behind(step), step=step, began=time.time(), **length)
         # How many samples of its epoch are over is not known to a run that goes on.
         self._before = (0 if step else 1, step, time.monotonic(), 0)
 

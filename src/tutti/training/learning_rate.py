@@ -23,17 +23,14 @@ class LearningRate:
         optimizer: its options are what the schedule sets.
         schedule: stepped once for each update, or for each epoch where it follows its loss; None: the rate
             stays.
-        updates: how many the run makes.
         stepped: how many steps the schedule has made already.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, schedule: LRScheduler | None, updates: int, stepped: int
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, schedule: LRScheduler | None, stepped: int) -> None:
         self._optimizer, self._schedule = optimizer, schedule
         self._plateau = schedule if isinstance(schedule, ReduceLROnPlateau) else None
         self._each_update = schedule if self._plateau is None else None
-        self._updates, self._stepped = updates, stepped
+        self._stepped = stepped
 
     @property
     def value(self) -> float:
@@ -64,13 +61,13 @@ class LearningRate:
         options = as_values(options_of(self._optimizer), "the optimizer's param_groups")
         return {"made": self._stepped, "state": kept, "options": options}
 
-    def load_state(self, at: Values, updates: int, made: int, scale: float = 1.0) -> None:
+    def load_state(self, at: Values, made: int, alike: bool = True, scale: float = 1.0) -> None:
         """Go on from an earlier state, or on another way if the run has another length than it had.
 
         Args:
             at: what `state` gave.
-            updates: how many the run was to make then.
-            made: how many it had made.
+            made: how many updates it has made, of those that the run is to make now.
+            alike: the run was to make as many then.
             scale: the rate is so many times what it was then; the optimizer has it already.
         """
         if self._schedule is None:
@@ -78,7 +75,7 @@ class LearningRate:
         # It has been stepped before the run was interrupted.
         announce(self._optimizer)
         # What follows the loss does so whatever the length of the run.
-        same = self._plateau is not None or (updates == self._updates and scale == 1)
+        same = self._plateau is not None or (alike and scale == 1)
         if same and at["state"] is not None:
             self._stepped = at["made"]
             load_state_of(self._schedule, at["state"])

@@ -82,7 +82,7 @@ class PlainLines(Progress):
     def moment(self, moment: Moment) -> None:
         """Print how much of the epoch is done."""
         begun = (moment.epoch - 1) * self._span.per_epoch
-        done = (moment.step - begun) / min(self._span.per_epoch, self._span.updates - begun)
+        done = (self._span.place(moment.step) - begun) / min(self._span.per_epoch, self._span.updates - begun)
         start = f"{self._span.label(moment.epoch)}  {done:4.0%}"
         self._print(moment.step, start, moment_text(moment))
 
@@ -93,7 +93,7 @@ class PlainLines(Progress):
     def _print(self, step: int, *parts: str) -> None:
         # The record of an epoch may come while later ones are being trained.
         self._step = step = max(step, self._step)
-        made, to_go = step - self._first, self._span.updates - step
+        made, to_go = step - self._first, self._span.last - step
         if made > 0 and to_go > 0:
             parts += (f"{duration((time.monotonic() - self._began) / made * to_go)} left",)
         print(*parts, sep="  ", file=self._stream, flush=True)
@@ -127,9 +127,9 @@ class Live(Progress):
         """Show the bar as far as the run is."""
         self._span = span
         # The time left is reckoned from what is added to this.
-        self._bar.reset(self._task, total=span.updates, completed=step)
+        self._bar.reset(self._task, total=span.updates, completed=span.place(step))
         self._bar.start()
-        self._show(step // span.per_epoch + 1, step, "")
+        self._show(span.epoch_behind(step), step, "")
 
     def moment(self, moment: Moment) -> None:
         """Move the bar."""
@@ -150,7 +150,11 @@ class Live(Progress):
     def _show(self, epoch: int, step: int, text: str) -> None:
         label, self._step = self._span.label(epoch), step
         self._bar.update(
-            self._task, total=self._span.updates, completed=step, description=label, figures=text
+            self._task,
+            total=self._span.updates,
+            completed=self._span.place(step),
+            description=label,
+            figures=text,
         )
         self._bar.refresh()
 
@@ -170,7 +174,7 @@ class Redrawn(Progress):
     def begin(self, span: RunLength, step: int = 0) -> None:
         """Show the bar as far as the run is."""
         self._span, self._began, self._first, self._step = span, time.monotonic(), step, step
-        self._draw(step // span.per_epoch + 1, "")
+        self._draw(span.epoch_behind(step), "")
 
     def moment(self, moment: Moment) -> None:
         """Move the bar."""
@@ -189,9 +193,9 @@ class Redrawn(Progress):
         self._replace("", "\r")
 
     def _draw(self, epoch: int, text: str) -> None:
-        share = self._step / max(1, self._span.updates)
+        share = self._span.place(self._step) / max(1, self._span.updates)
         bar = ("━" * round(BAR_WIDTH * share)).ljust(BAR_WIDTH, "─")
-        made, to_go = self._step - self._first, self._span.updates - self._step
+        made, to_go = self._step - self._first, self._span.last - self._step
         left = (time.monotonic() - self._began) / made * to_go if made else 0.0
         parts = [
             self._span.label(epoch),

@@ -14,7 +14,7 @@ from tutti.data.batches import Batch, Batches
 from tutti.records.run import EpochRecord
 from tutti.records.trace import Trace
 from tutti.replica import Replica
-from tutti.state import State
+from tutti.state import State, Values
 from tutti.strategies.base import Worker
 from tutti.training.agenda import Decision
 from tutti.training.balance import SpeedBalance
@@ -107,6 +107,11 @@ class Schedule:
     def updates(self) -> int:
         """The number of weight updates that the run makes, or of rounds where each rank makes its own."""
         return self.steps or (self.epochs or 0) * self.batches.updates
+
+    def has_length_of(self, training: Values) -> bool:
+        """Tell whether a run whose trainer shares this of its state was to make as many, in an epoch too."""
+        per_epoch = training.get("per_epoch", self.batches.updates)
+        return (training["updates"], per_epoch) == (self.updates, self.batches.updates)
 
 
 @dataclass(frozen=True)

@@ -129,14 +129,16 @@ class Trainer:
         self._optimizer, self._everyone = workers.optimizer, workers.everyone or workers.comm
         self._collective, self._real_time = workers.collective, workers.seconds_per_sample is None
         self._objective = objective
+        self._schedule = schedule
         self._batches, self._balance, self._updates = schedule.batches, schedule.balance, schedule.updates
-        self._learning_rate = LearningRate(workers.optimizer, schedule.lr, schedule.updates, schedule.stepped)
+        self._learning_rate = LearningRate(workers.optimizer, schedule.lr, schedule.stepped)
         self._validation_plan, self._hooks, self._agenda = validation, hooks or Hooks(), agenda
         self._progress = self._hooks.progress
         self._now = perf_counter if self._real_time else self.comm.clock
         self._stages, self._look_s = StageTimer(self._now), look_s(self._now)
         self.worker.updating.clock = self._now
         self._step, self._steps, self._lr = 0, 0, math.nan
+        self._counted = 0
         self._meets, self._arrivals = workers.meets, Arrivals()
         self._gradient = UpdateGradient(workers, objective, schedule, self._stages)
         self._replicas = ReplicaCheck(self.comm, self.replica, schedule.check_replicas)
@@ -190,13 +192,14 @@ class Trainer:
         elif self._hooks.save is not None:
             self._remembered()  # What cannot be kept is refused before the first step.
         if self._agenda is not None:
-            self._agenda.start(self._step, self._begun)
-        self._progress.begin(RunLength(self._updates, self._batches.updates), self._step)
+            self._agenda.start(self._made, self._begun)
+        length = RunLength(self._updates, self._batches.updates, self._counted)
+        self._progress.begin(length, self._made)
         try:
             if self._hooks.callbacks is not None:
                 if saved is not None:
                     self._hooks.callbacks.ask(saved.part("training").shared.get("asked"))
-                self._hooks.callbacks.begin(self._step, self._history)
+                self._hooks.callbacks.begin(self._made, self._history)
             with drawn_by_sample(module, self._batches.seed) as self._gradient.masks:
                 self._run()
             # Outside: a model that is saved then has torch's own layers.
@@ -216,6 +219,11 @@ class Trainer:
                 self._pause_between_epochs(self._agenda)
         if self.ended is not None:
             self._end_early()
+
+    @property
+    def _made(self) -> int:
+        """The steps that this rank has made since the run began, whatever batch each of them was of."""
+        return self._step + self._counted
 
     @property
     def _begun(self) -> int:
@@ -306,7 +314,7 @@ class Trainer:
         ended = self._stages.lap("validation")
         record = EpochRecord(
             epoch=epoch + 1,
-            step=self._step,
+            step=self._made,
             complete=self._step == (epoch + 1) * self._batches.updates,
             train=train,
             validation=None,
@@ -336,7 +344,7 @@ class Trainer:
             self.worker.finish()
         else:
             self.worker.settle()
-        refuse_broken_weights(self.replica, self.comm.rank, self._step)
+        refuse_broken_weights(self.replica, self.comm.rank, self._made)
         average_buffers(self.replica, self.comm)
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
@@ -351,7 +359,7 @@ class Trainer:
         for made, passes in self._batches.epoch(epoch, first - start, last - start):
             stages.lap("data", self._waited())
             if on_step is not None:
-                on_step(made)
+                on_step(made + self._counted)
                 stages.start()
             self._learning_rate.step_until(made)
             loaded = stages.lap("update")
@@ -371,18 +379,18 @@ class Trainer:
             if self._balance is not None:
                 self._balance.note(samples, computed - loaded)
             self._step = made + 1
-            if self._replicas.is_due(self._step):
-                self._replicas.compare(self.worker.replicated, self._step)
+            if self._replicas.is_due(self._made):
+                self._replicas.compare(self.worker.replicated, self._made)
             left = now = stages.lap(EXCHANGE)
             if callbacks is not None:
-                callbacks.step(self._step)
+                callbacks.step(self._made)
                 now = stages.start()
             if now >= report:
                 rate = _rate(self._batches.samples(self._step - first), now - began)
                 found, passed = tally.here(glance=True), now - open_epoch.began
-                self._progress.moment(Moment(epoch + 1, self._step, found, rate, passed))
+                self._progress.moment(Moment(epoch + 1, self._made, found, rate, passed))
                 report = stages.start() + self._progress.every_s
-            if agenda is not None and agenda.calls(self._step) and (agenda.free or self._step < last):
+            if agenda is not None and agenda.calls(self._made) and (agenda.free or self._step < last):
                 self._pause(agenda, open_epoch)
                 if self.stopped is not None:
                     return
@@ -423,7 +431,7 @@ class Trainer:
         # A longer run goes on behind the epoch that was to be the last one.
         state.shared["training"]["asked"] = None
         self._progress.doing(SAVING)
-        self._hooks.save(self._step, state, Decision(save=True, end=True))
+        self._hooks.save(self._made, state, Decision(save=True, end=True))
         self.worker.resume()
         self._stages.lap("checkpoint")
 
@@ -443,12 +451,12 @@ class Trainer:
         places = self._places(open_epoch, ended)
         decision = None
         if not all(place.ended for place in places):
-            decision = agenda.decide(self._step, open_epoch.number)
+            decision = agenda.decide(self._made, open_epoch.number)
             if (decision.save or decision.copy) and self._hooks.save is not None:
                 if decision.final:
                     # A slow disk may take any time.
                     self._progress.doing(SAVING)
-                self._hooks.save(self._step, self._state(open_epoch, places), decision)
+                self._hooks.save(self._made, self._state(open_epoch, places), decision)
             self.stopped = decision.stop
         self.worker.resume()
         ended_at = self._stages.lap("checkpoint")
@@ -476,7 +484,7 @@ class Trainer:
 
     def _state(self, open_epoch: OpenEpoch, places: Sequence[PlaceInEpoch]) -> State:
         """Return all that must be known to go on from here (collective); the workers have settled."""
-        self._replicas.compare(self.worker.replicated, self._step)  # Nothing wrong is kept.
+        self._replicas.compare(self.worker.replicated, self._made)  # Nothing wrong is kept.
         worker, tally = self.worker.state(), open_epoch.tally
         batches = self._batches.state(open_epoch.number, [place.round for place in places])
         validation = State() if self._validation is None else self._validation.state()
@@ -489,6 +497,9 @@ class Trainer:
         shared = {
             "epoch": open_epoch.number,
             "updates": self._updates,
+            "per_epoch": self._batches.updates,
+            "made": self._made,
+            "counted": self._counted,
             "places": [asdict(place) for place in places],
             "rows": list(tally.gather(tally.sums_here().rows, self.comm)),
             "seconds": self._stages.last - open_epoch.began,
@@ -554,6 +565,7 @@ class Trainer:
         if own is not None:
             place = places[self.comm.rank]
             self._step = epoch * self._batches.updates + place.round
+            self._counted = at.get("counted", 0)
             tally = own["tally"]
             self._steps = own["steps"]
             self._stages.load(own["stages"])
@@ -561,21 +573,26 @@ class Trainer:
             load_random_state(own["random"])
             left_out = own.get("left_out", 0)
         else:
-            # What others have done counts as the first one's.
-            mine = places if self.comm.rank == 0 else []
+            # Steps go on being counted, however many an epoch has from here on.
+            self._counted = at.get("made", self._step) - self._step
+            # What those have done who are no more counts as the first one's.
+            rank, gone = self.comm.rank, places[self.comm.size :] if self.comm.rank == 0 else []
+            mine = [*places[rank : rank + 1], *gone]
             counts = [place.counts for place in mine] or [[0] * len(places[0].counts)]
             sums = [place.sums for place in mine] or [[0.0] * len(places[0].sums)]
             tally = {
                 "counts": torch.tensor(counts).sum(dim=0),
                 "sums": torch.tensor(sums, dtype=torch.float64).sum(dim=0),
-                "rows": at.get("rows", []) if mine else [],
+                "rows": at.get("rows", []) if rank == 0 else [],
                 "kept": [],
             }
-            self._steps = sum(place.steps for place in mine)
-            self.worker.traffic.load_counts([place.traffic for place in mine])
+            # An update that all have made together is one of each.
+            counted = mine if self._batches.own else places[rank : rank + 1]
+            self._steps = sum(place.steps for place in counted)
+            self.worker.traffic.load_counts([place.traffic for place in counted])
             left_out = [0, sum(place.left_out for place in mine), 0]
             # Seconds of several ranks are no time of one.
-            for place in places[self.comm.rank : self.comm.rank + 1]:
+            for place in places[rank : rank + 1]:
                 self._stages.load(place.stages)
                 self.worker.traffic.wait_s += place.wait_s
         self._resumed = Resumed(at["seconds"], tally)
@@ -592,7 +609,8 @@ class Trainer:
         if self._gradient.contributions is not None:
             self._gradient.contributions.load_state(left_out)
         scale = self._batches.batch_size / saved.part("batches").shared["batch_size"]
-        self._learning_rate.load_state((own or at)["schedule"], at["updates"], self._step, scale)
+        alike = self._schedule.has_length_of(at)
+        self._learning_rate.load_state((own or at)["schedule"], self._step, alike, scale)
         self._lr = at["lr"]
         if "worker" in saved.shared:  # Otherwise it was another strategy's.
             self.worker.load_state(saved.part("worker"))
@@ -662,7 +680,7 @@ class Trainer:
     def _stop_unvalidated(self, open_epoch: OpenEpoch, final: bool) -> None:
         """Stop before the weights are evaluated, which is done by whoever goes on (collective)."""
         assert self._agenda is not None, "nothing else breaks off an evaluation"
-        decision = self._agenda.decide(self._step, open_epoch.number)
+        decision = self._agenda.decide(self._made, open_epoch.number)
         self.stopped = decision.stop
         if not final:  # That of the end is kept already.
             if self._hooks.save is not None:
@@ -670,7 +688,7 @@ class Trainer:
                 if decision.final:
                     # A slow disk may take any time.
                     self._progress.doing(SAVING)
-                self._hooks.save(self._step, self._state(open_epoch, places), decision)
+                self._hooks.save(self._made, self._state(open_epoch, places), decision)
             self.worker.resume()
             self.worker.finish()
 

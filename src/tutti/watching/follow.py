@@ -41,7 +41,8 @@ def screen(run: Snapshot, health: Health) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(run, health), style=_STYLES.get(health.condition, ""))]
     front = _front(run)
     if front is not None and health.condition is Condition.RUNNING:
-        parts.append(ProgressBar(total=front.updates, completed=front.step, width=60))
+        span = _length(front)
+        parts.append(ProgressBar(total=span.updates, completed=span.place(front.step), width=60))
     if run.history:
         parts.append(_epochs(run.history[-EPOCHS:]))
     if run.beats and health.condition not in (Condition.FINISHED, Condition.STOPPED):
@@ -63,7 +64,8 @@ def headline(run: Snapshot, health: Health) -> str:
         return text + (f", test {figures(run.summary.test)}" if run.summary.test else "")
     if front is None:
         return text
-    span, begun = RunLength(front.updates, front.per_epoch), 0 if run.start is None else run.start.step
+    span = _length(front)
+    begun = 0 if run.start is None else run.start.step
     text += f", epoch {front.epoch}/{span.epochs}" if span.updates >= span.per_epoch else ""
     text += f", step {front.step:,} of {front.updates:,}"
     if health.condition is Condition.RUNNING and front.began is not None:
@@ -72,6 +74,10 @@ def headline(run: Snapshot, health: Health) -> str:
             left_s = (front.time - front.began) / made * (front.updates - front.step)
             text += f", {duration(left_s)} left"
     return text + (f", {resumed_text(run.start)}" if run.start is not None and begun else "")
+
+
+def _length(front: Heartbeat) -> RunLength:
+    return RunLength(front.updates - front.counted, front.per_epoch, front.counted)
 
 
 def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
@@ -219,7 +225,7 @@ class Printer:
             self._said = health.condition.value
             self._print(headline(run, health))
         front = _front(run)
-        span = None if front is None else RunLength(front.updates, front.per_epoch)
+        span = None if front is None else _length(front)
         for record in run.history[self._epochs :]:
             label = span.label(record.epoch) if span else f"epoch {record.epoch}"
             self._print(f"{label}  {epoch_text(record)}")
