@@ -19,7 +19,7 @@ from tutti.checkpoint.reading import open_checkpoint
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data.batches import Batches
 from tutti.data.parts import Part
-from tutti.errors import BadOption
+from tutti.errors import BadOption, PeerLost
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
@@ -203,3 +203,42 @@ def test_a_rate_that_a_function_sets_is_not_scaled() -> None:
     options["on_failure"] = "shrink"
     with pytest.raises(BadOption, match="changes the learning rate"):
         tutti.train(net(), workers=1, optimizer=lambda p: SGD(p, lr=0.1), on_shrink="scale", **options)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"schedule": "CyclicLR", "schedule_options": {"base_lr": 0.01, "max_lr": 0.05}},
+        {"schedule": "one_cycle", "schedule_options": {"max_lr": 0.1}},
+    ],
+)
+def test_rates_that_a_schedule_has_of_its_own_are_not_scaled(given: dict[str, Any]) -> None:
+    with pytest.raises(BadOption, match="changes the learning rate, and schedule .* has rates of its own"):
+        tutti.train(net(), workers=1, on_failure="shrink", on_shrink="scale", **given, **OPTIONS)
+
+
+@pytest.mark.parametrize("schedule", ["one_cycle", "cosine", "StepLR", "CosineAnnealingWarmRestarts"])
+def test_schedules_that_follow_the_rate_of_the_optimizer_are_scaled(schedule: str) -> None:
+    options = {"StepLR": {"step_size": 3}, "CosineAnnealingWarmRestarts": {"T_0": 7}}.get(schedule, {})
+    given = {**OPTIONS, "schedule": schedule, "schedule_options": options}
+    plain = tutti.train(net(), workers=1, **given)
+    scaled = tutti.train(net(), workers=1, on_failure="shrink", on_shrink="scale", **given)
+    assert [one.lr for one in scaled.history] == [one.lr for one in plain.history]
+
+
+def test_the_call_of_the_beginning_resumes_a_run_that_was_scaled(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    options = {**OPTIONS, "on_failure": "shrink", "on_shrink": "scale", "epochs": EPOCHS}
+    with pytest.raises(PeerLost):
+        tutti.train(
+            net(),
+            workers=3,
+            callbacks=Killed(tmp_path, [(2, 12), (1, 20)]),
+            max_failures=1,
+            checkpoint="1 epoch",
+            out=out,
+            **options,
+        )
+    found = tutti.train(net(), workers=2, callbacks=tutti.Callback(), resume=out, **options)
+    assert found.config.batch_size == 4
+    assert [one.train.samples for one in found.history] == [len(INPUTS)] * EPOCHS

@@ -256,6 +256,8 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
     Raises:
         UnknownName, BadOption: there is none of this name, or it does not go with the run.
     """
+    if job.config.on_shrink == SCALE:
+        _refuse_own_rates(job, optimizer, updates)
     schedule = _built_schedule(job, optimizer, updates)
     if isinstance(schedule, ReduceLROnPlateau):
         if job.compared:
@@ -269,6 +271,30 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
                 f"--validate pause instead of --validate {job.config.validate}"
             )
     return schedule
+
+
+def _refuse_own_rates(job: Job, optimizer: Optimizer, updates: int) -> None:
+    """Refuse a schedule whose rates do not follow that of the optimizer, which is to be scaled.
+
+    Raises:
+        BadOption: it has rates of its own.
+    """
+    plain = optim.state.options_of(optimizer)
+    found = []
+    for scale in (1.0, 0.5):
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * scale
+        _built_schedule(job, optimizer, updates)
+        found.append([float(group["lr"]) for group in optimizer.param_groups])
+        for group, options in zip(optimizer.param_groups, plain, strict=True):
+            for name in group.keys() - options.keys() - {"params", "param_names"}:
+                del group[name]
+            group.update(options)
+    if any(not math.isclose(half, whole / 2) for whole, half in zip(*found, strict=True)):
+        raise BadOption(
+            f"--on-shrink {SCALE} changes the learning rate, and schedule '{job.config.schedule}' has rates "
+            "of its own; leave them out of its options, or use --on-shrink keep-batch"
+        )
 
 
 def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:

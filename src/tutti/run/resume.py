@@ -35,7 +35,7 @@ MAY_DIFFER: Final = frozenset(
 _BY_SAMPLES: Final = frozenset({"data", "data_options"})
 """Options that say where the samples are, which are compared themselves."""
 
-_SCALED: Final = frozenset({"batch_size", "lr"})
+SCALED: Final = frozenset({"batch_size", "lr"})
 """Options that change with the number of ranks, where `--on-shrink scale` has them do so."""
 
 
@@ -186,7 +186,7 @@ def check_own(checkpoint: Path, made_by: Json, run: Json) -> None:
     """
     ignored = MAY_DIFFER | _BY_SAMPLES
     if "scale" in (made_by.get("on_shrink"), run.get("on_shrink")):
-        ignored |= _SCALED
+        ignored |= SCALED
     differ = [
         f"{option} {_shown(was)} (the run has {_shown(value)})"
         for name in made_by
