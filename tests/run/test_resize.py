@@ -198,9 +198,8 @@ def test_a_schedule_stands_where_it_would_with_the_other_ranks(
     scale = after / before if "on_shrink" in options else 1
     rest = {**OPTIONS, **given, "lr": 0.01 * scale, "batch_size": round(OPTIONS["batch_size"] * scale)}
     plain = tutti.train(model(), workers=after, **{**rest, "on_shrink": "keep-batch"})
-    assert [one.lr for one in found.history[3:]] == pytest.approx(
-        [one.lr for one in plain.history[3:]], rel=1e-9
-    )
+    rates = [one.lr for one in plain.history[3:]]
+    assert [one.lr for one in found.history[3:]] == pytest.approx(rates, rel=1e-9)
     steps = [one.step for one in found.history]
     assert steps == sorted(set(steps))
 

@@ -213,7 +213,7 @@ def test_a_rate_that_a_function_sets_is_not_scaled() -> None:
     ],
 )
 def test_rates_that_a_schedule_has_of_its_own_are_not_scaled(given: dict[str, Any]) -> None:
-    with pytest.raises(BadOption, match="changes the learning rate, and schedule .* has rates of its own"):
+    with pytest.raises(BadOption, match=r"changes the learning rate, and schedule .* has rates of its own"):
         tutti.train(net(), workers=1, on_failure="shrink", on_shrink="scale", **given, **OPTIONS)
 
 
