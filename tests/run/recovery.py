@@ -98,7 +98,7 @@ class Finished:
     Attributes:
         weights: on each rank.
         samples: that each epoch has trained on.
-        crews: for each its ranks, and the step that it has gone on from; None: from the beginning.
+        crews: for each its ranks, and the number of the copy that it has gone on from; None: none.
         operations: for each rank of the last crew, those it had begun behind each of its steps; first 0.
     """
 
@@ -115,7 +115,7 @@ class Crew:
     Args:
         strategy: by name.
         memory: where the copies are.
-        halt: the step of the copy behind which it is halted; None: none.
+        halt: the number of the copy behind which it is halted; None: none.
     """
 
     strategy: str
@@ -142,11 +142,14 @@ class Crew:
         own, replica = strategy.pace is not Pace.TOGETHER, place(module, comm, strategy.home)
         free, times = strategy.pace is Pace.FREE, CopyTimes(None)
         wishes = Wishes(copies=times, free=free, period=strategy.period, now=lambda: 0.0)
+        taken = here.copies_taken
         with closing(MemorySaver(comm, cut)) as saver:
 
             def save(step: int, state: State, decision: Decision) -> None:
+                nonlocal taken
                 saver.save(step, state, {})
-                if step == self.halt:
+                taken += 1
+                if taken == self.halt:
                     raise Halted
 
             trainer = trainer_of(
@@ -185,8 +188,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
     crews: list[tuple[int, int | None]] = []
     with closing(StateMemory()) as memory:
         for kill in chain(kills, [None]):
-            crew, whole = Crew(strategy, memory), memory.place.whole
-            begun_at = memory.place.described()[0][1]["step"] if whole else None
+            crew, begun_at = Crew(strategy, memory), memory.place.copies_taken or None
             faults = [] if kill is None else [Fault(kill.rank, operation=kill.operation)]
             world = VirtualWorld(ranks, faults=faults)
             try:
@@ -206,7 +208,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
 def replayed(strategy: str, crews: tuple[tuple[int, int | None], ...]) -> tuple[Tensor, list[int]]:
     """Train with the crews of a log, each of which is halted where the next one has gone on from."""
     # A crew that no copy is left of has done nothing that counts.
-    first = max((number for number, (_, step) in enumerate(crews) if step is None), default=0)
+    first = max((number for number, (_, copy) in enumerate(crews) if copy is None), default=0)
     with closing(StateMemory()) as memory:
         for number in range(first, len(crews)):
             ranks, _ = crews[number]
