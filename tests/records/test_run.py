@@ -22,6 +22,7 @@ from tutti.records.run import (
     RunStart,
     Summary,
     World,
+    ranks_in_turn,
     version,
     versions,
 )
@@ -93,6 +94,22 @@ def test_a_summary_adds_up_the_history() -> None:
     assert summary.samples_per_s == 2000 / 4.0
     assert summary.validation == VALIDATION
     assert set(summary.versions) == {"tutti", "torch", "python"}
+
+
+@pytest.mark.parametrize(
+    ("starts", "ranks"),
+    [
+        ([], ()),
+        ([(0, 2), (10, 2)], ()),
+        ([(0, 1), (10, 2), (20, 2), (30, 4), (40, 1)], (1, 2, 4, 1)),
+        ([(0, 1), (20, 4), (20, 1)], ()),
+        ([(0, 1), (10, 2), (30, 4), (5, 3)], (1, 3)),
+    ],
+)
+def test_numbers_of_ranks_in_turn_are_those_that_steps_of_the_run_are_of(
+    starts: list[tuple[int, int]], ranks: tuple[int, ...]
+) -> None:
+    assert ranks_in_turn([RunStart("now", World(count), step) for step, count in starts]) == ranks
 
 
 def test_a_summary_of_nothing_can_be_made() -> None:

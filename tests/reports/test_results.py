@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,27 @@ def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
         f"{tmp_path / 'part'} has not come to its end: shown as far as it is, up to epoch 2; train it again, "
         f"with --checkpoint 1m or the like: tutti train --config {tmp_path / 'part'} --out ..."
     ]
+
+
+@pytest.mark.parametrize("last", [CONFIG, SYNC])
+def test_a_run_whose_ranks_changed_has_no_speed_up_and_is_nobody_s_baseline(
+    tmp_path: Path, last: Mapping[str, object]
+) -> None:
+    write_run(tmp_path / "changed", FAST, config=last)
+    for step, ranks in enumerate((1, 2, int(str(last["workers"])))):
+        RunFolder(tmp_path / "changed").note_start(RunStart("2026-01-02", World(ranks, threads=2), step))
+    other = SYNC if last is CONFIG else CONFIG
+    write_run(tmp_path / "other", EPOCHS, config=other)
+    results, shown = read_results([tmp_path / "changed", tmp_path / "other"]), io.StringIO()
+    rows = by_name(results)
+    assert rows["changed"].speed_up is rows["changed"].efficiency is None
+    assert rows["other"].speed_up == (None if other is SYNC else 1.0)
+    show(results, shown)
+    assert re.search(r"^changed +2-4 +5\.00 ", shown.getvalue(), re.MULTILINE)
+    assert "the number of ranks changed while the run trained" in " ".join(shown.getvalue().split())
+    alone = io.StringIO()
+    show(read_results([tmp_path / "changed"]), alone)
+    assert "the number of ranks changed while the run trained" in " ".join(alone.getvalue().split())
 
 
 @pytest.mark.parametrize(

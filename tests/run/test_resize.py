@@ -23,6 +23,7 @@ from tutti.records import checkpoints
 from tutti.records.checkpoints import read_manifest
 from tutti.records.folder_lock import FolderLock
 from tutti.records.resize_request import REQUEST, Asking, answer, requested
+from tutti.records.run import Summary, ranks_in_turn
 from tutti.records.run_folder import RunFolder
 from tutti.run.resize import resize
 
@@ -81,6 +82,10 @@ def test_more_and_fewer_ranks_make_the_same_updates(tmp_path: Path) -> None:
     torch.testing.assert_close(weights_of(found), left_alone(), rtol=0, atol=1e-12)
     assert [one.train.samples for one in found.history] == [48] * 6
     assert len(found.history[-1].ranks) == 2
+    folder = RunFolder(tmp_path / "run")
+    in_turn = folder.read(Summary).ranks_in_turn
+    assert in_turn == ranks_in_turn(folder.starts().records)
+    assert in_turn[0] == in_turn[-1] == 2
     # Whoever resumes it goes on with as many.
     assert found.config.workers == "2"
 

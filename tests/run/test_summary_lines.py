@@ -119,6 +119,20 @@ def test_an_epoch_that_was_not_trained_to_its_end_is_not_called_one(
     assert summary_lines.speed(summary) == f"trained {words} on 1 rank in 2.0 s: 800 samples/s"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ((), "1 rank"),
+        ((4, 1), "4 and 1 ranks in turn"),
+        ((1, 2, 4, 1), "1, 2, 4 and 1 ranks in turn"),
+        ((3, 2, 1, 4, 3, 1), "1 to 4 ranks in turn"),
+    ],
+)
+def test_all_numbers_of_ranks_that_a_run_had_are_named(ranks: tuple[int, ...], words: str) -> None:
+    summary = Summary(None, None, 10, 1, 50, 1600, 2.0, 800.0, World(), {}, "now", ranks_in_turn=ranks)
+    assert summary_lines.speed(summary) == f"trained 50 steps (1 epoch) on {words} in 2.0 s: 800 samples/s"
+
+
 def test_an_early_end_says_why_and_which_weights_are_left() -> None:
     summary = Summary(None, None, 10, 5, 50, 1600, 2.0, 800.0, World(), {}, "now")
     assert summary_lines.ending(summary) == []

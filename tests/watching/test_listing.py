@@ -12,7 +12,8 @@ import pytest
 from tests.reports.recorded import write_run
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder
-from tutti.records.run import Evaluation
+from tutti.records.run import Evaluation, RunStart, World
+from tutti.records.run_folder import RunFolder
 from tutti.terminal import console_on
 from tutti.watching.listing import DAMAGED, list_runs, table_of
 
@@ -41,6 +42,16 @@ def test_each_run_is_listed_with_what_came_out(folder: Path) -> None:
     assert (first.model, first.data, first.strategy, first.ranks) == ("lenet", "mnist", "sync", 2)
     assert (first.state, first.accuracy, first.seconds, first.epochs) == ("finished", 0.9876, 30, 2)
     assert (second.state, second.accuracy, second.epochs) == ("failed", 0.5, 1)
+
+
+def test_a_run_whose_ranks_changed_is_listed_with_all_their_numbers(folder: Path) -> None:
+    for step, ranks in enumerate((1, 4, 2)):
+        RunFolder(folder / "first").note_start(RunStart("2026-01-02", World(ranks), step))
+    runs = list_runs(folder / "first")
+    assert runs[0].ranks_in_turn == (1, 4, 2)
+    stream = io.StringIO()
+    console_on(stream).print(table_of(runs))
+    assert " 1-4 " in stream.getvalue()
 
 
 def test_the_newest_comes_first_and_those_of_comparisons_are_there(folder: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from itertools import groupby
 from typing import Final
 
 from tutti.records.json_lines import Record
@@ -272,6 +273,22 @@ class RunStart(Record):
     lr: float | None = None
 
 
+def counting(starts: Sequence[RunStart]) -> list[RunStart]:
+    """Return the starts of a run that steps of it were made from, which no later start has made again."""
+    found: list[RunStart] = []
+    for start in starts:
+        while found and found[-1].step >= start.step:
+            found.pop()
+        found.append(start)
+    return found
+
+
+def ranks_in_turn(starts: Sequence[RunStart]) -> tuple[int, ...]:
+    """Return the numbers of ranks that a run had, one after the other; empty if it was always the same."""
+    ranks = tuple(count for count, _ in groupby(start.world.ranks for start in counting(starts)))
+    return ranks if len(ranks) > 1 else ()
+
+
 @dataclass(frozen=True)
 class Summary(Record):
     """The summary of a finished run.
@@ -286,13 +303,14 @@ class Summary(Record):
         samples: training samples that they used.
         seconds: wall time of training, validation included.
         samples_per_s: training samples per second, validation not counted.
-        world: its ranks, hosts and threads.
+        world: its ranks, hosts and threads, at the end.
         versions: of tutti, torch and Python.
         date: when the run ended (UTC, ISO 8601).
         ended_early: why it ended before its last epoch, as a clause; None: it did not.
         best_epoch: the best one; None: its figures say nothing of that.
         best_by: the figure that says so, such as "validation loss".
         restored: whether the final weights are those of the best epoch, and not of the last.
+        ranks_in_turn: the numbers of ranks that it had, one after the other; empty: always that of `world`.
     """
 
     test: Evaluation | None
@@ -311,6 +329,7 @@ class Summary(Record):
     best_epoch: int | None = None
     best_by: str = ""
     restored: bool = False
+    ranks_in_turn: tuple[int, ...] = ()
 
     @classmethod
     def of(

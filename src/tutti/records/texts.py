@@ -24,6 +24,9 @@ HIGHER: Final = (*SHARES, "f1", "f1_micro", "auc", "average_precision", "r2")
 LOWER: Final = ("loss", "mae", "mse", "rmse", "calibration_error")
 """The loss, and metrics of which lower values are better."""
 
+MOST_IN_TURN: Final = 5
+"""Of more numbers of ranks that a run had in turn, the smallest and the largest are named."""
+
 
 @dataclass(frozen=True)
 class RunLength:
@@ -99,6 +102,25 @@ def epoch_text(record: EpochRecord) -> str:
     """Return the figures of an epoch that has ended, in one line."""
     validation = f"  validation {figures(record.validation)}" if record.validation else ""
     return f"{figures(record.train)}{validation}  {record.samples_per_s:,.0f} samples/s"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Say on how many ranks a run was trained, such as "1, 2 and 4 ranks in turn"; many are summed up.
+
+    Args:
+        ranks: the numbers that it had, one after the other.
+    """
+    *before, last = ranks
+    if not before:
+        return f"{last:,} rank{'' if last == 1 else 's'}"
+    if len(ranks) > MOST_IN_TURN:
+        return f"{min(ranks):,} to {max(ranks):,} ranks in turn"
+    return f"{', '.join(f'{count:,}' for count in before)} and {last:,} ranks in turn"
+
+
+def span_text(counts: Sequence[int]) -> str:
+    """Return the smallest and the largest of some counts, such as "1-4"; of equal ones that."""
+    return f"{min(counts)}-{max(counts)}" if min(counts) < max(counts) else str(min(counts))
 
 
 def resumed_text(start: RunStart) -> str:

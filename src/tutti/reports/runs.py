@@ -10,7 +10,7 @@ from typing import Any
 
 from tutti.errors import BadRunFolder
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import STAGES, EpochRecord, PointRecord, RunStart, Summary
+from tutti.records.run import STAGES, EpochRecord, PointRecord, RunStart, Summary, counting, ranks_in_turn
 from tutti.records.run_folder import CONFIG, HISTORY, RunFolder, StrategyFacts, TrainedOn
 from tutti.records.texts import best_text, early_text, resumed_text
 from tutti.records.usage import UsageRecord
@@ -79,6 +79,13 @@ class Run:
     def finished(self) -> bool:
         """True if it has come to its end."""
         return self.summary is not None
+
+    @property
+    def cores_in_turn(self) -> list[int]:
+        """The threads of all its ranks, one number after the other; empty if as many ranks trained always."""
+        if not ranks_in_turn(self.starts):
+            return []
+        return [start.world.ranks * start.world.threads for start in counting(self.starts)]
 
     @property
     def validated(self) -> bool:

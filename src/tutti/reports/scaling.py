@@ -4,7 +4,8 @@
     efficiency  speed-up over one process with one thread / cores
 
 Both come from the seconds as the table shows them. Where a repeat is missing, of the combination or of the
-baseline, they are left out: they would compare different work.
+baseline, they are left out: they would compare different work. So they are where the number of ranks changed
+while a run trained: its seconds are those of no one number of cores.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Row:
         metrics: the means of all others.
         to_target: seconds to the target, the median; None: some repeat did not reach it.
         error: of the first repeat that failed.
+        cores_in_turn: the numbers of cores of a run whose number of ranks changed; empty: none has.
     """
 
     combination: Combination
@@ -52,6 +54,7 @@ class Row:
     metrics: Mapping[str, float]
     to_target: float | None
     error: str | None
+    cores_in_turn: Sequence[int] = ()
 
 
 def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapping[str, str]) -> list[Row]:
@@ -89,6 +92,7 @@ def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapp
             metrics=_means([run.metrics for run in some]),
             to_target=round(median(times), DIGITS) if times and len(times) == comparison.repeats else None,
             error=errors.get(one.folder),
+            cores_in_turn=[cores for run in some for cores in run.cores_in_turn],
         )
         found.append(row)
     return found
@@ -110,8 +114,8 @@ def is_baseline(other: Combination, one: Combination) -> bool:
 
 
 def _seconds(runs: Sequence[Run], repeats: int) -> float | None:
-    """Return the median seconds of a combination; None if a repeat is missing."""
-    whole = len(runs) == repeats and all(run.finished for run in runs)
+    """Return the median seconds of a combination; None if a repeat is missing, or its cores changed."""
+    whole = len(runs) == repeats and all(run.finished and not run.cores_in_turn for run in runs)
     return round(median(run.seconds for run in runs), DIGITS) if whole else None
 
 

@@ -7,7 +7,7 @@ from typing import IO, Final
 
 from tutti.errors import in_one_line
 from tutti.records.comparison import APART, STRONG, WEAK, Comparison
-from tutti.records.texts import metric_text
+from tutti.records.texts import metric_text, span_text
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
 from tutti.tables import FittingTable
@@ -20,6 +20,11 @@ NOTE: Final = (
 
 APART_NOTE: Final = (
     "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."
+)
+
+CHANGED_NOTE: Final = (
+    "Where a range of cores is given, the number of ranks changed while the run trained: its seconds are "
+    "those of no one number of cores, so there is neither a speed-up nor an efficiency."
 )
 
 _FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
@@ -56,6 +61,8 @@ def show(results: Results, stream: IO[str]) -> None:
         console.print(said)
     if len(results.rows) > 1:
         console.print(note(results))
+    elif _changed(results):
+        console.print(CHANGED_NOTE)
 
 
 def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
@@ -88,7 +95,8 @@ def verdict(results: Results) -> str | None:
 def note(results: Results) -> str:
     """Explain the columns."""
     apart = any(row.combination.scaling == APART for row in results.rows)
-    return f"{NOTE} {APART_NOTE}" if apart else NOTE
+    notes = [NOTE, *([APART_NOTE] if apart else []), *([CHANGED_NOTE] if _changed(results) else [])]
+    return " ".join(notes)
 
 
 def title(comparison: Comparison, scaling: str) -> str:
@@ -117,7 +125,8 @@ def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list
         name += "" if row.finished else " (unfinished)"
     elif row.finished < comparison.repeats:
         name += f" ({row.finished} of {comparison.repeats} runs)"
-    found = [name, str(row.combination.cores), _number(row.seconds, ".2f")]
+    cores = span_text(row.cores_in_turn or [row.combination.cores])
+    found = [name, cores, _number(row.seconds, ".2f")]
     if comparison.repeats > 1:
         found.append("" if row.spread is None else f"{row.spread[0]:.2f}, {row.spread[1]:.2f}")
     found += [
@@ -129,6 +138,11 @@ def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list
         *(metric_text(name, row.metrics[name]) if name in row.metrics else "" for name in metrics),
     ]
     return found + ([] if comparison.target is None else [_number(row.to_target, ".2f")])
+
+
+def _changed(results: Results) -> bool:
+    """Tell whether the number of ranks of some run changed while it trained."""
+    return any(row.cores_in_turn for row in results.rows)
 
 
 def _table(comparison: Comparison, scaling: str, rows: Sequence[Row]) -> FittingTable:

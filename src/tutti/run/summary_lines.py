@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, by_rank
 from tutti.records.shapes import Shape, described
-from tutti.records.texts import figures, metric_text
+from tutti.records.texts import figures, metric_text, ranks_text
 from tutti.run.config import TrainConfig
 
 WIDEST_MATRIX = 20
@@ -87,10 +87,10 @@ def ending(summary: Summary) -> list[str]:
 
 def speed(summary: Summary) -> str:
     """Describe the speed of the training."""
-    world = summary.world
+    ranks = ranks_text(summary.ranks_in_turn or (summary.world.ranks,))
     return (
-        f"trained {_plural(summary.steps, 'step')} ({_passes(summary)}) on "
-        f"{_plural(world.ranks, 'rank')} in {summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
+        f"trained {_plural(summary.steps, 'step')} ({_passes(summary)}) on {ranks} in "
+        f"{summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
     )
 
 

@@ -33,7 +33,7 @@ from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import EpochRecord, RunStart, Summary, World, now
+from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
 from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.records.texts import resumed_text
 from tutti.replica import Replica
@@ -391,6 +391,7 @@ def _run(
         if folder is not None:
             if pipeline is not None:
                 folder.write(pipeline)
+            summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.starts().records))
             folder.write(summary)
             book.finish(summary)
     weights = _own(state) if job.bring_weights else None

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.json_lines import Record
-from tutti.records.run import Evaluation
+from tutti.records.run import Evaluation, ranks_in_turn
 from tutti.records.run_folder import CONFIG, refuse_no_folder
-from tutti.records.texts import duration
+from tutti.records.texts import duration, span_text
 from tutti.records.untrusted import printable
 from tutti.tables import FittingTable
 from tutti.watching.health import Condition, Limits, examine
@@ -40,7 +40,8 @@ class ListedRun(Record):
         model: its name; None: unknown, as are the others then.
         data: the name of its data.
         strategy: by which it trains.
-        ranks: the number of ranks that train.
+        ranks: the number of ranks that train; the last one, where it changed.
+        ranks_in_turn: the numbers of ranks that it had, one after the other; empty: always the same.
         epochs: those that are complete.
         metrics: on the test part, or else on the validation part after the last epoch.
         seconds: of training, as far as it is known.
@@ -55,6 +56,7 @@ class ListedRun(Record):
     data: str | None = None
     strategy: str | None = None
     ranks: int | None = None
+    ranks_in_turn: tuple[int, ...] = ()
     epochs: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
@@ -133,6 +135,7 @@ def _described(run: Snapshot, config: dict[str, Any]) -> ListedRun:
         data=_text(config, "data"),
         strategy=_text(config, "strategy"),
         ranks=run.workers or None,
+        ranks_in_turn=ranks_in_turn(run.starts),
         epochs=len(history),
         metrics={} if last is None else last.metrics,
         seconds=passed if summary is None else summary.seconds,
@@ -175,7 +178,7 @@ def table_of(runs: list[ListedRun]) -> FittingTable:
             run.folder,
             *(_last_part(name) for name in (run.model, run.data)),
             run.strategy or "",
-            "" if run.ranks is None else str(run.ranks),
+            "" if run.ranks is None else span_text(run.ranks_in_turn or [run.ranks]),
             state,
             str(run.epochs),
             accuracy,

@@ -33,7 +33,7 @@ class Snapshot:
         config: the resolved configuration; None before it is written.
         history: the epochs so far.
         summary: of a finished run; None while it is not.
-        start: its last one; None: it has left none.
+        starts: its first one, and those from checkpoints.
         resumable: whether it has a checkpoint.
         beats: the newest heartbeat of each rank that has left one, by rank.
         usage: the newest sample of each host.
@@ -47,12 +47,17 @@ class Snapshot:
     config: Json | None = None
     history: tuple[EpochRecord, ...] = ()
     summary: Summary | None = None
-    start: RunStart | None = None
+    starts: tuple[RunStart, ...] = ()
     resumable: bool = False
     beats: tuple[Heartbeat, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
     ended: frozenset[int] = frozenset()
     damage: tuple[str, ...] = ()
+
+    @property
+    def start(self) -> RunStart | None:
+        """The last of its starts; None: it has left none."""
+        return self.starts[-1] if self.starts else None
 
     @property
     def workers(self) -> int:
@@ -120,7 +125,7 @@ class Watched:
             config=config,
             history=tuple(self._history.records),
             summary=summary,
-            start=starts.records[-1] if starts.records else None,
+            starts=tuple(starts.records),
             resumable=folder.resumable,
             beats=tuple(beats.records),
             usage=tuple(folder.last_usage()),
