@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
+from tutti.reports.advice import advice, stages_by_rank
 from tutti.run import summary_lines
 from tutti.run.config import TrainConfig
 
@@ -58,8 +59,36 @@ def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
     assert summary_lines.exchanges([record(first, second), record(RankRecord(), RankRecord())]) == [
         "staleness: mean 2.52, 99th percentile 3, at most 7 updates",
         "age of what gradients were computed from: mean 1, 99th percentile 2, at most 3 ms",
-        "waiting for others: 10% of the time; rank 1 the most, 3.0 s",
+        "waiting for others: 10% of the time; rank 1 the most, 15% of its own",
         "dropped: 2 gradients that came too late",
+    ]
+
+
+def test_waits_are_those_of_the_last_ranks_and_are_advised_on_as_much() -> None:
+    alone, busy, waits = (
+        RankRecord(samples=10, stages={"wait": wait, "forward": 10.0 - wait}) for wait in (0.0, 4.0, 6.0)
+    )
+    # It was begun alone, so that rank 0 has waited and computed for the longest time.
+    mixed = RankRecord(samples=90, stages={"wait": 200.0, "forward": 900.0})
+    history = [record(alone), record(mixed, waits), record(busy, waits)]
+    lines = summary_lines.exchanges(history)
+    assert lines == ["waiting for others: 50% of the time on 2 ranks; rank 1 the most, 60% of its own"]
+    said = advice(stages_by_rank(history), {}, None)
+    assert said.startswith("waiting for others takes 50% of the time: ")
+    assert "rank 0 is the slowest: a sample takes it 1.5 times as long" in said
+
+
+def test_a_rank_that_was_there_for_longer_is_not_the_one_that_waits_the_most() -> None:
+    longer = RankRecord(stages={"wait": 30.0, "forward": 70.0})
+    joined = RankRecord(stages={"wait": 6.0, "forward": 4.0})
+    (line,) = summary_lines.exchanges([record(RankRecord()), record(longer, joined)])
+    assert line == "waiting for others: 33% of the time on 2 ranks; rank 1 the most, 60% of its own"
+
+
+def test_gradients_are_counted_that_were_left_out_on_any_number_of_ranks() -> None:
+    history = [record(RankRecord(left_out=2), RankRecord(left_out=1)), record(RankRecord(left_out=3))]
+    assert summary_lines.exchanges(history) == [
+        "left out: gradients that were not finite, 5 of rank 0, 1 of rank 1"
     ]
 
 

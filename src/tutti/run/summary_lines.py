@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, by_rank
@@ -119,21 +119,36 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     aged = [rank for rank in ranks if rank.age_s_mean is not None]
     if late and aged:
         lines.append(f"age of what gradients were computed from: {_age(aged)} ms")
-    waited = [sum(rank.wait_s for rank in one) for one in by_rank(history)]
-    if any(waited) and len(waited) > 1:
-        share = sum(waited) / sum(seconds for rank in ranks for seconds in rank.stages.values())
-        most = waited.index(max(waited))
-        lines.append(
-            f"waiting for others: {share:.0%} of the time; rank {most} the most, {waited[most]:.1f} s"
-        )
+    lines += _waiting(history)
     dropped = sum(rank.dropped for rank in ranks)
     if dropped:
         lines.append(f"dropped: {dropped:,} gradients that came too late")
-    left_out = {k: sum(one.left_out for one in of) for k, of in enumerate(by_rank(history))}
+    left_out: Counter[int] = Counter()
+    for record in history:
+        left_out.update({k: rank.left_out for k, rank in enumerate(record.ranks)})
     if any(left_out.values()):
         of_ranks = ", ".join(f"{count:,} of rank {rank}" for rank, count in left_out.items() if count)
         lines.append(f"left out: gradients that were not finite, {of_ranks}")
     return lines
+
+
+def _waiting(history: Sequence[EpochRecord]) -> Iterator[str]:
+    """Say which share of the time went into waits, and of whose the largest; of the same epochs as advice.
+
+    Where the number of ranks changed, seconds would be those of who was there the longest.
+    """
+    ranks = by_rank(history)
+    waited = [sum(rank.wait_s for rank in one) for one in ranks]
+    whole = [sum(seconds for rank in one for seconds in rank.stages.values()) for one in ranks]
+    if any(waited) and len(ranks) > 1:
+        shares = [wait / own if own else 0.0 for wait, own in zip(waited, whole, strict=True)]
+        most = shares.index(max(shares))
+        changed = any(len(record.ranks) != len(ranks) for record in history)
+        on = f" on {_plural(len(ranks), 'rank')}" if changed else ""
+        yield (
+            f"waiting for others: {sum(waited) / sum(whole):.0%} of the time{on}; "
+            f"rank {most} the most, {shares[most]:.0%} of its own"
+        )
 
 
 def loading(history: Sequence[EpochRecord]) -> str:
