@@ -126,7 +126,8 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
     results, shown = read_results([folder.path]), io.StringIO()
     show(results, shown)
     resumed, early, found = results.courses
-    begun = "run: on 2026-01-03, resumed after step 1,234 on 3 ranks of 2 hosts; what begins anew: <momenta>"
+    begun = "run: on 2026-01-03, changed from 2 to 3 ranks of 2 hosts after step 1,234"
+    begun += "; what begins anew: <momenta>"
     assert resumed == begun
     assert early == f"run: ended early, after epoch 3, by --stop '{rule}': {why}"
     assert found.startswith(f"run: epoch {best} of 3 was the best, {said}")
@@ -135,7 +136,10 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
         page = write_report(results, tmp_path / "report.html").read_text()
         assert all(f"<li>{escape(one)}</li>" in page for one in results.courses)
     folder.write(replace(folder.read(Summary), best_epoch=None, ended_early=None))
-    assert len(read_results([folder.path]).courses) == 1
+    folder.note_start(RunStart("2026-01-04", World(3), 2345))
+    changed, resumed = read_results([folder.path]).courses
+    assert changed == begun
+    assert resumed == "run: on 2026-01-04, resumed after step 2,345 on 3 ranks"
 
 
 def test_the_whole_lines_of_records_that_were_cut_off_are_used(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from tests.watching.seen import NOW, beat, epoch, seen, summary, usage
 from tutti.records.heartbeat import FAILED, FINISHED, STARTING, VALIDATING, WAITING
-from tutti.records.run import EpochRecord, RankRecord
+from tutti.records.run import EpochRecord, RankRecord, RunStart, World
 from tutti.watching.health import Condition, Limits, RankTrouble, examine
 from tutti.watching.snapshot import Snapshot
 
@@ -192,6 +193,18 @@ def test_ranks_that_leave_no_sign_here_are_told_apart_from_lost_ones() -> None:
     health = examine(run, LIMITS)
     assert health.unseen == (1, 3)
     assert health.well
+
+
+@pytest.mark.parametrize(
+    ("beats", "age_s", "unseen"),
+    [((), 1.0, ()), ((), 60.0, ()), ((0,), 1.0, ()), ((0, 2), 60.0, (1, 3)), ((0, 1, 2, 3), 60.0, ())],
+)
+def test_ranks_that_have_only_just_taken_over_are_not_missed(
+    beats: tuple[int, ...], age_s: float, unseen: tuple[int, ...]
+) -> None:
+    start = RunStart(datetime.fromtimestamp(NOW - age_s, UTC).isoformat(), World(4), 629)
+    run = seen(*map(beat, beats), config={"workers": "4"}, usage=(usage("running"),), starts=(start,))
+    assert (examine(run, LIMITS).condition, examine(run, LIMITS).unseen) == (Condition.RUNNING, unseen)
 
 
 def test_a_run_with_a_summary_has_finished_whatever_its_ranks_say() -> None:

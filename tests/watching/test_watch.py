@@ -177,6 +177,25 @@ def test_without_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
     assert shown.count("rank 0  training  step 1,000") == 1
 
 
+def test_without_a_terminal_a_change_of_ranks_is_said_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", beat(0), beat(1), epochs=1)
+    RunFolder(run).note_start(RunStart("now", World(1)))
+    RunFolder(run).note_start(RunStart("now", World(2), 400))
+
+    def change() -> None:
+        RunFolder(run).note_start(RunStart("now", World(4), 629, ("momenta",)))
+
+    def lose() -> None:
+        RunFolder(run).note_start(RunStart("now", World(4), 700))
+
+    finished, shown = followed(run, lambda: None, change, lambda: None, lose, lambda: finish(run))
+    assert finished
+    assert [line for line in shown.splitlines() if "changed" in line or line.startswith("resumed")] == [
+        "changed from 2 to 4 ranks after step 629; what begins anew: momenta",
+        "resumed after step 700 on 4 ranks",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

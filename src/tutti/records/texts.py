@@ -123,11 +123,20 @@ def span_text(counts: Sequence[int]) -> str:
     return f"{min(counts)}-{max(counts)}" if min(counts) < max(counts) else str(min(counts))
 
 
-def resumed_text(start: RunStart) -> str:
-    """Say where a run went on, on how many ranks, and what began anew."""
+def resumed_text(start: RunStart, before: RunStart | None = None) -> str:
+    """Say where a run went on, on how many ranks, and what began anew.
+
+    Args:
+        start: from which it went on.
+        before: the start before that; None: it is not known.
+    """
     world, anew = start.world, start.anew
-    text = f"resumed after step {start.step:,} on {world.ranks} rank{'' if world.ranks == 1 else 's'}"
-    text += f" of {world.hosts} hosts" if world.hosts > 1 else ""
+    ranks = f"{world.ranks} rank{'' if world.ranks == 1 else 's'}"
+    ranks += f" of {world.hosts} hosts" if world.hosts > 1 else ""
+    if before is None or before.world.ranks == world.ranks:
+        text = f"resumed after step {start.step:,} on {ranks}"
+    else:
+        text = f"changed from {before.world.ranks} to {ranks} after step {start.step:,}"
     return text + (f"; what begins anew: {', '.join(anew)}" if anew else "")
 
 

@@ -160,8 +160,13 @@ class Run:
 
     @property
     def course(self) -> list[str]:
-        """Sentences about where it was resumed, and why it ended early."""
-        found = [f"on {start.time}, {resumed_text(start)}" for start in self.starts if start.step]
+        """Sentences about where it went on, and why it ended early."""
+        before = (None, *self.starts)
+        found = [
+            f"on {start.time}, {resumed_text(start, earlier)}"
+            for earlier, start in zip(before, self.starts, strict=False)
+            if start.step
+        ]
         rule = self.config.get("stop")
         early = None if self.summary is None else early_text(self.summary, rule and str(rule))
         return found if early is None else [*found, early]

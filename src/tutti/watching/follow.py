@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Final
 
@@ -14,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from tutti.records.heartbeat import Heartbeat
-from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.run import EpochRecord, Evaluation, RunStart
 from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, resumed_text
 from tutti.records.untrusted import printable
 from tutti.tables import FittingTable
@@ -216,14 +217,16 @@ class Printer:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._epochs, self._said = 0, ""
+        self._starts: int | None = None
         self._remarks: set[str] = set()
         self._due = 0.0
 
     def tell(self, run: Snapshot, health: Health) -> None:
-        """Print new epochs and new troubles, and a line for each rank every `LINES_S` seconds."""
+        """Print new starts, epochs and troubles, and a line for each rank every `LINES_S` seconds."""
         if health.condition.value != self._said:
             self._said = health.condition.value
             self._print(headline(run, health))
+        self._tell_of_starts(run.starts)
         front = _front(run)
         span = None if front is None else _length(front)
         for record in run.history[self._epochs :]:
@@ -240,6 +243,13 @@ class Printer:
             self._due = run.now + LINES_S
             for beat in run.beats:
                 self._print(rank_line(run, beat))
+
+    def _tell_of_starts(self, starts: Sequence[RunStart]) -> None:
+        """Print where the run went on since the last look, and how its number of ranks changed there."""
+        known = len(starts) if self._starts is None else self._starts
+        for before, start in pairwise(starts[max(0, known - 1) :]):
+            self._print(printable(resumed_text(start, before)))
+        self._starts = len(starts)
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)

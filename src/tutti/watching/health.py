@@ -119,8 +119,16 @@ def examine(run: Snapshot, limits: Limits) -> Health:
         slow = slow or ([] if lost else _stuck(well, limits))
     # A rank that gives its error comes first: the others have only lost it.
     lost.sort(key=lambda one: not one.what.startswith(FAILED))
+    return Health(condition, (*lost, *slow), _unseen(run, limits))
+
+
+def _unseen(run: Snapshot, limits: Limits) -> tuple[int, ...]:
+    """Find the ranks whose heartbeats do not come here; none while ranks have only just taken over."""
+    # Those of the ranks before are removed a little before a start is noted. Rank 0 sees its own folder.
     seen = {beat.rank for beat in run.beats}
-    return Health(condition, (*lost, *slow), tuple(rank for rank in range(run.workers) if rank not in seen))
+    if not seen or (run.started is not None and run.now - run.started <= limits.silent_s):
+        return ()
+    return tuple(rank for rank in range(run.workers) if rank not in seen)
 
 
 def _condition(run: Snapshot, limits: Limits) -> Condition:

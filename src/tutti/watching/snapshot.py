@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,14 @@ class Snapshot:
     def start(self) -> RunStart | None:
         """The last of its starts; None: it has left none."""
         return self.starts[-1] if self.starts else None
+
+    @property
+    def started(self) -> float | None:
+        """The time of the last start, in seconds since 1970; None: it is not known."""
+        try:
+            return None if self.start is None else datetime.fromisoformat(self.start.time).timestamp()
+        except (ValueError, OverflowError, OSError):
+            return None
 
     @property
     def workers(self) -> int:
