@@ -141,6 +141,22 @@ def test_time_left_of_a_resumed_run_is_reckoned_from_the_steps_since(monkeypatch
     assert second.endswith("  0:08 left")
 
 
+@pytest.mark.parametrize("notebook", [False, True])
+def test_time_left_of_a_resumed_run_is_said_once_it_has_trained_for_some_seconds(
+    monkeypatch: pytest.MonkeyPatch, notebook: bool
+) -> None:
+    clock, shown = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    for first, passed in ((0, 2.0), (16, 2.0), (16, 6.0)):
+        clock[0], stream = 0.0, io.StringIO()
+        progress = progress_on(stream, notebook=notebook)
+        progress.begin(RunLength(updates=24, per_epoch=8), first)
+        clock[0] = passed
+        progress.moment(Moment(first // 8 + 1, first + 2, TRAIN, 10_000.0))
+        shown.append(" left" in stream.getvalue())
+    assert shown == [True, False, True]
+
+
 def test_a_bar_of_a_resumed_run_counts_no_step_of_before_as_made_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -61,6 +61,17 @@ def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
     assert "what begins anew: momenta" in shown
 
 
+def test_time_left_is_said_once_a_run_has_trained_for_some_seconds_since_its_last_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", now(0, began=time.time() - 2.0), epochs=2)
+    RunFolder(folder).note_start(RunStart("now", World(1)))
+    RunFolder(folder).note_start(RunStart("now", World(1), 998))
+    assert main(["watch", str(folder), "--once"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "step 1,000 of 2,000, resumed after step 998" in shown
+
+
 def test_a_run_that_was_stopped_says_how_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,12 @@ REFRESH_S = 0.2
 BAR_WIDTH = 20
 """Letters of a notebook's bar."""
 
+SETTLED_S = 5.0
+"""The seconds of training since a run went on from which on they tell how long the rest will take.
+
+Few steps, the first one of which takes longer, would say next to nothing.
+"""
+
 LINE_S = 10.0
 """Seconds between two lines of a long epoch, without a terminal."""
 
@@ -94,8 +100,8 @@ class PlainLines(Progress):
         # The record of an epoch may come while later ones are being trained.
         self._step = step = max(step, self._step)
         made, to_go = step - self._first, self._span.last - step
-        if made > 0 and to_go > 0:
-            parts += (f"{duration((time.monotonic() - self._began) / made * to_go)} left",)
+        if made > 0 and to_go > 0 and _has_settled(self._first, passed := time.monotonic() - self._began):
+            parts += (f"{duration(passed / made * to_go)} left",)
         print(*parts, sep="  ", file=self._stream, flush=True)
 
 
@@ -196,7 +202,8 @@ class Redrawn(Progress):
         share = self._span.place(self._step) / max(1, self._span.updates)
         bar = ("━" * round(BAR_WIDTH * share)).ljust(BAR_WIDTH, "─")
         made, to_go = self._step - self._first, self._span.last - self._step
-        left = (time.monotonic() - self._began) / made * to_go if made else 0.0
+        passed = time.monotonic() - self._began
+        left = passed / made * to_go if made and _has_settled(self._first, passed) else 0.0
         parts = [
             self._span.label(epoch),
             bar,
@@ -269,6 +276,11 @@ def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool 
     if notebook:
         return Redrawn(stream)
     return Live(stream) if bar and stream.isatty() else PlainLines(stream)
+
+
+def _has_settled(first: int, passed_s: float) -> bool:
+    """Tell whether the time left can be reckoned, of a run that went on after `first` steps."""
+    return not first or passed_s >= SETTLED_S
 
 
 def moment_text(moment: Moment) -> str:

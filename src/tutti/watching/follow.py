@@ -26,6 +26,9 @@ from tutti.watching.snapshot import Snapshot, Watched
 EPOCHS: Final = 8
 """The number of epochs that are shown, the last ones."""
 
+SETTLED_S: Final = 5.0
+"""The seconds of training since the last start from which on they tell how long the rest will take."""
+
 _FIRST_TO_GO: Final = ("process", "host", "memory", "CPU")
 """Columns of the ranks that are left out, one after the other, where a terminal has no room for all."""
 
@@ -71,7 +74,7 @@ def headline(run: Snapshot, health: Health) -> str:
     text += f", step {front.step:,} of {front.updates:,}"
     if health.condition is Condition.RUNNING and front.began is not None:
         made = front.step - begun
-        if made > 0:
+        if made > 0 and front.time - front.began >= SETTLED_S:
             left_s = (front.time - front.began) / made * (front.updates - front.step)
             text += f", {duration(left_s)} left"
     return text + (f", {resumed_text(run.start)}" if run.start is not None and begun else "")
