@@ -13,7 +13,7 @@ from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
 from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
 from tutti.run.config import TrainConfig
-from tutti.run.resume import MAY_DIFFER, Resume, as_decided, check_same
+from tutti.run.resume import MAY_DIFFER, Resume, as_decided, check_same, way_on
 
 FOUND = Evaluation(50, 0.5, {"accuracy": 0.875})
 CONFIG = TrainConfig(model="mlp", data="digits", lr=0.01)
@@ -51,6 +51,12 @@ def test_a_run_is_found_by_one_of_its_checkpoints(tmp_path: Path, name: str) -> 
     run = left_by(tmp_path / "run", 5, 10)
     found = Resume.find(str(run / FOLDER / name), None)
     assert found == Resume(run, step_folder(run / FOLDER, 5 if name != LATEST else 10))
+
+
+def test_the_command_that_goes_on_with_a_run_can_be_copied_whatever_its_folder_is_called() -> None:
+    assert way_on("runs/lenet", ()) == "tutti train --resume runs/lenet"
+    assert way_on(Path("my runs/$net"), ()) == "tutti train --resume 'my runs/$net'"
+    assert way_on("my runs", ["model"]) == "the same call of tutti.train, with resume='my runs'"
 
 
 def test_relative_paths_are_those_of_the_working_directory(

@@ -75,14 +75,14 @@ def test_time_left_is_said_once_a_run_has_trained_for_some_seconds_since_its_las
 def test_a_run_that_was_stopped_says_how_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_run(tmp_path / "run", now(0, state=FINISHED), now(1, state=FINISHED), epochs=2)
+    folder = write_run(tmp_path / "my run", now(0, state=FINISHED), now(1, state=FINISHED), epochs=2)
     place = step_folder(folder / CHECKPOINTS, 1000)
     place.mkdir(parents=True)
     (place / MANIFEST).write_text("{}")
     assert main(["watch", str(folder), "--once"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 ranks, stopped, epoch" in shown
-    assert "go on with it by: tutti train --resume" in shown
+    assert f"go on with it by: tutti train --resume '{folder}'" in shown
     assert "failed" not in shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -119,7 +120,7 @@ def way_on(folder: Path | str | None, objects: Collection[str]) -> str:
     """
     if objects:
         return f"the same call of tutti.train, with resume={str(folder)!r}"
-    return f"tutti train --resume {folder}"
+    return f"tutti train --resume {shlex.quote(str(folder))}"
 
 
 def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:

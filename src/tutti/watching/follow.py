@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
     """Yield what is wrong, each with whether it is bad."""
     yield from ((found.lost, str(found)) for found in health.findings)
     if health.condition in (Condition.FAILED, Condition.STOPPED) and run.resumable:
-        yield False, f"go on with it by: tutti train --resume {run.folder}"
+        yield False, f"go on with it by: tutti train --resume {shlex.quote(str(run.folder))}"
     if health.condition is Condition.FAILED:
         at = f"after {len(run.history)} complete records" if run.history else "before its first epoch ended"
         yield True, f"the run failed {at}: it has no summary, and its ranks cannot go on; see what it printed"
