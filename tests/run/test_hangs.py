@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,10 +23,25 @@ from tests.run.test_survival import OPTIONS, model
 from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout, control_bytes
 from tutti.errors import PeerLost
-from tutti.launch.hangs import HangWatch, RemoteHangWatch
+from tutti.launch.hangs import UNKNOWN, HangWatch, RemoteHangWatch, state_of
 from tutti.launch.life_locks import BYTES, LifeLock
 from tutti.launch.liveness import LivenessAddress, LivenessWatch, Sign
 from tutti.launch.rank_processes import RankProcess
+
+
+def test_a_state_that_cannot_be_read_is_unknown_and_warned_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert state_of(os.getpid()) == "R"
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        states = [state_of(os.getpid()), state_of(os.getpid())]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert states == [UNKNOWN, UNKNOWN]
+    said = capsys.readouterr().err
+    assert said.count("tutti: warning: the states of the ranks cannot be read from /proc (Too many open") == 1
 
 
 class Hanging(tutti.Callback):

@@ -27,6 +27,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from tutti.activity import Idleness
@@ -34,6 +35,7 @@ from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout
 from tutti.launch.liveness import LivenessWatch, Sign
 from tutti.launch.rank_processes import RankProcess
+from tutti.terminal import warn_on_stderr
 
 PRINTED: Final = "the stacks of its threads are printed above"
 
@@ -61,6 +63,9 @@ STOPPED: Final = "T"
 """The state of a process that a signal has stopped."""
 
 STOPPED_WHY: Final = "it was stopped by a signal (SIGSTOP), and nobody let it go on"
+
+UNKNOWN: Final = "?"
+"""The state of a process that cannot be read at the moment."""
 
 _TRACED: Final = "t"
 
@@ -282,9 +287,23 @@ class RemoteHangWatch:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process in one letter, as in /proc; "X" if it is gone."""
+    """The state of a process in one letter, as in /proc; "X" if it is gone, `UNKNOWN` if that cannot be read.
+
+    A warning says so once: the ranks train on, though nobody sees when one is stopped.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()
     except (FileNotFoundError, ProcessLookupError):
         return "X"
+    except OSError as error:
+        _warn_once(error.strerror or str(error))
+        return UNKNOWN
+
+
+@cache
+def _warn_once(problem: str) -> None:
+    warn_on_stderr(
+        f"the states of the ranks cannot be read from /proc ({problem}), and one that is stopped may go "
+        f"unnoticed; if too many files are open, 'prlimit --pid {os.getpid()} --nofile=4096:' allows more"
+    )
