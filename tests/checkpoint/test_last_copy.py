@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -16,8 +19,11 @@ from tutti.checkpoint.memory_files import StateMemory
 from tutti.checkpoint.reading import Checkpoint
 from tutti.checkpoint.saver import Saver
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.errors import BadCheckpoint
-from tutti.records.checkpoints import newest
+from tutti.errors import BadCheckpoint, PeerLost
+from tutti.records.checkpoints import FOLDER, newest
+from tutti.run.config import TrainConfig
+from tutti.run.survival import last_copy_kept
+from tutti.run.train_job import TrainJob
 
 
 @pytest.fixture
@@ -82,6 +88,70 @@ def test_where_it_cannot_be_written_the_error_says_so(memory: StateMemory, tmp_p
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(OSError, match="taken"):
         write_last_copy(memory.place, tmp_path / "taken" / "checkpoints", keep=3)
+
+
+def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_some(path: Path, *_: int) -> NoReturn:
+        path.write_bytes(b"some")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("tutti.checkpoint.last_copy.write_file", write_some)
+
+
+def fail(memory: StateMemory) -> None:
+    """Have a run fail that has lost too many ranks."""
+    job = TrainJob(TrainConfig(model="mlp", data="digits"))
+    with pytest.raises(PeerLost, match="once too often"), last_copy_kept(job, memory.place):
+        raise PeerLost([0], "once too often")
+
+
+def test_on_a_full_disk_no_part_of_it_stays(
+    memory: StateMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_on_disk(tmp_path, 2)
+    fill_the_disk(monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
+        write_last_copy(memory.place, tmp_path, keep=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (None, "there is no checkpoint to go on from; free some room, and begin the run again"),
+        (2, "all that was trained since step 2; free some room before the run goes on from there"),
+    ],
+)
+def test_what_is_lost_on_a_full_disk_is_said(
+    memory: StateMemory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step: int | None,
+    said: str,
+) -> None:
+    memory.place.note_folder(tmp_path)
+    if step is not None:
+        save_on_disk(tmp_path / FOLDER, step)
+    fill_the_disk(monkeypatch)
+    fail(memory)
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device; it was nowhere but in the memory of this process" in warning
+    assert warning.endswith(said)
+
+
+def test_a_copy_that_is_lost_as_the_folder_of_its_run_was_renamed_is_warned_of(
+    memory: StateMemory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    memory.place.note_folder(run)
+    run.rename(tmp_path / "other")
+    fail(memory)
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "the last copy of the state is lost, as no checkpoint was made of it: cannot go on" in warning
+    assert f"{run}: it was removed or renamed while the run went on" in warning
+    assert not run.exists()
 
 
 def flip_on_page(memory: StateMemory, number: int, at: int) -> None:

@@ -76,9 +76,13 @@ def _write(memory: int, found: Json, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
     unfinished = unfinished_folder(folder, found["step"], _ATTEMPT)
-    unfinished.mkdir()
-    files = {
-        name: write_file(unfinished / name, memory, start, size)
-        for name, (start, size, _) in found["files"].items()
-    }
-    commit(unfinished, Manifest(found["step"], found["ranks"], files))
+    try:
+        unfinished.mkdir()
+        files = {
+            name: write_file(unfinished / name, memory, start, size)
+            for name, (start, size, _) in found["files"].items()
+        }
+        commit(unfinished, Manifest(found["step"], found["ranks"], files))
+    except OSError:
+        remove_unfinished(folder)  # Nobody goes on with it, and on a full disk it is in the way.
+        raise

@@ -10,6 +10,7 @@ with the weights that they would have had. The fork server of the ranks has all 
 
 from __future__ import annotations
 
+import errno
 import pickle
 import sys
 import time
@@ -34,6 +35,9 @@ from tutti.terminal import warn_on_stderr
 
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""The errors of a disk that is full, or of which a user has had his share."""
 
 COPY_S: Final = 10.0
 """The longest wait for a copy of the state before others take over, who else begin with the one before."""
@@ -72,10 +76,15 @@ def last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
     try:
         yield
     except TuttiError as error:
-        with suppress(BadRunFolder, BadCheckpoint):  # Gone, or of a newer version, which says so when asked.
+        try:
             folder, lost = place.folder, isinstance(error, PeerLost) or place.taken_over
             if folder is not None and (lost or RunFolder(folder).begun):
                 _write(place, folder / checkpoints.FOLDER, job.config.keep)
+        except BadRunFolder as gone:
+            if place.whole:
+                warn_on_stderr(f"the last copy of the state is lost, as no checkpoint was made of it: {gone}")
+        except BadCheckpoint:
+            pass  # Of a newer version, which says so when asked.
         raise
 
 
@@ -85,7 +94,21 @@ def _write(place: MemoryPlace, folder: Path, keep: int) -> None:
     try:
         write_last_copy(place, folder, keep)
     except OSError as error:
-        warn_on_stderr(f"the last copy of the state cannot be written to {folder}: {error.strerror}")
+        mend = "free some room" if error.errno in _FULL else "mend that"
+        there = None
+        with suppress(OSError, BadCheckpoint):
+            there, _ = checkpoints.newest(folder)
+        if there is None:
+            left = (
+                f"all that was trained: there is no checkpoint to go on from; {mend}, and begin the run again"
+            )
+        else:
+            step = there.manifest.step
+            left = f"all that was trained since step {step:,}; {mend} before the run goes on from there"
+        warn_on_stderr(
+            f"the last copy of the state cannot be written to {folder}: {error.strerror}; it was nowhere "
+            f"but in the memory of this process, and is lost with it, as is {left}"
+        )
 
 
 @dataclass(frozen=True)
