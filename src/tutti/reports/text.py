@@ -23,8 +23,8 @@ APART_NOTE: Final = (
 )
 
 CHANGED_NOTE: Final = (
-    "Where a range of cores is given, the number of ranks changed while the run trained: its seconds are "
-    "those of no one number of cores, so there is neither a speed-up nor an efficiency."
+    "A run whose number of ranks changed while it trained has neither a speed-up nor an efficiency: its "
+    "seconds are those of no one number of cores."
 )
 
 _FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
