@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import shutil
 import threading
 import time
@@ -17,15 +19,20 @@ import torch
 
 import tutti
 from tests.run.test_survival import OPTIONS, UPDATES, Killed, left_alone, model, weights_of
+from tutti.checkpoint.memory_files import StateMemory
 from tutti.cli.commands import run as command
 from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed
+from tutti.launch.placement import place_ranks
 from tutti.records import checkpoints
 from tutti.records.checkpoints import read_manifest
 from tutti.records.folder_lock import FolderLock
-from tutti.records.resize_request import REQUEST, Asking, answer, requested
 from tutti.records.run import Summary, ranks_in_turn
+from tutti.records.resize_request import REQUEST, Asking, answer, remove_forgotten, requested
 from tutti.records.run_folder import RunFolder
+from tutti.run.config import TrainConfig
 from tutti.run.resize import resize
+from tutti.run.survival import _Plan
+from tutti.run.train_job import TrainJob
 
 
 class Resizes(tutti.Callback):
@@ -279,11 +286,13 @@ def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> N
 
 def test_a_request_counts_as_long_as_somebody_waits(tmp_path: Path) -> None:
     with closing(Asking(tmp_path, 3)) as asking:
-        assert requested(tmp_path) == 3
+        request = requested(tmp_path)
+        assert request is not None
+        assert request.workers == 3
         assert asking.answer() is None
         with pytest.raises(BadRunFolder, match="is being asked for another number of workers already"):
             Asking(tmp_path, 4)
-        answer(tmp_path, 3, "so be it", agreed=True)
+        answer(tmp_path, request, "so be it", agreed=True)
         assert requested(tmp_path) is None
         found = asking.answer()
         assert found is not None
@@ -291,8 +300,105 @@ def test_a_request_counts_as_long_as_somebody_waits(tmp_path: Path) -> None:
     assert requested(tmp_path) is None
     assert not (tmp_path / REQUEST).exists()
     # Of somebody who was killed.
-    (tmp_path / REQUEST).write_text('{"workers": 3}')
+    (tmp_path / REQUEST).write_bytes(request.as_bytes())
     assert requested(tmp_path) is None
+    remove_forgotten(tmp_path)
+    assert not (tmp_path / REQUEST).exists()
+
+
+def test_an_answer_reaches_only_whoever_has_asked_for_that(tmp_path: Path) -> None:
+    with closing(Asking(tmp_path, 3)):
+        first = requested(tmp_path)
+        assert first is not None
+    (tmp_path / REQUEST).write_bytes(first.as_bytes())  # It was killed.
+    with closing(Asking(tmp_path, 3)) as asking:
+        answer(tmp_path, first, "that was for another one", agreed=True)
+        assert asking.answer() is None
+        second = requested(tmp_path)
+        assert second is not None
+        assert second.token != first.token
+        # While the answer waits to be read nobody else may ask.
+        answer(tmp_path, second, "no", agreed=False)
+        with pytest.raises(BadRunFolder, match="already"):
+            Asking(tmp_path, 4)
+        remove_forgotten(tmp_path)
+        found = asking.answer()
+        assert found is not None
+        assert found.answer == "no"
+
+
+def test_whoever_asks_removes_no_request_but_its_own(tmp_path: Path) -> None:
+    with closing(Asking(tmp_path, 3)) as asking:
+        (tmp_path / REQUEST).unlink()
+        with pytest.raises(BadRunFolder, match="was removed before there was an answer"):
+            asking.answer()
+        other = Asking(tmp_path, 4)
+    with closing(other):
+        later = requested(tmp_path)
+        assert later is not None
+        assert later.workers == 4
+
+
+def test_those_who_ask_at_once_take_turns(tmp_path: Path) -> None:
+    asked, ends = dict[int, list[str]](), threading.Event()
+
+    def serve() -> None:
+        while not ends.is_set():
+            request = requested(tmp_path)
+            if request is not None:
+                answer(tmp_path, request, f"{request.workers} it is", agreed=True)
+
+    def ask(workers: int) -> None:
+        said = asked.setdefault(workers, [])
+        while len(said) < 50:
+            try:
+                asking = Asking(tmp_path, workers)
+            except BadRunFolder:
+                continue
+            with closing(asking):
+                while (found := asking.answer()) is None:
+                    pass
+            said.append(found.answer or "")
+
+    threads = [threading.Thread(target=ask, args=(workers,)) for workers in (2, 3, 4)]
+    serving = threading.Thread(target=serve)
+    for thread in (serving, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ends.set()
+    serving.join()
+    assert asked == {workers: [f"{workers} it is"] * 50 for workers in (2, 3, 4)}
+
+
+def test_a_run_that_cannot_answer_says_so_once_and_lets_nobody_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with closing(StateMemory()) as memory, closing(Asking(tmp_path, 2)) as asking:
+        memory.place.note_folder(tmp_path)
+        memory.place.publish(1, {})
+        plan = _Plan(TrainJob(TrainConfig(model="mlp", data="digits")), place_ranks(2), memory)
+        monkeypatch.setattr(os, "pwrite", full)
+        assert plan.asked_for() is None
+        assert plan.asked_for() is None
+        with pytest.raises(BadRunFolder, match="see what the run has printed"):
+            asking.answer()
+    assert capfd.readouterr().err.count("cannot be answered: No space left on device") == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_what_is_in_the_place_of_a_request_is_to_be_removed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / REQUEST
+    make = {"link": lambda: path.symlink_to("x"), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}
+    make[kind]()
+    with pytest.raises(BadRunFolder, match="remove it and ask again"):
+        Asking(tmp_path, 2)
+    assert requested(tmp_path) is None
+    remove_forgotten(tmp_path)
+    assert path.is_symlink() or path.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"workers": "many"}', "[]"])

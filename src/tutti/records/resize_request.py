@@ -1,9 +1,11 @@
 """A request that a run go on with another number of workers: a file in its folder. Needs no torch.
 
     whoever asks          writes the file, and locks it ── waits ──────────────── reads the answer, removes it
-    process of the run              finds the file ── prepares new ranks ── answers in its place
+    process of the run              finds the file ── prepares new ranks ── answers in the same file
 
-The kernel takes the lock off when whoever asks has ended: then nobody waits, and the file says nothing.
+The kernel takes the lock off when whoever asks has ended: then nobody waits, and the file says nothing. Each
+request is a new file with a token of its own, so that nobody gets the answer to another one. It has room for
+the answer from the beginning, which a disk that is full by then cannot refuse.
 """
 
 from __future__ import annotations
@@ -11,18 +13,24 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
+import stat
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
-from tutti.records.files import refusing, replace_shared_file
 from tutti.records.json_lines import Record, parse_record, to_json
 
 REQUEST: Final = "resize.json"
 
 _BYTES: Final = 65536
+_ROOM: Final = 4096
+"""The size of the file, in bytes, which a longer answer exceeds."""
+
+_PROBE_S: Final = 0.002
 _WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -32,13 +40,21 @@ class ResizeRequest(Record):
 
     Attributes:
         workers: that are to train.
+        token: what no other request has.
         answer: what the run says to that; None: nothing yet.
         agreed: they do.
+        warnings: sentences that whoever asks should read, if they do.
     """
 
     workers: int
+    token: str
     answer: str | None = None
     agreed: bool = False
+    warnings: tuple[str, ...] = ()
+
+    def as_bytes(self) -> bytes:
+        """What the file holds."""
+        return to_json(self).encode().ljust(_ROOM)
 
 
 class Asking:
@@ -54,21 +70,52 @@ class Asking:
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._path = folder / REQUEST
-        with refusing(self._path):
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        self._request = ResizeRequest(workers, secrets.token_hex(8))
+        _refuse_other_kinds(self._path)
         try:
-            with refusing(self._path):
-                self._lock(folder)
-                os.ftruncate(self._file, 0)
-                os.pwrite(self._file, to_json(ResizeRequest(workers)).encode(), 0)
+            self._file = self._take(folder)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "free some space on that disk" if full else "ask as the user who has started the run"
+            raise BadRunFolder(
+                f"cannot write {self._path}, by which a run is asked: {error.strerror}; {remedy}"
+            ) from error
+
+    def _take(self, folder: Path) -> int:
+        """Make the file, lock it, and write the request into it."""
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                if self._lock(file, folder) and _is_at(self._path, file):
+                    if os.fstat(file).st_size == 0:
+                        self._write(file, folder)
+                        return file
+                    # Of somebody who was killed; the run may be answering that.
+                    self._path.unlink()
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+            time.sleep(_PROBE_S)
+
+    def _write(self, file: int, folder: Path) -> None:
+        try:
+            # Root may ask somebody's run, which is to answer.
+            with suppress(OSError):
+                os.fchown(file, folder.stat().st_uid, -1)
+            os.pwrite(file, self._request.as_bytes(), 0)
         except BaseException:
-            os.close(self._file)
+            self._path.unlink()
             raise
 
-    def _lock(self, folder: Path) -> None:
+    def _lock(self, file: int, folder: Path) -> bool:
+        """Lock the file; returns False if somebody has just looked whether it is locked."""
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
             raise BadRunFolder(
                 f"{folder} is being asked for another number of workers already; wait for the answer to that"
             ) from None
@@ -79,22 +126,36 @@ class Asking:
                 f"the file system of {folder} has no locks ({error.strerror}), so the run cannot be asked; "
                 "stop it and go on with --resume and another -n"
             ) from error
+        return True
 
     def answer(self) -> ResizeRequest | None:
-        """The request with the answer to it; None: there is none yet."""
-        with suppress(OSError, ValueError):
-            found = parse_record(self._path.read_bytes(), ResizeRequest)
-            return None if found.answer is None else found
+        """The request with the answer to it; None: there is none yet.
+
+        Raises:
+            BadRunFolder: the file was removed.
+        """
+        # Before it is read: a run that cannot write into it removes it.
+        there = _is_at(self._path, self._file)
+        with suppress(OSError, ValueError):  # It is being written.
+            found = parse_record(os.pread(self._file, _BYTES, 0), ResizeRequest)
+            if found.answer is not None:
+                return found
+        if not there:
+            raise BadRunFolder(
+                f"{self._path} was removed before there was an answer in it; see what the run has printed"
+            )
         return None
 
     def close(self) -> None:
         """Take it back, answered or not."""
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if _is_at(self._path, self._file):
+                self._path.unlink()
         os.close(self._file)
 
 
-def requested(folder: Path) -> int | None:
-    """Return the number of workers that somebody asks a run for, and waits for; None: nobody does.
+def requested(folder: Path) -> ResizeRequest | None:
+    """Return what somebody asks a run for, and waits for an answer to; None: nobody does.
 
     Args:
         folder: of the run.
@@ -107,19 +168,68 @@ def requested(folder: Path) -> int | None:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         with suppress(OSError, ValueError):  # It is being written.
-            return parse_record(os.pread(file, _BYTES, 0), ResizeRequest).workers
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
-            raise
+            found = parse_record(os.pread(file, _BYTES, 0), ResizeRequest)
+            return found if found.answer is None else None
+    except OSError:
+        pass  # Of a file system without locks, or whose server is gone.
     finally:
         os.close(file)
     return None
 
 
-def answer(folder: Path, workers: int, text: str, *, agreed: bool) -> None:
-    """Answer the request for so many workers.
+def answer(
+    folder: Path, request: ResizeRequest, text: str, *, agreed: bool, warnings: tuple[str, ...] = ()
+) -> None:
+    """Answer a request; whoever has taken it back is told nothing.
 
     Raises:
-        OSError: the answer cannot be written.
+        OSError: the answer cannot be written. The file is removed, so that nobody waits.
     """
-    replace_shared_file(folder / REQUEST, to_json(ResizeRequest(workers, text, agreed)).encode())
+    path = folder / REQUEST
+    said = replace(request, answer=text, agreed=agreed, warnings=warnings)
+    with suppress(FileNotFoundError):
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                found = parse_record(os.pread(file, _BYTES, 0), ResizeRequest)
+                if found.token == request.token:
+                    os.pwrite(file, said.as_bytes(), 0)
+            finally:
+                os.close(file)
+        except ValueError:
+            return  # It is that of somebody else, who has just begun to write it.
+        except OSError:
+            path.unlink()
+            raise
+
+
+def remove_forgotten(folder: Path) -> None:
+    """Remove the request of somebody who was killed, if there is one.
+
+    Args:
+        folder: of the run.
+    """
+    path = folder / REQUEST
+    with suppress(OSError):
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if stat.S_ISREG(os.fstat(file).st_mode) and _is_at(path, file):
+                path.unlink()
+        finally:
+            os.close(file)
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Raise BadRunFolder if something is in the place of the file that is none."""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise BadRunFolder(f"{path} is no file, but a link, a folder or a pipe; remove it and ask again")
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Tell whether `path` still is the open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return False

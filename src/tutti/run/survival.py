@@ -26,7 +26,7 @@ from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.records import checkpoints
-from tutti.records.resize_request import answer, requested
+from tutti.records.resize_request import ResizeRequest, answer, requested
 from tutti.records.run_folder import RunFolder
 from tutti.run.losses import Losses
 from tutti.run.resizing import resized, resized_text
@@ -117,6 +117,7 @@ class _Resize:
 
     Attributes:
         folder: of the run, where it was asked.
+        request: the one for them.
         job: theirs.
         orders: likewise.
         copies: that had been taken when they were prepared.
@@ -124,6 +125,7 @@ class _Resize:
     """
 
     folder: Path
+    request: ResizeRequest
     job: TrainJob
     orders: Orders
     copies: int = 0
@@ -144,6 +146,7 @@ class _Plan:
         self._first, self._workers = job.config, placement.workers
         self._losses = Losses(job.config.max_failures, memory)
         self._resize: _Resize | None = None
+        self._answered = ""
 
     def reserve(self) -> Orders | None:
         """The work of ranks that are ready when one is lost; None: the run has not begun, or wants none."""
@@ -159,11 +162,12 @@ class _Plan:
         """The work of other ranks that are to take over once they are prepared; None: nobody wants that."""
         with suppress(BadRunFolder):
             folder = self._memory.place.folder
-            workers = None if folder is None else requested(folder)
-            if folder is None or workers is None:
+            request = None if folder is None else requested(folder)
+            if folder is None or request is None or request.token == self._answered:
                 self._forget_resize()
-            elif self._memory.place.whole and (self._resize is None or self._resize_to() != workers):
-                self._resize = self._prepared_for(folder, workers)
+            elif self._memory.place.whole and (self._resize is None or self._resize.request != request):
+                self._forget_resize()
+                self._resize = self._prepared_for(folder, request)
         return None if self._resize is None else self._resize.orders
 
     def may_take_over(self) -> bool:
@@ -179,7 +183,7 @@ class _Plan:
     def refuse(self, why: TuttiError) -> None:
         """Say that those who were asked for cannot take over."""
         if self._resize is not None:
-            _answer(self._resize.folder, self._resize_to(), str(why), agreed=False)
+            self._answer(self._resize.folder, self._resize.request, str(why), agreed=False)
             self._forget_resize()
 
     def take_over(self) -> Orders:
@@ -190,7 +194,7 @@ class _Plan:
         self._memory.note_takeover()
         text = f"going on with {_new_ranks(self._placement)}{resized_text(self._job, self._first)}"
         print(f"tutti: {text}, as somebody has asked", file=sys.stderr, flush=True)
-        _answer(resize.folder, self._placement.workers, f"{resize.folder}: {text}", agreed=True)
+        self._answer(resize.folder, resize.request, f"{resize.folder}: {text}", agreed=True)
         return resize.orders
 
     def after(self, lost: PeerLost) -> Orders:
@@ -255,21 +259,29 @@ class _Plan:
             self._resize = None
             self._memory.want_copy(False)
 
-    def _resize_to(self) -> int:
-        return 0 if self._resize is None else self._resize.orders.placement.workers
-
-    def _prepared_for(self, folder: Path, workers: int) -> _Resize | None:
+    def _prepared_for(self, folder: Path, request: ResizeRequest) -> _Resize | None:
         """Prepare for so many workers; None: there cannot be, and that is answered."""
+        workers = request.workers
         try:
             if workers == self._placement.workers:
                 raise BadOption(f"{folder} has {_ranks(workers)} already")
             job, placement = self._of(workers)
         except UserError as error:
-            _answer(folder, workers, str(error), agreed=False)
+            self._answer(folder, request, str(error), agreed=False)
             return None
         for text in placement.warnings:
             warn_on_stderr(text)
-        return _Resize(folder, job, self._orders_in_reserve(job, placement))
+        return _Resize(folder, request, job, self._orders_in_reserve(job, placement))
+
+    def _answer(self, folder: Path, request: ResizeRequest, text: str, *, agreed: bool) -> None:
+        """Answer a request, once: where that fails nobody waits any more, and it would fail again."""
+        self._answered = request.token
+        try:
+            answer(folder, request, text, agreed=agreed)
+        except OSError as error:
+            warn_on_stderr(
+                f"whoever has asked for {_ranks(request.workers)} cannot be answered: {error.strerror}"
+            )
 
     def _orders_in_reserve(self, job: TrainJob, placement: Placement) -> Orders:
         job = replace(job, gate=self._memory.shut_gate(), rehearses=True)
@@ -282,10 +294,3 @@ def _ranks(count: int, kind: str = "rank") -> str:
 
 def _new_ranks(placement: Placement) -> str:
     return _ranks(placement.ranks, "new rank")
-
-
-def _answer(folder: Path, workers: int, text: str, *, agreed: bool) -> None:
-    try:
-        answer(folder, workers, text, agreed=agreed)
-    except OSError as error:
-        warn_on_stderr(f"whoever has asked for {_ranks(workers)} cannot be answered: {error.strerror}")
