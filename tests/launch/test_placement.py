@@ -76,12 +76,20 @@ def test_threads_are_at_least_one() -> None:
     assert share_host(machine(2), 7, None).threads == 1
 
 
-def test_ranks_that_would_fill_the_memory_are_refused_before_they_start() -> None:
+def test_ranks_that_would_fill_the_memory_are_refused_before_they_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     four = 4 * RANK_BYTES
     assert place_ranks(4, cores=machine(2), memory_bytes=four).ranks == 4
     assert place_ranks(2, cores=machine(2), memory_bytes=four).ranks == 2
     with pytest.raises(BadOption, match=r"5 ranks need more than 0\.6 GiB.*give at most 4"):
         place_ranks(4, cores=machine(2), servers=1, memory_bytes=four)
+    # What control groups leave counts as well.
+    monkeypatch.setattr("tutti.launch.placement.free_bytes", lambda: 3 * RANK_BYTES)
+    with pytest.raises(BadOption, match="give at most 3"):
+        place_ranks(4, cores=machine(2))
+    monkeypatch.setattr("tutti.launch.placement.free_bytes", lambda: None)
+    assert place_ranks(4, cores=machine(2)).ranks == 4
 
 
 def test_many_ranks_are_described_in_short() -> None:

@@ -8,8 +8,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,16 @@ import pytest
 import torch
 
 import tutti
-from tests.run.test_survival import OPTIONS, UPDATES, Killed, left_alone, model, weights_of
+from tests.run.test_survival import (
+    OPTIONS,
+    UPDATES,
+    AwaitsReserve,
+    Killed,
+    left_alone,
+    model,
+    waiting_of_reserve,
+    weights_of,
+)
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.cli.commands import run as command
 from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed
@@ -371,22 +380,90 @@ def test_those_who_ask_at_once_take_turns(tmp_path: Path) -> None:
     assert asked == {workers: [f"{workers} it is"] * 50 for workers in (2, 3, 4)}
 
 
+@contextmanager
+def planned(folder: Path, **options: Any) -> Iterator[_Plan]:
+    """The succession of a run of two ranks, which has a copy of its state."""
+    with closing(StateMemory()) as memory:
+        memory.place.note_folder(folder)
+        memory.place.publish(1, {})
+        config = TrainConfig(model="mlp", data="digits", on_failure="respawn", **options)
+        yield _Plan(TrainJob(config, memory=memory.place), place_ranks(2), memory)
+
+
+def refusal(asking: Asking) -> str:
+    """What is said to whoever asks for what there cannot be."""
+    found = asking.answer()
+    assert found is not None
+    assert not found.agreed
+    return found.answer or ""
+
+
 def test_a_run_that_cannot_answer_says_so_once_and_lets_nobody_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with closing(StateMemory()) as memory, closing(Asking(tmp_path, 2)) as asking:
-        memory.place.note_folder(tmp_path)
-        memory.place.publish(1, {})
-        plan = _Plan(TrainJob(TrainConfig(model="mlp", data="digits")), place_ranks(2), memory)
+    with planned(tmp_path) as plan, closing(Asking(tmp_path, 2)) as asking:
         monkeypatch.setattr(os, "pwrite", full)
         assert plan.asked_for() is None
         assert plan.asked_for() is None
         with pytest.raises(BadRunFolder, match="see what the run has printed"):
             asking.answer()
     assert capfd.readouterr().err.count("cannot be answered: No space left on device") == 1
+
+
+def test_ranks_that_may_be_why_others_were_lost_are_prepared_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with planned(tmp_path) as plan:
+        with closing(Asking(tmp_path, 1)) as asking:
+            for _ in range(2):
+                assert asking.answer() is None
+                assert plan.asked_for() is not None
+                plan.after(PeerLost([1], "killed"))
+                plan.release()
+            assert "twice ranks were lost while" in refusal(asking)
+            assert plan.asked_for() is None
+        with closing(Asking(tmp_path, 1)) as asking:
+            assert plan.asked_for() is not None
+            monkeypatch.setattr("tutti.run.survival.out_of_memory_kills", lambda: 1_000_000)
+            plan.after(PeerLost([1], "killed"))
+            assert "the memory ran out while" in refusal(asking)
+
+
+class NotesScores(AwaitsReserve):
+    """Notes how soon the kernel is to end ranks: those of the reserve, and this one once it has taken over.
+
+    Args:
+        folder: of the notes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def step(self, course: tutti.Course) -> None:
+        super().step(course)
+        note = self._folder / "waiting"
+        if course.rank == 0 and course.step == 2 and not note.exists():
+            note.write_text(" ".join({score_of(one) for one in waiting_of_reserve()}))
+
+    def end(self, course: tutti.Course) -> None:
+        (self._folder / "at the end").write_text(score_of(os.getpid()))
+
+
+def score_of(process: int) -> str:
+    return Path(f"/proc/{process}/oom_score_adj").read_text().strip()
+
+
+def test_ranks_in_reserve_are_the_first_that_the_kernel_ends_for_memory(tmp_path: Path) -> None:
+    callbacks = [NotesScores(tmp_path), Killed(tmp_path, [(1, 3)])]
+    options = {**OPTIONS, "epochs": 1}
+    tutti.train(model(), workers=2, callbacks=callbacks, on_failure="respawn", standby=True, **options)
+    assert (tmp_path / "1-3").exists()
+    assert (tmp_path / "waiting").read_text() == "1000"
+    assert (tmp_path / "at the end").read_text() == score_of(os.getpid())
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])

@@ -23,11 +23,11 @@ from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
-from tutti.data.streaming.memory import free_bytes
 from tutti.data.streaming.opening import open_streamed
 from tutti.data.streaming.options import Streamable, streamable, without_stream
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData, UserError
+from tutti.free_memory import free_bytes
 
 _Pieces = list[tuple[tuple[Stored[Rows], Array], Indices]]
 """Of train, validation and test: inputs and targets, and which of them go into the part, in which order."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from tutti.errors import BadOption
+from tutti.free_memory import free_bytes
 from tutti.launch.allocation import Allocation, find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
@@ -164,14 +165,14 @@ def refuse_too_many(ranks: int, memory_bytes: int | None = None) -> None:
 
     Args:
         ranks: how many are to be started on this host.
-        memory_bytes: what they may use; by default what is available now.
+        memory_bytes: what they may use; by default what this machine and its control groups have left.
 
     Raises:
         BadOption: they are too many.
     """
-    import psutil  # It would slow every start.
-
-    free = psutil.virtual_memory().available if memory_bytes is None else memory_bytes
+    free = free_bytes() if memory_bytes is None else memory_bytes
+    if free is None:
+        return
     most = max(1, free // RANK_BYTES)
     if ranks > most:
         raise BadOption(

@@ -9,10 +9,11 @@ memory that it has from its parent page by page, and lets the libraries choose t
 from __future__ import annotations
 
 import gc
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import Final, cast
 
 from typing_extensions import override
 
@@ -112,6 +113,8 @@ def open_beside_others(kept: KeptData, job: TrainJob, comm: Communicator) -> Dat
 
     If it is not kept, they wait until these are gone, whose memory they take.
     """
+    if job.rehearses:
+        _be_killed_first(True)
     if not kept.is_there:
         _pass_gate(kept, job, comm)
     return kept.open(job, comm)
@@ -125,6 +128,21 @@ def _pass_gate(kept: KeptData, job: TrainJob, comm: Communicator) -> None:
     if comm.rank == 0:
         comm.peers.note_prepared()
     kept.pass_gate(job.gate)
+    if job.rehearses:
+        _be_killed_first(False)
+
+
+def _be_killed_first(first: bool) -> None:
+    """Have the kernel end this process before those that train, or with them, should the memory run out."""
+    global _before
+    with suppress(OSError):
+        if first:
+            _before = _OUT_OF_MEMORY.read_text()
+        _OUT_OF_MEMORY.write_text("1000" if first else _before)
+
+
+_OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
+_before = "0"
 
 
 def until_needed(

@@ -24,6 +24,7 @@ from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, PeerLost, TuttiError, UserError
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
+from tutti.launch.rank_processes import out_of_memory_kills
 from tutti.launch.start import start
 from tutti.records import checkpoints
 from tutti.records.resize_request import ResizeRequest, answer, requested
@@ -120,6 +121,7 @@ class _Resize:
         request: the one for them.
         job: theirs.
         orders: likewise.
+        kills_before: the `out_of_memory_kills` before they were started.
         copies: that had been taken when they were prepared.
         until: the time until which they wait for another one; None: they are not prepared.
     """
@@ -128,6 +130,7 @@ class _Resize:
     request: ResizeRequest
     job: TrainJob
     orders: Orders
+    kills_before: int
     copies: int = 0
     until: float | None = None
 
@@ -146,7 +149,7 @@ class _Plan:
         self._first, self._workers = job.config, placement.workers
         self._losses = Losses(job.config.max_failures, memory)
         self._resize: _Resize | None = None
-        self._answered = ""
+        self._answered, self._lost_during = "", ""
 
     def reserve(self) -> Orders | None:
         """The work of ranks that are ready when one is lost; None: the run has not begun, or wants none."""
@@ -204,6 +207,7 @@ class _Plan:
             PeerLost: too many were lost, or all, or their folder.
         """
         self._losses.note(lost)
+        self._refuse_after_loss()
         before = self._placement.workers
         job, self._placement = self._changed(lost)
         try:
@@ -271,7 +275,19 @@ class _Plan:
             return None
         for text in placement.warnings:
             warn_on_stderr(text)
-        return _Resize(folder, request, job, self._orders_in_reserve(job, placement))
+        orders = self._orders_in_reserve(job, placement)
+        return _Resize(folder, request, job, orders, out_of_memory_kills())
+
+    def _refuse_after_loss(self) -> None:
+        """Prepare others no more who may be why ranks were lost, as these would be lost again."""
+        if self._resize is None:
+            return
+        if out_of_memory_kills() > self._resize.kills_before:
+            self.refuse(TuttiError("the memory ran out while they prepared themselves; ask for fewer"))
+        elif self._resize.request.token == self._lost_during:
+            self.refuse(TuttiError("twice ranks were lost while they prepared themselves"))
+        else:
+            self._lost_during = self._resize.request.token
 
     def _answer(self, folder: Path, request: ResizeRequest, text: str, *, agreed: bool) -> None:
         """Answer a request, once: where that fails nobody waits any more, and it would fail again."""

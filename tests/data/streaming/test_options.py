@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.data.streaming.memory import free_bytes
+from tutti.free_memory import free_bytes
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from tutti.data.builtin import BUILT_IN
 from tutti.data.contents import slot_of
 from tutti.data.formats.npy import files_by_key
 from tutti.data.remote import is_remote
-from tutti.data.streaming.memory import free_bytes
 from tutti.data.streaming.shards import ShardRows
 from tutti.errors import BadOption
+from tutti.free_memory import free_bytes
 from tutti.load_object import names_object
 
 STREAM: Final = "stream"
