@@ -36,6 +36,7 @@ from tutti.records import checkpoints
 from tutti.records.checkpoints import read_manifest
 from tutti.records.folder_lock import FolderLock
 from tutti.records.run import Summary, ranks_in_turn
+from tutti.records.heartbeat import TRAINING, Heartbeat
 from tutti.records.resize_request import REQUEST, Asking, answer, remove_forgotten, requested
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
@@ -280,17 +281,83 @@ def test_the_command_says_what_has_become_of_it(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> None:
-    with pytest.raises(BadRunFolder, match="does not exist"):
+    with pytest.raises(BadRunFolder, match=r"does not exist; .* ask again once it trains"):
         resize(tmp_path / "nowhere", 2)
-    tutti.train(model(), workers=1, out=str(tmp_path / "run"), **OPTIONS)
-    with pytest.raises(BadRunFolder, match=r"with other ranks it goes on by: tutti train --resume .* -n 2"):
-        resize(tmp_path / "run", 2)
+    with pytest.raises(BadRunFolder, match="if a run is just starting there"):
+        resize(tmp_path, 2)
+    run = tmp_path / "a run"
+    tutti.train(model(), workers=1, checkpoint="1 epoch", out=str(run), **OPTIONS)
+    with pytest.raises(BadRunFolder, match=r"finished; to train longer: tutti train --resume '.*' --epochs"):
+        resize(run, 2)
+    for place in (run / "checkpoints", run / "checkpoints" / "latest"):
+        with pytest.raises(BadRunFolder, match=f"give the run's folder, {run}$"):
+            resize(place, 2)
+    (run / "summary.json").unlink()
+    # It has left the heartbeat of one that has stopped.
+    with pytest.raises(BadRunFolder, match=r"with 2 ranks it goes on by: tutti train --resume '.*' -n 2"):
+        resize(run, 2)
+    with FolderLock(run):
+        with pytest.raises(BadOption, match=r"keeps no copies .*\. Stop it, by .* -n 2 --on-failure respawn"):
+            resize(run, 2)
+        RunFolder(run).write_config(TrainConfig("mlp", data="digits", hosts="a:2").as_json())
+        with pytest.raises(BadOption, match="was started with --hosts"):
+            resize(run, 2)
+    assert not (run / REQUEST).exists()
+    (tmp_path / "farm.json").touch()
+    with pytest.raises(BadRunFolder, match="only a single run"):
+        resize(tmp_path, 2)
+
+
+@pytest.mark.parametrize("workers", [True, "2", None, 1.0])
+def test_what_is_no_number_of_workers_is_refused(tmp_path: Path, workers: Any) -> None:
+    with pytest.raises(BadOption, match=f"workers has to be a whole number, not {workers!r}"):
+        resize(tmp_path, workers)
     with pytest.raises(BadOption, match="cannot go on with 0 ranks"):
-        resize(tmp_path / "run", 0)
-    (tmp_path / "run" / "summary.json").unlink()
-    with FolderLock(tmp_path / "run"), pytest.raises(BadOption, match="has no copies of its state in memory"):
-        resize(tmp_path / "run", 2)
-    assert not (tmp_path / "run" / REQUEST).exists()
+        resize(tmp_path, 0)
+
+
+def test_the_command_names_its_own_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("+1", "1.0", "many"):
+        assert command(["resize", "runs/x", "-n", text]) == 2
+        assert f"-n has to be a whole number, not '{text}'" in capsys.readouterr().err
+
+
+def test_a_run_between_two_crews_is_asked(tmp_path: Path) -> None:
+    """Of which nobody has the lock for a moment, but which was there a moment ago."""
+    RunFolder.take(tmp_path).write_config(TrainConfig("mlp", data="digits", on_failure="respawn").as_json())
+    RunFolder(tmp_path).write_heartbeat(Heartbeat(0, "here", 1, time.time(), TRAINING))
+    said = list[str]()
+    asking = threading.Thread(target=lambda: said.append(resize(tmp_path, 3)))
+    asking.start()
+    while (request := requested(tmp_path)) is None:
+        assert asking.is_alive()
+    answer(tmp_path, request, "so be it", agreed=True)
+    asking.join()
+    assert said == ["so be it"]
+    # Its ranks were killed, and nobody has come after them.
+    RunFolder(tmp_path).write_heartbeat(Heartbeat(0, "here", 1, time.time() - 31, TRAINING))
+    with pytest.raises(BadRunFolder, match="does not train now"):
+        resize(tmp_path, 3)
+
+
+def test_whoever_asks_is_told_at_once_that_the_folder_is_gone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    RunFolder.take(run).write_config(TrainConfig("mlp", data="digits", on_failure="respawn").as_json())
+    said = list[str]()
+
+    def ask() -> None:
+        with pytest.raises(BadRunFolder) as caught:
+            resize(run, 3)
+        said.append(str(caught.value))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while requested(run) is None:
+        assert asking.is_alive()
+    run.rename(tmp_path / "other")
+    asking.join()
+    assert "was removed" in said[0] or "does not exist" in said[0]
+    assert requested(tmp_path / "other") is None
 
 
 def test_a_request_counts_as_long_as_somebody_waits(tmp_path: Path) -> None:

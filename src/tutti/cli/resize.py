@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
+from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.run.resize import resize
@@ -19,8 +21,13 @@ class ResizeCommand(Command):
     """Have a run go on with more or fewer ranks, while it trains.
 
     The run has to be on this machine, and to survive lost ranks (--on-failure respawn or shrink). It
-    trains on until the new ranks are ready, which then take over its last copy of the state. With
-    strategy sync the batch stays the same, and so does what is learned. Ctrl-C takes the wish back.
+    trains on until the new ranks are ready, which then take over a fresh copy of its state. With strategy
+    sync the batch stays the same, and so does what is learned. Beyond the cores that the run may use ranks
+    take turns, which is slower, and a warning says so.
+
+    The command waits until the new ranks have taken over; Ctrl-C meanwhile takes the wish back. Exit codes:
+    0 if they have, or the run had as many ranks already; 2 if there cannot be so many, or the run does not
+    train; 130 after Ctrl-C.
     """
 
     aim = "train a network"
@@ -29,9 +36,19 @@ class ResizeCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.add_argument("folder", metavar="RUN", help="its run folder")
-        parser.option("-n", "how many ranks are to train from here on", "N", type=int, required=True)
+        parser.option("-n", "how many ranks are to train from here on", "N", type=_count, required=True)
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        print(resize(own.folder, own.n))
+        try:
+            said = resize(own.folder, own.n)
+        except BadOption as error:
+            raise BadOption(str(error).replace("--workers", "-n")) from error
+        print(f"{own.folder}: {said}")
         return 0
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch("-?[0-9]+", text):
+        raise BadOption(f"-n has to be a whole number, not '{text}'")
+    return int(text)

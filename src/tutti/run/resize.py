@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import operator
+import shlex
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Final, SupportsIndex
 
 from tutti.errors import BadOption, BadRunFolder
+from tutti.launch.launcher import Launcher, started_by
+from tutti.records import checkpoints
+from tutti.records.farm_folder import FARM
 from tutti.records.folder_lock import is_locked
+from tutti.records.heartbeat import FINISHED
 from tutti.records.resize_request import Asking
-from tutti.records.run_folder import RunFolder, refuse_no_folder
+from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import TrainConfig
 from tutti.run.survival import STOP
+from tutti.terminal import warn_on_stderr
 
 _LOOK_S: Final = 0.05
 
@@ -23,51 +31,128 @@ _ABSENT_S: Final = 30.0
 def resize(run: str | Path, workers: int) -> str:
     """Have a run go on with more or fewer workers, while it trains.
 
-    It trains on until the new ranks have prepared themselves, and these go on from its last copy of the state
-    in memory, as they would if a rank were lost. With strategy `sync` or `paramserver` the batch stays the
-    same, and so does what is learned. It needs the run to be on this machine, and to survive the loss of
-    ranks, by `on_failure`.
+    It trains on until the new ranks have prepared themselves, and these go on from a copy of its state in
+    memory that is taken then. With strategy `sync` or `paramserver` the batch stays the same, and so does
+    what is learned. It needs the run to be on this machine, and to survive the loss of ranks, by
+    `on_failure`. In a callback, which would keep the run from copying its state while it waits, call
+    `course.resize(workers)` instead.
 
     Args:
         run: its folder.
         workers: that are to train, at least 1.
 
     Returns:
-        What the run has said, once the new ranks have taken over.
+        What the run has said, once the new ranks have taken over, or as it has so many already.
 
     Raises:
         BadOption: there cannot be so many, or the run keeps no copies to go on from.
         BadRunFolder: there is no such run, or it has ended.
     """
-    if workers < 1:
-        raise BadOption(f"a run cannot go on with {workers} ranks; give at least 1")
-    folder = Path(run)
-    refuse_no_folder(folder)
-    config = TrainConfig.from_json(RunFolder(folder).config())
-    _refuse_ended(folder, workers, is_locked(folder))
-    if config.on_failure == STOP or config.hosts is not None:
-        why = "runs on several hosts" if config.hosts else "has no copies of its state in memory"
+    count = counted(workers)
+    if started_by().launcher is Launcher.TUTTI and threading.current_thread() is threading.main_thread():
         raise BadOption(
-            f"{folder} {why}, so it cannot change while it trains; stop it, by Ctrl-C or SIGTERM, and go on "
-            f"with --resume {folder} and another -n; a run on one machine that is begun with --on-failure "
-            "respawn or shrink can change"
+            "a rank that waits for others to take its place does not train, and so the run would not come to "
+            "that; in a callback call course.resize(workers), which does not wait"
         )
-    with closing(Asking(folder, workers)) as asking:
-        seen = time.monotonic()
+    path = Path(run)
+    folder = _found(path)
+    seen = _last_seen(folder, count, time.monotonic())
+    config = TrainConfig.from_json(folder.config())
+    if config.on_failure == STOP or config.hosts is not None:
+        raise BadOption(_unchangeable(path, config, count))
+    with closing(Asking(path, count)) as asking:
         while (found := asking.answer()) is None:
-            now = time.monotonic()
-            seen = now if is_locked(folder) else seen
-            _refuse_ended(folder, workers, now - seen < _ABSENT_S)
+            seen = _last_seen(folder, count, seen)
             time.sleep(_LOOK_S)
     assert found.answer is not None, "it has been waited for"
     if not found.agreed:
         raise BadOption(found.answer)
+    for text in found.warnings:
+        warn_on_stderr(text)
     return found.answer
 
 
-def _refuse_ended(folder: Path, workers: int, runs: bool) -> None:
-    if RunFolder(folder).finished or not runs:
+def counted(workers: SupportsIndex) -> int:
+    """Return a number of workers as an int.
+
+    Raises:
+        BadOption: it is none.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, SupportsIndex):
+        raise BadOption(f"workers has to be a whole number, not {workers!r}")
+    count = operator.index(workers)
+    if count < 1:
+        raise BadOption(f"a run cannot go on with {count} ranks; give at least 1")
+    return count
+
+
+def _found(path: Path) -> RunFolder:
+    """Return the folder of a run.
+
+    Raises:
+        BadRunFolder: it is none, or not yet.
+    """
+    if not path.exists():
         raise BadRunFolder(
-            f"{folder} does not train now; with other ranks it goes on by: "
-            f"tutti train --resume {folder} -n {workers}"
+            f"run folder {path} does not exist; give the folder that 'tutti train' writes, or if the run is "
+            "just starting, ask again once it trains"
         )
+    refuse_no_folder(path)
+    if (path / FARM).exists():
+        raise BadRunFolder(
+            f"{path} is the folder of many runs, which share the cores; only a single run, of 'tutti train', "
+            "can change its number of ranks"
+        )
+    above = path.absolute()
+    while checkpoints.FOLDER in (above.name, above.parent.name):
+        above = above.parent
+        if (above / CONFIG).is_file():
+            raise BadRunFolder(f"{path} is no run, but has its checkpoints; give the run's folder, {above}")
+    if not (path / CONFIG).exists():
+        raise BadRunFolder(
+            f"{path} has no {CONFIG}; if a run is just starting there, ask again once it trains, and else "
+            "give the folder that 'tutti train' writes"
+        )
+    return RunFolder(path)
+
+
+def _unchangeable(path: Path, config: TrainConfig, workers: int) -> str:
+    """Say why a run cannot change while it trains, and what to do."""
+    way = f"Stop it, by Ctrl-C or SIGTERM, and go on by: tutti train --resume {shlex.quote(str(path))}"
+    if config.hosts is not None:
+        why = "was started with --hosts, so the number of its ranks cannot change while it trains"
+        return f"{path} {why}. {way} -n {workers}"
+    why = "was started without --on-failure, so it keeps no copies of its state from which others could go on"
+    return f"{path} {why}. {way} -n {workers} --on-failure respawn"
+
+
+def _last_seen(folder: RunFolder, workers: int, seen: float) -> float:
+    """Return the time when somebody was there last who writes the folder of a run.
+
+    Args:
+        folder: of the run.
+        workers: that are to train.
+        seen: that time by the last look.
+
+    Raises:
+        BadRunFolder: the run has ended, or its folder is gone.
+    """
+    refuse_no_folder(folder.path)
+    again = f"tutti train --resume {shlex.quote(str(folder.path))}"
+    if folder.finished:
+        raise BadRunFolder(f"{folder.path} has finished; to train longer: {again} --epochs ...")
+    if is_locked(folder.path):
+        return time.monotonic()
+    if time.monotonic() - seen > _ABSENT_S or _has_stopped(folder):
+        raise BadRunFolder(
+            f"{folder.path} does not train now; with {workers} rank{'' if workers == 1 else 's'} it goes on "
+            f"by: {again} -n {workers}"
+        )
+    return seen
+
+
+def _has_stopped(folder: RunFolder) -> bool:
+    """Tell whether the ranks of a run have ended without being lost, or long ago."""
+    beats = folder.heartbeats().records
+    silent = bool(beats) and max(one.time for one in beats) < time.time() - _ABSENT_S
+    return silent or any(one.rank == 0 and one.state == FINISHED for one in beats)

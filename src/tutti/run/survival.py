@@ -197,7 +197,7 @@ class _Plan:
         self._memory.note_takeover()
         text = f"going on with {_new_ranks(self._placement)}{resized_text(self._job, self._first)}"
         print(f"tutti: {text}, as somebody has asked", file=sys.stderr, flush=True)
-        self._answer(resize.folder, resize.request, f"{resize.folder}: {text}", agreed=True)
+        self._answer(resize.folder, resize.request, text, agreed=True)
         return resize.orders
 
     def after(self, lost: PeerLost) -> Orders:
