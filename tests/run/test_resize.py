@@ -41,7 +41,7 @@ from tutti.records.resize_request import REQUEST, Asking, answer, remove_forgott
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.resize import resize
-from tutti.run.survival import _Plan
+from tutti.run.survival import PREPARE_S, _Plan
 from tutti.run.train_job import TrainJob
 
 
@@ -497,6 +497,64 @@ def test_ranks_that_may_be_why_others_were_lost_are_prepared_no_more(
             monkeypatch.setattr("tutti.run.survival.out_of_memory_kills", lambda: 1_000_000)
             plan.after(PeerLost([1], "killed"))
             assert "the memory ran out while" in refusal(asking)
+
+
+def test_ranks_that_are_not_prepared_in_time_are_wanted_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with planned(tmp_path) as plan, closing(Asking(tmp_path, 1)) as asking:
+        orders, now = plan.asked_for(), time.monotonic()
+        assert orders is not None
+        assert plan.asked_for() is orders
+        monkeypatch.setattr(time, "monotonic", lambda: now + PREPARE_S - 1)
+        assert not plan.may_take_over()
+        # Those that are prepared wait for a copy of the state as long as that takes.
+        monkeypatch.setattr(time, "monotonic", lambda: now + 2 * PREPARE_S - 2)
+        assert plan.asked_for() is orders
+        assert not plan.may_take_over()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 4 * PREPARE_S)
+        assert plan.asked_for() is None
+        assert "not ready within 10 minutes" in refusal(asking)
+
+
+def test_others_take_over_once_the_state_is_copied(tmp_path: Path) -> None:
+    with planned(tmp_path) as plan, closing(Asking(tmp_path, 1)):
+        assert plan.asked_for() is not None
+        assert not plan.may_take_over()
+        assert not plan.may_take_over()
+        plan._memory.place.publish(2, {})
+        assert plan.may_take_over()
+
+
+class TakesBack(tutti.Callback):
+    """Asks for three ranks, takes that back once they are prepared, and waits until they are gone.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank or course.step != 9:
+            return
+        with closing(Asking(self._folder, 3)):
+            self._wait(3)
+        self._wait(0)
+
+    def _wait(self, count: int) -> None:
+        until = time.monotonic() + 60
+        while len(waiting_of_reserve()) != count:
+            assert time.monotonic() < until, f"there are no {count} ranks in reserve"
+            time.sleep(0.01)
+
+
+def test_ranks_that_nobody_wants_any_more_are_ended(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = {**OPTIONS, "epochs": 2}
+    tutti.train(model(), workers=2, callbacks=TakesBack(out), on_failure="respawn", out=str(out), **options)
+    assert [start.world.ranks for start in RunFolder(out).starts().records] == [2]
 
 
 class NotesScores(AwaitsReserve):

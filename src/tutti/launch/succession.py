@@ -52,7 +52,7 @@ class Succession(Protocol):
     def asked_for(self) -> Orders | None:
         """Return the work of others, who are to take over once they are prepared; None: nobody wants that.
 
-        It is the same work each time, until somebody has taken over.
+        It is the same object each time, until somebody has taken over or others are wanted.
         """
 
     def may_take_over(self) -> bool:
@@ -96,6 +96,7 @@ class Line:
         self._selector = selectors.DefaultSelector()
         self._crew: Crew | None = None
         self._reserve: Crew | None = None
+        self._reserve_for: Orders | None = None
         self._without_reserve, self._reserves_lost = False, 0
         self._prepared = False
         self._server_listens = False
@@ -232,8 +233,7 @@ class Line:
     def _look_after_reserve(self, stopping: Stopping) -> bool:
         """Have ranks prepare themselves; returns whether they are to take over at once."""
         asked = None if stopping.page.requested else self._succession.asked_for()
-        reserve = self._reserve
-        if asked is not None and reserve is not None and reserve.orders.placement != asked.placement:
+        if self._reserve is not None and self._reserve_for is not asked:
             self._end_reserve()
         if self._reserve is None:
             self._begin_reserve(asked)
@@ -252,6 +252,7 @@ class Line:
 
     def _begin_reserve(self, asked: Orders | None) -> None:
         orders = self._succession.reserve() if asked is None and not self._without_reserve else asked
+        self._reserve_for = asked
         try:
             self._reserve = None if orders is None else self._begin(orders)
         except (OSError, UserError) as error:

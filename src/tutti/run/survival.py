@@ -40,8 +40,8 @@ SHRINK: Final = "shrink"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a disk that is full, or of which a user has had his share."""
 
-COPY_S: Final = 10.0
-"""The longest wait for a copy of the state before others take over, who else begin with the one before."""
+PREPARE_S: Final = 600.0
+"""The longest time without that ranks are prepared which were asked for: one may be stopped, and all wait."""
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
@@ -122,8 +122,8 @@ class _Resize:
         job: theirs.
         orders: likewise.
         kills_before: the `out_of_memory_kills` before they were started.
-        copies: that had been taken when they were prepared.
-        until: the time until which they wait for another one; None: they are not prepared.
+        ready: the time when all of them were prepared last; at first, when they were started.
+        copies: that had been taken when they were prepared; None: they are not.
     """
 
     folder: Path
@@ -131,8 +131,8 @@ class _Resize:
     job: TrainJob
     orders: Orders
     kills_before: int
-    copies: int = 0
-    until: float | None = None
+    ready: float
+    copies: int | None = None
 
 
 class _Plan:
@@ -171,17 +171,22 @@ class _Plan:
             elif self._memory.place.whole and (self._resize is None or self._resize.request != request):
                 self._forget_resize()
                 self._resize = self._prepared_for(folder, request)
+            elif self._resize is not None and time.monotonic() - self._resize.ready > PREPARE_S:
+                self.refuse(TuttiError(f"they were not ready within {PREPARE_S / 60:g} minutes"))
         return None if self._resize is None else self._resize.orders
 
     def may_take_over(self) -> bool:
-        """Tell whether a copy of the state was taken since they were prepared, or takes too long."""
-        resize, taken, now = self._resize, self._memory.place.copies_taken, time.monotonic()
+        """Tell whether a copy of the state was taken since they were prepared: no step is to be lost.
+
+        That takes as long as the longest time between two steps, in which the run may validate.
+        """
+        resize, taken = self._resize, self._memory.place.copies_taken
         assert resize is not None, "they were asked for"
-        if resize.until is None:
-            self._resize = replace(resize, copies=taken, until=now + COPY_S)
+        if resize.copies is None:
             self._memory.want_copy(True)
-            return False
-        return taken > resize.copies or now > resize.until
+        before = taken if resize.copies is None else resize.copies
+        self._resize = replace(resize, ready=time.monotonic(), copies=before)
+        return taken > before
 
     def refuse(self, why: TuttiError) -> None:
         """Say that those who were asked for cannot take over."""
@@ -276,7 +281,7 @@ class _Plan:
         for text in placement.warnings:
             warn_on_stderr(text)
         orders = self._orders_in_reserve(job, placement)
-        return _Resize(folder, request, job, orders, out_of_memory_kills())
+        return _Resize(folder, request, job, orders, out_of_memory_kills(), time.monotonic())
 
     def _refuse_after_loss(self) -> None:
         """Prepare others no more who may be why ranks were lost, as these would be lost again."""
