@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ from tests.run.test_survival import (
 )
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.cli.commands import run as command
-from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed
+from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
 from tutti.launch.placement import place_ranks
 from tutti.records import checkpoints
 from tutti.records.checkpoints import read_manifest
@@ -524,6 +525,55 @@ def test_others_take_over_once_the_state_is_copied(tmp_path: Path) -> None:
         assert not plan.may_take_over()
         plan._memory.place.publish(2, {})
         assert plan.may_take_over()
+
+
+def test_whoever_asks_a_run_that_is_to_stop_or_has_ended_is_told(tmp_path: Path) -> None:
+    with planned(tmp_path) as plan:
+        with closing(Asking(tmp_path, 1)) as asking:
+            assert plan.asked_for() is not None
+            plan.note_stop()
+            assert "has been asked to stop; once it has, it goes on by: tutti train" in refusal(asking)
+            assert plan.asked_for() is None
+        with closing(Asking(tmp_path, 1)) as asking:
+            plan.close()
+            assert "has ended meanwhile" in refusal(asking)
+        Asking(tmp_path, 1).close()
+        (tmp_path / REQUEST).write_text("of somebody who was killed")
+        plan.close()
+        assert not (tmp_path / REQUEST).exists()
+
+
+class StopsWhileAsked(tutti.Callback):
+    """Asks for another rank and has the run stop meanwhile; goes on with it once both have an answer.
+
+    Args:
+        folder: of the run.
+        program: the process that has started it.
+        said: notes the answer.
+    """
+
+    def __init__(self, folder: Path, program: int, said: Path) -> None:
+        self._folder, self._program, self._said = folder, program, said
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank or course.step != 4:
+            return
+        with closing(Asking(self._folder, 1)) as asking:
+            os.kill(self._program, signal.SIGTERM)
+            until = time.monotonic() + 30
+            while (found := asking.answer()) is None:
+                assert time.monotonic() < until, "there is no answer"
+                time.sleep(0.01)
+            self._said.write_text(found.answer or "")
+
+
+def test_a_run_that_is_asked_to_stop_says_so_to_whoever_waits_for_others(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    callback = StopsWhileAsked(out, os.getpid(), tmp_path / "said")
+    with pytest.raises(RunStopped):
+        tutti.train(model(), workers=2, callbacks=callback, on_failure="respawn", out=str(out), **OPTIONS)
+    assert "has been asked to stop" in (tmp_path / "said").read_text()
+    assert not (out / REQUEST).exists()
 
 
 class TakesBack(tutti.Callback):

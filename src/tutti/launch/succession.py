@@ -61,6 +61,9 @@ class Succession(Protocol):
     def refuse(self, why: TuttiError) -> None:
         """Have those who were asked for be so no more, as they cannot take over."""
 
+    def note_stop(self) -> None:
+        """Have nobody be asked for, as the ranks are to stop."""
+
     def take_over(self) -> Orders:
         """Have those take over who were asked for; returns their work."""
 
@@ -232,6 +235,8 @@ class Line:
 
     def _look_after_reserve(self, stopping: Stopping) -> bool:
         """Have ranks prepare themselves; returns whether they are to take over at once."""
+        if stopping.page.requested:
+            self._succession.note_stop()
         asked = None if stopping.page.requested else self._succession.asked_for()
         if self._reserve is not None and self._reserve_for is not asked:
             self._end_reserve()

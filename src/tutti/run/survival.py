@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import out_of_memory_kills
 from tutti.launch.start import start
 from tutti.records import checkpoints
-from tutti.records.resize_request import ResizeRequest, answer, requested
+from tutti.records.resize_request import ResizeRequest, answer, remove_forgotten, requested
 from tutti.records.run_folder import RunFolder
 from tutti.run.losses import Losses
 from tutti.run.resizing import resized, resized_text
@@ -58,14 +59,15 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
     """
     with closing(StateMemory()) as memory, last_copy_kept(job, memory.place):
         job = replace(job, memory=memory.place)
-        return start(
-            job.entry,
-            pickle.dumps(job),
-            placement,
-            announce=announce,
-            hang_timeout_s=job.hang_timeout_s,
-            succession=_Plan(job, placement, memory),
-        )
+        with closing(_Plan(job, placement, memory)) as plan:
+            return start(
+                job.entry,
+                pickle.dumps(job),
+                placement,
+                announce=announce,
+                hang_timeout_s=job.hang_timeout_s,
+                succession=plan,
+            )
 
 
 @contextmanager
@@ -193,6 +195,33 @@ class _Plan:
         if self._resize is not None:
             self._answer(self._resize.folder, self._resize.request, str(why), agreed=False)
             self._forget_resize()
+
+    def note_stop(self) -> None:
+        """Refuse what anybody asks for, as the run is to stop."""
+        self._refuse_all("the run has been asked to stop; once it has, it goes on by", "-n {workers}")
+
+    def close(self) -> None:
+        """Refuse what anybody asks for, as the run is over, and leave no request in its folder."""
+        with suppress(BadRunFolder):
+            folder = self._memory.place.folder
+            if folder is not None and RunFolder(folder).finished:
+                self._refuse_all("the run has finished meanwhile; to train longer", "--epochs ...")
+            else:
+                self._refuse_all(
+                    "the run has ended meanwhile; with other ranks it goes on by", "-n {workers}"
+                )
+            if folder is not None:
+                remove_forgotten(folder)
+
+    def _refuse_all(self, why: str, options: str) -> None:
+        self._forget_resize()
+        with suppress(BadRunFolder):
+            folder = self._memory.place.folder
+            request = None if folder is None else requested(folder)
+            if folder is not None and request is not None and request.token != self._answered:
+                of = options.format(workers=request.workers)
+                way = f"tutti train --resume {shlex.quote(str(folder))} {of}"
+                self._answer(folder, request, f"{why}: {way}", agreed=False)
 
     def take_over(self) -> Orders:
         """Have those take over who were asked for; returns their work."""
