@@ -24,6 +24,7 @@ from tests.run.test_survival import (
     UPDATES,
     AwaitsReserve,
     Killed,
+    ancestor,
     left_alone,
     model,
     waiting_of_reserve,
@@ -31,7 +32,8 @@ from tests.run.test_survival import (
 )
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.cli.commands import run as command
-from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
+from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped, TuttiError
+from tutti.launch.crew import Orders
 from tutti.launch.placement import place_ranks
 from tutti.records import checkpoints
 from tutti.records.checkpoints import read_manifest
@@ -184,12 +186,15 @@ def test_ranks_in_reserve_are_replaced_by_those_who_are_asked_for(
     torch.testing.assert_close(weights_of(found), left_alone(), rtol=0, atol=1e-12)
 
 
-def test_the_run_goes_on_when_those_who_are_asked_for_cannot_train(tmp_path: Path) -> None:
+def test_the_run_goes_on_when_those_who_are_asked_for_cannot_train(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     found, ranks = resized_run(tmp_path, {3: 7, 4: 2, 5: 50_000})
     assert ranks == [2]
     said = {note.name: note.read_text() for note in tmp_path.glob("asked-*")}
     assert "batch" in said["asked-3"]
-    assert "has 2 ranks already" in said["asked-4"]
+    assert "tutti resize asked for 7 ranks, in vain: " in capfd.readouterr().err
+    assert said["asked-4"] == ""
     assert "50,000 ranks need more than" in said["asked-5"]
     assert torch.equal(weights_of(found), weights_of(tutti.train(model(), workers=2, **OPTIONS)))
 
@@ -277,7 +282,8 @@ def test_the_command_says_what_has_become_of_it(tmp_path: Path, capsys: pytest.C
     )
     asking.join()
     assert codes == [0]
-    assert f"{out}: going on with 1 new rank, and batches of 6 samples as before" in capsys.readouterr().out
+    text = "going on with 1 rank instead of 2, and batches of 6 samples as before"
+    assert f"{out}: {text}" in capsys.readouterr().out
     assert not (out / REQUEST).exists()
 
 
@@ -518,6 +524,32 @@ def test_ranks_that_are_not_prepared_in_time_are_wanted_no_more(
         assert "not ready within 10 minutes" in refusal(asking)
 
 
+def test_a_run_says_what_becomes_of_those_who_are_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with planned(tmp_path) as plan:
+        with closing(Asking(tmp_path, 2)) as asking:
+            assert plan.asked_for() is None
+            found = asking.answer()
+            assert found is not None
+            assert (found.answer, found.agreed) == ("it has 2 ranks already", True)
+        with closing(Asking(tmp_path, 1)) as asking:
+            assert plan.asked_for() is not None
+            plan.refuse(TuttiError("lost rank 0"))
+            text = "the new ranks cannot take over, and the run goes on with 2 ranks as before: lost rank 0"
+            assert refusal(asking) == text
+            assert f"tutti resize asked for 1 rank, in vain: {text}" in capfd.readouterr().err
+        with closing(Asking(tmp_path, 3)) as asking:
+            assert plan.asked_for() is not None
+            plan.take_over()
+            found = asking.answer()
+            assert found is not None
+            assert found.agreed
+            assert (found.answer or "").startswith("going on with 3 ranks instead of 2, and batches of 32")
+            assert f"{found.answer}, as tutti resize asked" in capfd.readouterr().err
+            assert found.warnings == place_ranks(3).warnings
+
+
 def test_others_take_over_once_the_state_is_copied(tmp_path: Path) -> None:
     with planned(tmp_path) as plan, closing(Asking(tmp_path, 1)):
         assert plan.asked_for() is not None
@@ -532,7 +564,7 @@ def test_whoever_asks_a_run_that_is_to_stop_or_has_ended_is_told(tmp_path: Path)
         with closing(Asking(tmp_path, 1)) as asking:
             assert plan.asked_for() is not None
             plan.note_stop()
-            assert "has been asked to stop; once it has, it goes on by: tutti train" in refusal(asking)
+            assert "has been asked to stop; it goes on with others by: tutti train" in refusal(asking)
             assert plan.asked_for() is None
         with closing(Asking(tmp_path, 1)) as asking:
             plan.close()
@@ -605,6 +637,28 @@ def test_ranks_that_nobody_wants_any_more_are_ended(tmp_path: Path) -> None:
     options = {**OPTIONS, "epochs": 2}
     tutti.train(model(), workers=2, callbacks=TakesBack(out), on_failure="respawn", out=str(out), **options)
     assert [start.world.ranks for start in RunFolder(out).starts().records] == [2]
+
+
+def test_a_rank_that_is_killed_as_it_takes_over_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    take_over = _Plan.take_over
+
+    def kill_one_and_take_over(plan: _Plan) -> Orders:
+        os.kill(waiting_of(os.getpid())[0], signal.SIGKILL)
+        return take_over(plan)
+
+    monkeypatch.setattr(_Plan, "take_over", kill_one_and_take_over)
+    _, ranks = resized_run(tmp_path, {3: 3}, epochs=2)
+    assert ranks == [2, 3]
+    assert "a rank that was to take over has ended by now; others are started" in capfd.readouterr().err
+
+
+def waiting_of(program: int) -> list[int]:
+    """The ranks in reserve of a program's run."""
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    waiting = [int(words[5]) for words in lines if Path(f"/proc/{words[5]}").exists()]
+    return [one for one in waiting if ancestor(one, 3) == program]
 
 
 class NotesScores(AwaitsReserve):

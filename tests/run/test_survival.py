@@ -910,6 +910,7 @@ def test_ranks_that_cannot_be_started_are_started_a_little_later(
     assert len(tries) == (1 if lifted else 3)
     assert said.count("there are no ranks in reserve (too many open files: raise the limit") == 1
     assert said.count("going on with 2 new ranks") == 1
+    assert said.count("the ranks could not be started (too many open files") == 1
 
 
 @pytest.mark.parametrize("lifted", [True, False])

@@ -103,7 +103,7 @@ class Line:
         self._without_reserve, self._reserves_lost = False, 0
         self._prepared = False
         self._server_listens = False
-        self._pauses = iter(TRY_AGAIN_S)
+        self._pauses, self._refusal = iter(TRY_AGAIN_S), ""
 
     def follow(self, orders: Orders, stopping: Stopping) -> tuple[Crew, TuttiError | None]:
         """Have the crews work until one is done, none goes on, or a signal ends all.
@@ -132,6 +132,7 @@ class Line:
                     continue
                 orders = self._succession.take_over()
             elif not outcome.begun:
+                self._warn_of_refusal(str(outcome.error))
                 if not self._may_try_again(stopping):
                     return crew, outcome.error if lost is None else lost.adding(str(outcome.error))
             elif isinstance(outcome.error, PeerLost):
@@ -139,7 +140,7 @@ class Line:
                     orders = self._succession.after(outcome.error)
                 except PeerLost as last:
                     return crew, last
-                lost, self._pauses = outcome.error, iter(TRY_AGAIN_S)
+                lost, self._pauses, self._refusal = outcome.error, iter(TRY_AGAIN_S), ""
             else:
                 return crew, outcome.error
             try:
@@ -147,6 +148,12 @@ class Line:
             except UserError as error:
                 return crew, error if lost is None else lost.adding(str(error))
         return crew, None
+
+    def _warn_of_refusal(self, why: str) -> None:
+        """Say why the ranks could not be started, once of several tries."""
+        if why != self._refusal:
+            self._refusal = why
+            warn_on_stderr(f"the ranks could not be started ({why})")
 
     def _may_try_again(self, stopping: Stopping) -> bool:
         """End the crew, and wait; returns whether ranks that could not be started are to be once more."""
@@ -191,6 +198,8 @@ class Line:
         if reserve is not None and not (reserve.is_prepared and reserve.orders.placement == orders.placement):
             # Ranks that still prepare themselves may take long, or fail: new ones are no slower.
             self._reserve, late = None, reserve
+            if late.orders is orders:
+                warn_on_stderr("a rank that was to take over has ended by now; others are started instead")
             late.kill()
         if self._reserve is None and orders.waits:
             with suppress(OSError, UserError):  # Too many files are open: the others are to close theirs.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, PeerLost, TuttiError, UserError
+from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError, UserError
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import out_of_memory_kills
@@ -193,12 +193,14 @@ class _Plan:
     def refuse(self, why: TuttiError) -> None:
         """Say that those who were asked for cannot take over."""
         if self._resize is not None:
-            self._answer(self._resize.folder, self._resize.request, str(why), agreed=False)
+            resize, here = self._resize, self._placement.workers
+            text = f"the new ranks cannot take over, and the run goes on with {_ranks(here)} as before: {why}"
             self._forget_resize()
+            self._refuse(resize.folder, resize.request, text)
 
     def note_stop(self) -> None:
         """Refuse what anybody asks for, as the run is to stop."""
-        self._refuse_all("the run has been asked to stop; once it has, it goes on by", "-n {workers}")
+        self._refuse_all("the run has been asked to stop; it goes on with others by", "-n {workers}")
 
     def close(self) -> None:
         """Refuse what anybody asks for, as the run is over, and leave no request in its folder."""
@@ -207,9 +209,7 @@ class _Plan:
             if folder is not None and RunFolder(folder).finished:
                 self._refuse_all("the run has finished meanwhile; to train longer", "--epochs ...")
             else:
-                self._refuse_all(
-                    "the run has ended meanwhile; with other ranks it goes on by", "-n {workers}"
-                )
+                self._refuse_all("the run has ended meanwhile; it goes on with others by", "-n {workers}")
             if folder is not None:
                 remove_forgotten(folder)
 
@@ -221,17 +221,19 @@ class _Plan:
             if folder is not None and request is not None and request.token != self._answered:
                 of = options.format(workers=request.workers)
                 way = f"tutti train --resume {shlex.quote(str(folder))} {of}"
-                self._answer(folder, request, f"{why}: {way}", agreed=False)
+                self._refuse(folder, request, f"{why}: {way}")
 
     def take_over(self) -> Orders:
         """Have those take over who were asked for; returns their work."""
-        resize = self._resize
+        resize, before = self._resize, self._placement.workers
         assert resize is not None, "they were asked for"
         self._job, self._placement = again(replace(resize.job, takes_over=True)), resize.orders.placement
         self._memory.note_takeover()
-        text = f"going on with {_new_ranks(self._placement)}{resized_text(self._job, self._first)}"
-        print(f"tutti: {text}, as somebody has asked", file=sys.stderr, flush=True)
-        self._answer(resize.folder, resize.request, text, agreed=True)
+        now = _ranks(self._placement.workers)
+        text = f"going on with {now} instead of {before}{resized_text(self._job, self._first)}"
+        print(f"tutti: {text}, as tutti resize asked", file=sys.stderr, flush=True)
+        warnings = self._placement.warnings
+        self._answer(resize.folder, resize.request, text, agreed=True, warnings=warnings)
         return resize.orders
 
     def after(self, lost: PeerLost) -> Orders:
@@ -299,13 +301,13 @@ class _Plan:
 
     def _prepared_for(self, folder: Path, request: ResizeRequest) -> _Resize | None:
         """Prepare for so many workers; None: there cannot be, and that is answered."""
-        workers = request.workers
+        if request.workers == self._placement.workers:
+            self._answer(folder, request, f"it has {_ranks(request.workers)} already", agreed=True)
+            return None
         try:
-            if workers == self._placement.workers:
-                raise BadOption(f"{folder} has {_ranks(workers)} already")
-            job, placement = self._of(workers)
+            job, placement = self._of(request.workers)
         except UserError as error:
-            self._answer(folder, request, str(error), agreed=False)
+            self._refuse(folder, request, str(error))
             return None
         for text in placement.warnings:
             warn_on_stderr(text)
@@ -323,11 +325,23 @@ class _Plan:
         else:
             self._lost_during = self._resize.request.token
 
-    def _answer(self, folder: Path, request: ResizeRequest, text: str, *, agreed: bool) -> None:
+    def _refuse(self, folder: Path, request: ResizeRequest, text: str) -> None:
+        warn_on_stderr(f"tutti resize asked for {_ranks(request.workers)}, in vain: {text}")
+        self._answer(folder, request, text, agreed=False)
+
+    def _answer(
+        self,
+        folder: Path,
+        request: ResizeRequest,
+        text: str,
+        *,
+        agreed: bool,
+        warnings: tuple[str, ...] = (),
+    ) -> None:
         """Answer a request, once: where that fails nobody waits any more, and it would fail again."""
         self._answered = request.token
         try:
-            answer(folder, request, text, agreed=agreed)
+            answer(folder, request, text, agreed=agreed, warnings=warnings)
         except OSError as error:
             warn_on_stderr(
                 f"whoever has asked for {_ranks(request.workers)} cannot be answered: {error.strerror}"
