@@ -661,6 +661,59 @@ def waiting_of(program: int) -> list[int]:
     return [one for one in waiting if ancestor(one, 3) == program]
 
 
+class AsksItself(tutti.Callback):
+    """Asks in every step for three workers from a step on, on all ranks, and for too many before.
+
+    Until that has come to something, steps take long enough for it.
+
+    Args:
+        folder: of the run.
+        notes: a folder for what was said.
+    """
+
+    def __init__(self, folder: Path, notes: Path) -> None:
+        self._folder, self._notes = folder, notes
+
+    def step(self, course: tutti.Course) -> None:
+        course.resize(7 if course.step < 5 else 3)
+        if course.rank == 0 and course.step == 2:
+            with pytest.raises(BadOption, match=r"in a callback call course\.resize\(workers\)") as caught:
+                tutti.resize(self._folder, 3)
+            (self._notes / "said").write_text(str(caught.value))
+        if course.ranks == 2:
+            time.sleep(0.1)
+
+
+def test_a_callback_asks_for_other_ranks_and_trains_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    callback = AsksItself(out, tmp_path)
+    tutti.train(model(), workers=2, callbacks=callback, on_failure="respawn", out=str(out), **OPTIONS)
+    assert [start.world.ranks for start in RunFolder(out).starts().records] == [2, 3]
+    assert (tmp_path / "said").exists()
+    said = capfd.readouterr().err
+    assert said.count("tutti resize asked for 7 ranks, in vain: ") == 1
+    assert not (out / REQUEST).exists()
+
+
+def test_a_callback_of_a_run_that_cannot_change_is_warned_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = {**OPTIONS, "epochs": 1}
+    tutti.train(model(), workers=1, callbacks=AsksInVain(), out=str(tmp_path / "run"), **options)
+    assert capfd.readouterr().err.count("was started without --on-failure") == 1
+
+
+class AsksInVain(tutti.Callback):
+    def __init__(self) -> None:
+        self.course: tutti.Course | None = None
+
+    def step(self, course: tutti.Course) -> None:
+        self.course = course  # It is pickled with the callback.
+        course.resize(2)
+
+
 class NotesScores(AwaitsReserve):
     """Notes how soon the kernel is to end ranks: those of the reserve, and this one once it has taken over.
 

@@ -43,7 +43,8 @@ from tutti.run import summary_lines
 from tutti.run.config import OBJECT, SCALE, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import named_or_given
-from tutti.run.train_job import PARTS
+from tutti.run.resize import RankAsks
+from tutti.run.train_job import PARTS, TrainJob
 from tutti.state import Saved, Values
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
@@ -404,7 +405,8 @@ def callbacks_of(job: Job, comm: Communicator, module: nn.Module) -> Callbacks |
         UserError: a name finds nothing, or an object is no callback.
     """
     given = named_or_given(job, "callbacks")
-    return None if given is None else Callbacks(given, comm, module)
+    resize = RankAsks(job) if isinstance(job, TrainJob) else None
+    return None if given is None else Callbacks(given, comm, module, resize)
 
 
 def deal(

@@ -6,11 +6,11 @@ import operator
 import shlex
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, SupportsIndex
 
-from tutti.errors import BadOption, BadRunFolder
+from tutti.errors import BadOption, BadRunFolder, UserError
 from tutti.launch.launcher import Launcher, started_by
 from tutti.records import checkpoints
 from tutti.records.farm_folder import FARM
@@ -20,9 +20,13 @@ from tutti.records.resize_request import Asking
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import TrainConfig
 from tutti.run.survival import STOP
+from tutti.run.train_job import TrainJob
 from tutti.terminal import warn_on_stderr
 
 _LOOK_S: Final = 0.05
+
+_AGAIN_S: Final = 60.0
+"""The time after a refusal in which a rank does not ask for as many workers again."""
 
 _ABSENT_S: Final = 30.0
 """Time without anybody who writes its folder, after which a run has ended: lost ranks are replaced sooner."""
@@ -70,6 +74,57 @@ def resize(run: str | Path, workers: int) -> str:
     for text in found.warnings:
         warn_on_stderr(text)
     return found.answer
+
+
+class RankAsks:
+    """Asks from within a run, on its rank 0, for another number of workers, and does not wait.
+
+    What the run refuses it warns of itself. The same number is then asked for no more for a while, as a
+    callback may ask in every step.
+
+    Args:
+        job: the run.
+    """
+
+    def __init__(self, job: TrainJob) -> None:
+        self._job, self._warned = job, ""
+        self._waits: threading.Thread | None = None
+        self._refused, self._until = 0, 0.0
+
+    def __call__(self, workers: int) -> None:
+        """Ask for so many, unless an answer is still to come."""
+        if self._waits is not None and self._waits.is_alive():
+            return
+        try:
+            count = counted(workers)
+            if count == self._refused and time.monotonic() < self._until:
+                return
+            asking = Asking(self._folder(count), count)
+        except UserError as error:
+            if str(error) != self._warned:
+                self._warned = str(error)
+                warn_on_stderr(self._warned)
+            return
+        self._waits = threading.Thread(target=self._await, args=(asking, count), daemon=True)
+        self._waits.start()
+
+    def _folder(self, workers: int) -> Path:
+        memory, config = self._job.memory, self._job.config
+        folder = None if memory is None else memory.folder
+        if memory is not None and folder is None:
+            raise BadOption("a run without a folder cannot change its number of ranks; name one with out=...")
+        if folder is None or config.hosts is not None:
+            place = self._job.config.out or "RUN"
+            raise BadOption(_unchangeable(Path(place), config, workers))
+        return folder
+
+    def _await(self, asking: Asking, workers: int) -> None:
+        """Wait for the answer; where others take over, this process ends meanwhile."""
+        with closing(asking), suppress(BadRunFolder):
+            while (found := asking.answer()) is None:
+                time.sleep(_LOOK_S)
+            if not found.agreed:
+                self._refused, self._until = workers, time.monotonic() + _AGAIN_S
 
 
 def counted(workers: SupportsIndex) -> int:
