@@ -38,9 +38,9 @@ from tutti.launch.placement import place_ranks
 from tutti.records import checkpoints
 from tutti.records.checkpoints import read_manifest
 from tutti.records.folder_lock import FolderLock
-from tutti.records.run import Summary, ranks_in_turn
 from tutti.records.heartbeat import TRAINING, Heartbeat
 from tutti.records.resize_request import REQUEST, Asking, answer, remove_forgotten, requested
+from tutti.records.run import Summary, ranks_in_turn
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.resize import resize
