@@ -389,25 +389,33 @@ def test_a_request_counts_as_long_as_somebody_waits(tmp_path: Path) -> None:
     assert not (tmp_path / REQUEST).exists()
 
 
-def test_an_answer_reaches_only_whoever_has_asked_for_that(tmp_path: Path) -> None:
+def test_an_answer_reaches_only_whoever_has_asked_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(Asking(tmp_path, 3)):
         first = requested(tmp_path)
         assert first is not None
     (tmp_path / REQUEST).write_bytes(first.as_bytes())  # It was killed.
-    with closing(Asking(tmp_path, 3)) as asking:
-        answer(tmp_path, first, "that was for another one", agreed=True)
-        assert asking.answer() is None
-        second = requested(tmp_path)
-        assert second is not None
-        assert second.token != first.token
-        # While the answer waits to be read nobody else may ask.
-        answer(tmp_path, second, "no", agreed=False)
+    asking = Asking(tmp_path, 3)
+    answer(tmp_path, first, "that was for another one", agreed=True)
+    assert asking.answer() is None
+    second = requested(tmp_path)
+    assert second is not None
+    assert second.token != first.token
+    # Whoever comes next waits until the answer has been read.
+    answer(tmp_path, second, "no", agreed=False)
+    with monkeypatch.context() as changed:
+        changed.setattr("tutti.records.resize_request.GONE_S", 0.05)
         with pytest.raises(BadRunFolder, match="already"):
             Asking(tmp_path, 4)
-        remove_forgotten(tmp_path)
-        found = asking.answer()
-        assert found is not None
-        assert found.answer == "no"
+    remove_forgotten(tmp_path)
+    found = asking.answer()
+    assert found is not None
+    assert found.answer == "no"
+    reads = threading.Timer(0.05, asking.close)
+    reads.start()
+    with closing(Asking(tmp_path, 4)):
+        assert not reads.is_alive()
 
 
 def test_whoever_asks_removes_no_request_but_its_own(tmp_path: Path) -> None:
@@ -649,7 +657,7 @@ def test_a_rank_that_is_killed_as_it_takes_over_is_told_of(
         return take_over(plan)
 
     monkeypatch.setattr(_Plan, "take_over", kill_one_and_take_over)
-    _, ranks = resized_run(tmp_path, {3: 3}, epochs=2)
+    _, ranks = resized_run(tmp_path, {3: 3})
     assert ranks == [2, 3]
     assert "a rank that was to take over has ended by now; others are started" in capfd.readouterr().err
 

@@ -30,6 +30,9 @@ _BYTES: Final = 65536
 _ROOM: Final = 4096
 """The size of the file, in bytes, which a longer answer exceeds."""
 
+GONE_S: Final = 10.0
+"""The longest time in which somebody who has an answer reads it, or was killed and is not gone yet."""
+
 _PROBE_S: Final = 0.002
 _WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -63,12 +66,15 @@ class Asking:
     Args:
         folder: of the run.
         workers: that are to train.
+        patience_s: how long to wait for somebody else who asks and has no answer.
 
     Raises:
         BadRunFolder: somebody else asks for others now; or the file cannot be written, or locked.
     """
 
-    def __init__(self, folder: Path, workers: int) -> None:
+    def __init__(self, folder: Path, workers: int, patience_s: float = 0.0) -> None:
+        now = time.monotonic()
+        self._until, self._until_read = now + patience_s, now + max(patience_s, GONE_S)
         self._path = folder / REQUEST
         self._request = ResizeRequest(workers, secrets.token_hex(8))
         _refuse_other_kinds(self._path)
@@ -109,12 +115,17 @@ class Asking:
             raise
 
     def _lock(self, file: int, folder: Path) -> bool:
-        """Lock the file; returns False if somebody has just looked whether it is locked."""
+        """Lock the file; returns False if that may be possible in a moment."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with suppress(BlockingIOError):
+                # What others who only look have, too.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+            found = _read(file)
+            answered = found is not None and found.answer is not None
+            if time.monotonic() < (self._until_read if answered else self._until):
                 return False
             raise BadRunFolder(
                 f"{folder} is being asked for another number of workers already; wait for the answer to that"
@@ -136,10 +147,9 @@ class Asking:
         """
         # Before it is read: a run that cannot write into it removes it.
         there = _is_at(self._path, self._file)
-        with suppress(OSError, ValueError):  # It is being written.
-            found = parse_record(os.pread(self._file, _BYTES, 0), ResizeRequest)
-            if found.answer is not None:
-                return found
+        found = _read(self._file)
+        if found is not None and found.answer is not None:
+            return found
         if not there:
             raise BadRunFolder(
                 f"{self._path} was removed before there was an answer in it; see what the run has printed"
@@ -167,9 +177,8 @@ def requested(folder: Path) -> ResizeRequest | None:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        with suppress(OSError, ValueError):  # It is being written.
-            found = parse_record(os.pread(file, _BYTES, 0), ResizeRequest)
-            return found if found.answer is None else None
+        found = _read(file)
+        return found if found is not None and found.answer is None else None
     except OSError:
         pass  # Of a file system without locks, or whose server is gone.
     finally:
@@ -191,13 +200,11 @@ def answer(
         try:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                found = parse_record(os.pread(file, _BYTES, 0), ResizeRequest)
-                if found.token == request.token:
+                found = _read(file)
+                if found is not None and found.token == request.token:
                     os.pwrite(file, said.as_bytes(), 0)
             finally:
                 os.close(file)
-        except ValueError:
-            return  # It is that of somebody else, who has just begun to write it.
         except OSError:
             path.unlink()
             raise
@@ -218,6 +225,14 @@ def remove_forgotten(folder: Path) -> None:
                 path.unlink()
         finally:
             os.close(file)
+
+
+def _read(file: int) -> ResizeRequest | None:
+    """Read an open file; None: it is being written, or cannot be read."""
+    try:
+        return parse_record(os.pread(file, _BYTES, 0), ResizeRequest)
+    except (OSError, ValueError):
+        return None
 
 
 def _refuse_other_kinds(path: Path) -> None:

@@ -6,7 +6,7 @@ import operator
 import shlex
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Final, SupportsIndex
 
@@ -16,7 +16,7 @@ from tutti.records import checkpoints
 from tutti.records.farm_folder import FARM
 from tutti.records.folder_lock import is_locked
 from tutti.records.heartbeat import FINISHED
-from tutti.records.resize_request import Asking
+from tutti.records.resize_request import GONE_S, Asking
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import TrainConfig
 from tutti.run.survival import STOP
@@ -99,13 +99,11 @@ class RankAsks:
             count = counted(workers)
             if count == self._refused and time.monotonic() < self._until:
                 return
-            asking = Asking(self._folder(count), count)
+            folder = self._folder(count)
         except UserError as error:
-            if str(error) != self._warned:
-                self._warned = str(error)
-                warn_on_stderr(self._warned)
+            self._warn(str(error))
             return
-        self._waits = threading.Thread(target=self._await, args=(asking, count), daemon=True)
+        self._waits = threading.Thread(target=self._ask, args=(folder, count), daemon=True)
         self._waits.start()
 
     def _folder(self, workers: int) -> Path:
@@ -118,13 +116,23 @@ class RankAsks:
             raise BadOption(_unchangeable(Path(place), config, workers))
         return folder
 
-    def _await(self, asking: Asking, workers: int) -> None:
-        """Wait for the answer; where others take over, this process ends meanwhile."""
-        with closing(asking), suppress(BadRunFolder):
-            while (found := asking.answer()) is None:
-                time.sleep(_LOOK_S)
+    def _ask(self, folder: Path, workers: int) -> None:
+        """Ask, and wait for the answer; where others take over, this process ends meanwhile."""
+        try:
+            # Of ranks that were lost while one of them asked the process may not be gone yet.
+            with closing(Asking(folder, workers, GONE_S)) as asking:
+                while (found := asking.answer()) is None:
+                    time.sleep(_LOOK_S)
+        except BadRunFolder as error:
+            self._warn(str(error))
+        else:
             if not found.agreed:
                 self._refused, self._until = workers, time.monotonic() + _AGAIN_S
+
+    def _warn(self, text: str) -> None:
+        if text != self._warned:
+            self._warned = text
+            warn_on_stderr(text)
 
 
 def counted(workers: SupportsIndex) -> int:
