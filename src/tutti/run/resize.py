@@ -216,6 +216,9 @@ def _last_seen(folder: RunFolder, workers: int, seen: float) -> float:
 
 def _has_stopped(folder: RunFolder) -> bool:
     """Tell whether the ranks of a run have ended without being lost, or long ago."""
-    beats = folder.heartbeats().records
+    try:
+        beats = folder.heartbeats().records
+    except FileNotFoundError:  # The folder is being removed or renamed.
+        return False
     silent = bool(beats) and max(one.time for one in beats) < time.time() - _ABSENT_S
     return silent or any(one.rank == 0 and one.state == FINISHED for one in beats)

@@ -165,7 +165,7 @@ class _Plan:
 
     def asked_for(self) -> Orders | None:
         """The work of other ranks that are to take over once they are prepared; None: nobody wants that."""
-        with suppress(BadRunFolder):
+        with suppress(BadRunFolder, OSError):  # Too many files may be open.
             folder = self._memory.place.folder
             request = None if folder is None else requested(folder)
             if folder is None or request is None or request.token == self._answered:
