@@ -40,7 +40,7 @@ class Course:
     step: int = 0
     history: Sequence[EpochRecord] = field(default_factory=list)
     _reason: str | None = None
-    _ask: Callable[[int], None] | None = field(default=None, repr=False)
+    _ask: Callable[[int], None] | None = field(default=None, init=False, repr=False)
 
     def stop(self, why: str) -> None:
         """End the run with the epoch that is under way, or just over; one rank that asks is enough.
@@ -121,7 +121,8 @@ class Callbacks:
         self._of_steps = [
             one for one in self._all if getattr(one.step, "__func__", None) is not Callback.step
         ]
-        self._comm, self._course = comm, Course(comm.rank, comm.size, model, _ask=resize)
+        self._comm, self._course = comm, Course(comm.rank, comm.size, model)
+        self._course._ask = resize
 
     def begin(self, step: int, history: Sequence[EpochRecord]) -> None:
         """Tell them that training begins after so many updates, and where further records will be."""
