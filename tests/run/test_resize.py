@@ -244,7 +244,7 @@ def test_workers_with_batches_of_their_own_train_on_as_many_samples_as_were_aske
 
 
 def test_the_last_copy_of_a_run_that_has_grown_is_the_newest_checkpoint(tmp_path: Path) -> None:
-    killed = Killed(tmp_path, [(3, 24), (3, 30)])
+    killed = Killed(tmp_path, [(3, 20), (3, 24)])
     options = {"strategy": "local", "strategy_options": {"every": 2}, "epochs": 16}
     with pytest.raises(PeerLost, match="it was loss 2 within an hour"):
         resized_run(
