@@ -248,7 +248,7 @@ def test_the_last_copy_of_a_run_that_has_grown_is_the_newest_checkpoint(tmp_path
     options = {"strategy": "local", "strategy_options": {"every": 2}, "epochs": 16}
     with pytest.raises(PeerLost, match="it was loss 2 within an hour"):
         resized_run(
-            tmp_path, {1: 4}, callbacks=[killed], max_failures=1, checkpoint="1 epoch", keep=20, **options
+            tmp_path, {6: 4}, callbacks=[killed], max_failures=1, checkpoint="1 epoch", keep=20, **options
         )
     present = checkpoints.present(tmp_path / "run" / checkpoints.FOLDER)
     assert read_manifest(present[-1]).ranks == 4
