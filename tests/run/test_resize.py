@@ -243,6 +243,18 @@ def test_workers_with_batches_of_their_own_train_on_as_many_samples_as_were_aske
     assert sum(one.train.samples for one in found.history) == 32 * 2 * OPTIONS["batch_size"]
 
 
+class Own(tutti.Sync):
+    """A strategy that no name finds."""
+
+
+def test_workers_of_a_strategy_of_the_users_that_share_a_batch_make_as_many_steps(tmp_path: Path) -> None:
+    killed = Killed(tmp_path, [(1, 20)])
+    options = {**OPTIONS, "epochs": None, "steps": 32}
+    found = tutti.train(model(), workers=2, strategy=Own(), on_failure="shrink", callbacks=killed, **options)
+    assert sum(one.train.samples for one in found.history) == 32 * OPTIONS["batch_size"]
+    assert len(found.history[-1].ranks) == 1
+
+
 def test_the_last_copy_of_a_run_that_has_grown_is_the_newest_checkpoint(tmp_path: Path) -> None:
     killed = Killed(tmp_path, [(3, 20), (3, 24)])
     options = {"strategy": "local", "strategy_options": {"every": 2}, "epochs": 16}

@@ -31,7 +31,7 @@ def resized(job: TrainJob, first: TrainConfig, before: int, workers: int) -> Tra
     """
     config = job.config.changed({"workers": str(workers)})
     if first.on_shrink != SCALE:
-        more = first.steps is not None and not _share_batch(first.strategy)
+        more = first.steps is not None and not _share_batch(job, workers)
         return replace(job, config=replace(config, steps=_steps(first, workers, before)) if more else config)
     batch_size = max(workers, round(first.batch_size * workers / before))
     steps = _steps(first, batch_size, first.batch_size)
@@ -50,14 +50,15 @@ def _steps(first: TrainConfig, share: int, whole: int) -> int | None:
     return None if first.steps is None else -(-first.steps * whole // share)
 
 
-def _share_batch(strategy: str) -> bool:
-    """Tell whether the workers make each update together."""
+def _share_batch(job: TrainJob, workers: int) -> bool:
+    """Tell whether the workers of a job make each update together."""
+    strategy = job.config.strategy
     if strategy in ONE_BATCH or not names_object(strategy):
         return strategy in ONE_BATCH
-    from tutti.strategies import named  # It imports torch.
+    from tutti.run.build import build_strategy  # It imports torch.
     from tutti.strategies.base import Pace
 
-    return named(strategy).pace is Pace.TOGETHER
+    return build_strategy(job, workers).pace is Pace.TOGETHER
 
 
 def resized_text(job: TrainJob, first: TrainConfig) -> str:
