@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from tutti.errors import BadRunFolder, DiskFull, room_left
 from tutti.records.checkpoints import flush_folder
@@ -113,6 +114,18 @@ def _written_beside(path: Path, content: bytes) -> Iterator[Path]:
         yield beside
     finally:
         beside.unlink(missing_ok=True)
+
+
+WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""The errors of a file system that has no locks."""
+
+
+def is_at(path: Path | str, file: int) -> bool:
+    """Tell whether `path` still is the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def unfinished_file(path: Path) -> Path:

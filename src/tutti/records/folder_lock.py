@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
-from tutti.records.files import refusing
+from tutti.records.files import WITHOUT_LOCKS, is_at, refusing
 from tutti.records.json_lines import Record, parse_record, to_json
 
 LOCK: Final = ".lock"
@@ -69,7 +68,7 @@ class FolderLock:
     def lost(self) -> bool:
         """True if the folder at this path is gone, or another one by now, or another job has its lock."""
         late = self._until is not None and time.monotonic() > self._until and not self._has_come()
-        return late or not _is_at(self._at, self._folder)
+        return late or not is_at(self._at, self._folder)
 
     def _has_come(self) -> bool:
         return self._waits is None or not self._waits.is_alive()
@@ -79,7 +78,7 @@ class FolderLock:
         if self._waits is not None and self._until is not None:
             self._waits.join(max(0.0, self._until - time.monotonic()))
         with suppress(OSError):  # A file that nobody has locked says nothing.
-            if self._has_come() and _is_at(self._path, self._file):
+            if self._has_come() and is_at(self._path, self._file):
                 self._path.unlink(missing_ok=True)
         _locks.discard(self._file)
         # A forked process may have the file open too.
@@ -92,7 +91,7 @@ class FolderLock:
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
-                if self._lock(file) and _is_at(self._path, file):
+                if self._lock(file) and is_at(self._path, file):
                     os.ftruncate(file, 0)
                     os.pwrite(file, to_json(FolderOwner(os.getpid(), socket.gethostname())).encode(), 0)
                     return file
@@ -114,7 +113,7 @@ class FolderLock:
             _refuse_held(file, self._path.parent)
             return False
         except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            if error.errno not in WITHOUT_LOCKS:
                 raise
             self.problem = error.strerror
         return True
@@ -172,16 +171,8 @@ def _refuse_held(file: int, folder: Path) -> None:
             "folder with --out"
         ) from None
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in WITHOUT_LOCKS:
             raise
 
 
 _OWNER_BYTES: Final = 4096
-
-
-def _is_at(path: Path | str, file: int) -> bool:
-    """Tell whether `path` still is the open file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    except (FileNotFoundError, NotADirectoryError):
-        return False

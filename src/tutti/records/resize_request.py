@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
+from tutti.records.files import WITHOUT_LOCKS, is_at
 from tutti.records.json_lines import Record, parse_record, to_json
 
 REQUEST: Final = "resize.json"
@@ -34,7 +35,6 @@ GONE_S: Final = 10.0
 """The longest time in which somebody who has an answer reads it, or was killed and is not gone yet."""
 
 _PROBE_S: Final = 0.002
-_WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Asking:
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
-                if self._lock(file, folder) and _is_at(self._path, file):
+                if self._lock(file, folder) and is_at(self._path, file):
                     if os.fstat(file).st_size == 0:
                         self._write(file, folder)
                         return file
@@ -131,7 +131,7 @@ class Asking:
                 f"{folder} is being asked for another number of workers already; wait for the answer to that"
             ) from None
         except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
+            if error.errno not in WITHOUT_LOCKS:
                 raise
             raise BadRunFolder(
                 f"the file system of {folder} has no locks ({error.strerror}), so the run cannot be asked; "
@@ -146,7 +146,7 @@ class Asking:
             BadRunFolder: the file was removed.
         """
         # Before it is read: a run that cannot write into it removes it.
-        there = _is_at(self._path, self._file)
+        there = is_at(self._path, self._file)
         found = _read(self._file)
         if found is not None and found.answer is not None:
             return found
@@ -159,7 +159,7 @@ class Asking:
     def close(self) -> None:
         """Take it back, answered or not."""
         with suppress(OSError):
-            if _is_at(self._path, self._file):
+            if is_at(self._path, self._file):
                 self._path.unlink()
         os.close(self._file)
 
@@ -221,7 +221,7 @@ def remove_forgotten(folder: Path) -> None:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if stat.S_ISREG(os.fstat(file).st_mode) and _is_at(path, file):
+            if stat.S_ISREG(os.fstat(file).st_mode) and is_at(path, file):
                 path.unlink()
         finally:
             os.close(file)
@@ -240,11 +240,3 @@ def _refuse_other_kinds(path: Path) -> None:
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise BadRunFolder(f"{path} is no file, but a link, a folder or a pipe; remove it and ask again")
-
-
-def _is_at(path: Path, file: int) -> bool:
-    """Tell whether `path` still is the open file."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(file))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
