@@ -16,8 +16,7 @@ from tutti.cli.train import TrainCommand, config_of
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.registry import part
-from tutti.run.config import Options, TrainConfig
-from tutti.run.survival import SHRINK, STOP
+from tutti.run.config import SHRINK, STOP, Options, TrainConfig
 from tutti.run.train_job import TrainJob
 from tutti.studies.chaos import script
 from tutti.studies.chaos.disturbance import Event, Promise

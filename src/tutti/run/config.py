@@ -46,6 +46,8 @@ MEASURED: Final = ("precision", "layout", "batch_size")
 
 KEEP_BATCH: Final = "keep-batch"
 SCALE: Final = "scale"
+STOP: Final = "stop"
+SHRINK: Final = "shrink"
 """The batch of fewer workers: that of all before, or one that is the smaller, the fewer they are."""
 
 MOST_BYTES: Final = 1 << 20

@@ -18,8 +18,7 @@ from tutti.records.folder_lock import is_locked
 from tutti.records.heartbeat import FINISHED
 from tutti.records.resize_request import GONE_S, Asking
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
-from tutti.run.config import TrainConfig
-from tutti.run.survival import STOP
+from tutti.run.config import STOP, TrainConfig
 from tutti.run.train_job import TrainJob
 from tutti.terminal import warn_on_stderr
 

@@ -14,9 +14,9 @@ from tutti.launch.start import start
 from tutti.load_object import find_file, names_object
 from tutti.models import names_file
 from tutti.records.untrusted import open_file
-from tutti.run.config import DATA_SETS, TrainConfig
+from tutti.run.config import DATA_SETS, STOP, TrainConfig
 from tutti.run.jobs import Job
-from tutti.run.survival import STOP, survive
+from tutti.run.survival import survive
 from tutti.run.survival_on_hosts import survive_on_hosts
 from tutti.run.train_job import TrainJob
 

@@ -30,13 +30,11 @@ from tutti.launch.start import start
 from tutti.records import checkpoints
 from tutti.records.resize_request import ResizeRequest, answer, remove_forgotten, requested
 from tutti.records.run_folder import RunFolder
+from tutti.run.config import SHRINK
 from tutti.run.losses import Losses
 from tutti.run.resizing import resized, resized_text
 from tutti.run.train_job import TrainJob, again
 from tutti.terminal import warn_on_stderr
-
-STOP: Final = "stop"
-SHRINK: Final = "shrink"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a disk that is full, or of which a user has had his share."""
