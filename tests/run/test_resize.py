@@ -43,8 +43,10 @@ from tutti.records.resize_request import REQUEST, Asking, answer, remove_forgott
 from tutti.records.run import Summary, ranks_in_turn
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
+from tutti.run.lineup import Lineup
 from tutti.run.resize import resize
-from tutti.run.survival import PREPARE_S, _Plan
+from tutti.run.resize_answers import PREPARE_S, ResizeAnswers
+from tutti.run.survival import _Plan
 from tutti.run.train_job import TrainJob
 
 
@@ -481,7 +483,7 @@ def planned(folder: Path, **options: Any) -> Iterator[_Plan]:
         memory.place.note_folder(folder)
         memory.place.publish(1, {})
         config = TrainConfig(model="mlp", data="digits", on_failure="respawn", **options)
-        yield _Plan(TrainJob(config, memory=memory.place), place_ranks(2), memory)
+        yield _Plan(Lineup(TrainJob(config, memory=memory.place), place_ranks(2), memory))
 
 
 def refusal(asking: Asking) -> str:
@@ -500,8 +502,8 @@ def test_a_run_that_cannot_answer_says_so_once_and_lets_nobody_wait(
 
     with planned(tmp_path) as plan, closing(Asking(tmp_path, 2)) as asking:
         monkeypatch.setattr(os, "pwrite", full)
-        assert plan.asked_for() is None
-        assert plan.asked_for() is None
+        assert plan.others.asked_for() is None
+        assert plan.others.asked_for() is None
         with pytest.raises(BadRunFolder, match="see what the run has printed"):
             asking.answer()
     assert capfd.readouterr().err.count("cannot be answered: No space left on device") == 1
@@ -514,14 +516,14 @@ def test_ranks_that_may_be_why_others_were_lost_are_prepared_no_more(
         with closing(Asking(tmp_path, 1)) as asking:
             for _ in range(2):
                 assert asking.answer() is None
-                assert plan.asked_for() is not None
+                assert plan.others.asked_for() is not None
                 plan.after(PeerLost([1], "killed"))
                 plan.release()
             assert "twice ranks were lost while" in refusal(asking)
-            assert plan.asked_for() is None
+            assert plan.others.asked_for() is None
         with closing(Asking(tmp_path, 1)) as asking:
-            assert plan.asked_for() is not None
-            monkeypatch.setattr("tutti.run.survival.out_of_memory_kills", lambda: 1_000_000)
+            assert plan.others.asked_for() is not None
+            monkeypatch.setattr("tutti.run.resize_answers.out_of_memory_kills", lambda: 1_000_000)
             plan.after(PeerLost([1], "killed"))
             assert "the memory ran out while" in refusal(asking)
 
@@ -530,17 +532,17 @@ def test_ranks_that_are_not_prepared_in_time_are_wanted_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with planned(tmp_path) as plan, closing(Asking(tmp_path, 1)) as asking:
-        orders, now = plan.asked_for(), time.monotonic()
+        orders, now = plan.others.asked_for(), time.monotonic()
         assert orders is not None
-        assert plan.asked_for() is orders
+        assert plan.others.asked_for() is orders
         monkeypatch.setattr(time, "monotonic", lambda: now + PREPARE_S - 1)
-        assert not plan.may_take_over()
+        assert not plan.others.may_take_over()
         # Those that are prepared wait for a copy of the state as long as that takes.
         monkeypatch.setattr(time, "monotonic", lambda: now + 2 * PREPARE_S - 2)
-        assert plan.asked_for() is orders
-        assert not plan.may_take_over()
+        assert plan.others.asked_for() is orders
+        assert not plan.others.may_take_over()
         monkeypatch.setattr(time, "monotonic", lambda: now + 4 * PREPARE_S)
-        assert plan.asked_for() is None
+        assert plan.others.asked_for() is None
         assert "not ready within 10 minutes" in refusal(asking)
 
 
@@ -549,19 +551,19 @@ def test_a_run_says_what_becomes_of_those_who_are_asked_for(
 ) -> None:
     with planned(tmp_path) as plan:
         with closing(Asking(tmp_path, 2)) as asking:
-            assert plan.asked_for() is None
+            assert plan.others.asked_for() is None
             found = asking.answer()
             assert found is not None
             assert (found.answer, found.agreed) == ("it has 2 ranks already", True)
         with closing(Asking(tmp_path, 1)) as asking:
-            assert plan.asked_for() is not None
-            plan.refuse(TuttiError("lost rank 0"))
+            assert plan.others.asked_for() is not None
+            plan.others.refuse(TuttiError("lost rank 0"))
             text = "the new ranks cannot take over, and the run goes on with 2 ranks as before: lost rank 0"
             assert refusal(asking) == text
             assert f"tutti resize asked for 1 rank, in vain: {text}" in capfd.readouterr().err
         with closing(Asking(tmp_path, 3)) as asking:
-            assert plan.asked_for() is not None
-            plan.take_over()
+            assert plan.others.asked_for() is not None
+            plan.others.take_over()
             found = asking.answer()
             assert found is not None
             assert found.agreed
@@ -572,20 +574,20 @@ def test_a_run_says_what_becomes_of_those_who_are_asked_for(
 
 def test_others_take_over_once_the_state_is_copied(tmp_path: Path) -> None:
     with planned(tmp_path) as plan, closing(Asking(tmp_path, 1)):
-        assert plan.asked_for() is not None
-        assert not plan.may_take_over()
-        assert not plan.may_take_over()
+        assert plan.others.asked_for() is not None
+        assert not plan.others.may_take_over()
+        assert not plan.others.may_take_over()
         plan._memory.place.publish(2, {})
-        assert plan.may_take_over()
+        assert plan.others.may_take_over()
 
 
 def test_whoever_asks_a_run_that_is_to_stop_or_has_ended_is_told(tmp_path: Path) -> None:
     with planned(tmp_path) as plan:
         with closing(Asking(tmp_path, 1)) as asking:
-            assert plan.asked_for() is not None
-            plan.note_stop()
+            assert plan.others.asked_for() is not None
+            plan.others.note_stop()
             assert "has been asked to stop; it goes on with others by: tutti train" in refusal(asking)
-            assert plan.asked_for() is None
+            assert plan.others.asked_for() is None
         with closing(Asking(tmp_path, 1)) as asking:
             plan.close()
             assert "has ended meanwhile" in refusal(asking)
@@ -662,13 +664,13 @@ def test_ranks_that_nobody_wants_any_more_are_ended(tmp_path: Path) -> None:
 def test_a_rank_that_is_killed_as_it_takes_over_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    take_over = _Plan.take_over
+    take_over = ResizeAnswers.take_over
 
-    def kill_one_and_take_over(plan: _Plan) -> Orders:
+    def kill_one_and_take_over(others: ResizeAnswers) -> Orders:
         os.kill(waiting_of(os.getpid())[0], signal.SIGKILL)
-        return take_over(plan)
+        return take_over(others)
 
-    monkeypatch.setattr(_Plan, "take_over", kill_one_and_take_over)
+    monkeypatch.setattr(ResizeAnswers, "take_over", kill_one_and_take_over)
     _, ranks = resized_run(tmp_path, {3: 3})
     assert ranks == [2, 3]
     assert "a rank that was to take over has ended by now; others are started" in capfd.readouterr().err

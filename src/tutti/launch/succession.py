@@ -43,29 +43,37 @@ OTHERS_PREPARE: Final = "others prepare themselves"
 NO_RESERVE: Final = "from here on new ones are started when one is lost"
 
 
-class Succession(Protocol):
-    """The plan for the case that ranks are lost."""
-
-    def reserve(self) -> Orders | None:
-        """Return the work of ranks that prepare themselves and wait; None: nobody is to, or not yet."""
+class Others(Protocol):
+    """Ranks that somebody has asked for, to take over from those that work."""
 
     def asked_for(self) -> Orders | None:
-        """Return the work of others, who are to take over once they are prepared; None: nobody wants that.
+        """Return their work; None: nobody wants others.
 
-        It is the same object each time, until somebody has taken over or others are wanted.
+        It is the same object each time, until they have taken over or yet others are wanted.
         """
 
     def may_take_over(self) -> bool:
-        """Tell whether those who were asked for, and are prepared, are to take over now, or still to wait."""
+        """Tell whether they, who are prepared, are to take over now, or still to wait."""
+
+    def take_over(self) -> Orders:
+        """Have them take over; returns their work."""
 
     def refuse(self, why: TuttiError) -> None:
-        """Have those who were asked for be so no more, as they cannot take over."""
+        """Have them be wanted no more, as they cannot take over."""
 
     def note_stop(self) -> None:
         """Have nobody be asked for, as the ranks are to stop."""
 
-    def take_over(self) -> Orders:
-        """Have those take over who were asked for; returns their work."""
+
+class Succession(Protocol):
+    """The plan for the case that ranks are lost, or others asked for."""
+
+    @property
+    def others(self) -> Others:
+        """Those whom somebody asks for."""
+
+    def reserve(self) -> Orders | None:
+        """Return the work of ranks that prepare themselves and wait; None: nobody is to, or not yet."""
 
     def after(self, lost: PeerLost) -> Orders:
         """Return the work of those that go on.
@@ -130,7 +138,7 @@ class Line:
                 late = time.monotonic() - since > RESERVE_S
                 if not late or not self._look_after_reserve(stopping):
                     continue
-                orders = self._succession.take_over()
+                orders = self._succession.others.take_over()
             elif not outcome.begun:
                 self._warn_of_refusal(str(outcome.error))
                 if not self._may_try_again(stopping):
@@ -245,8 +253,8 @@ class Line:
     def _look_after_reserve(self, stopping: Stopping) -> bool:
         """Have ranks prepare themselves; returns whether they are to take over at once."""
         if stopping.page.requested:
-            self._succession.note_stop()
-        asked = None if stopping.page.requested else self._succession.asked_for()
+            self._succession.others.note_stop()
+        asked = None if stopping.page.requested else self._succession.others.asked_for()
         if self._reserve is not None and self._reserve_for is not asked:
             self._end_reserve()
         if self._reserve is None:
@@ -256,13 +264,13 @@ class Line:
             if stopping.page.requested:
                 self._without_reserve = True  # The signal may have reached them, who have nothing to save.
             elif asked is not None:
-                self._succession.refuse(outcome.error or TuttiError("they have ended"))
+                self._succession.others.refuse(outcome.error or TuttiError("they have ended"))
             elif not outcome.begun:
                 self._do_without(f"there are no ranks in reserve ({outcome.error})")
             else:
                 self._note_reserve_ended(reserve, outcome.error)
         self._prepared = asked is not None and self._reserve is not None and self._reserve.is_prepared
-        return self._prepared and self._succession.may_take_over()
+        return self._prepared and self._succession.others.may_take_over()
 
     def _begin_reserve(self, asked: Orders | None) -> None:
         orders = self._succession.reserve() if asked is None and not self._without_reserve else asked
@@ -273,7 +281,7 @@ class Line:
             # Those that train need them only if one of them is lost.
             why = no_process(error) if isinstance(error, OSError) else error
             if asked is not None:
-                self._succession.refuse(why)
+                self._succession.others.refuse(why)
             else:
                 self._do_without(f"there are no ranks in reserve ({why})")
 

@@ -27,9 +27,9 @@ from tutti.launch.ranks_on_hosts import RanksInReserve
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import Stopping
+from tutti.run.batch_rule import resized, resized_text
 from tutti.run.config import SHRINK, TrainConfig
 from tutti.run.losses import Losses
-from tutti.run.resizing import resized, resized_text
 from tutti.run.resume import Resume
 from tutti.run.survival import last_copy_kept
 from tutti.run.train_job import TrainJob

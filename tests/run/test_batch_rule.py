@@ -21,9 +21,9 @@ from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadOption, PeerLost
 from tutti.records.run_folder import RunFolder
+from tutti.run.batch_rule import resized, resized_text
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
-from tutti.run.resizing import resized, resized_text
 from tutti.run.resume import Resume
 from tutti.run.train import Surroundings, train
 from tutti.run.train_job import TrainJob
