@@ -82,7 +82,8 @@ class Resizes(tutti.Callback):
 
     def _ask(self, workers: int, note: Path) -> None:
         try:
-            resize(self._folder, workers)  # Where it is agreed to, this process ends meanwhile.
+            resize(self._folder, workers)
+            threading.Event().wait()  # This process is about to end; the next one asks for the next number.
         except BadOption as error:
             note.write_text(str(error))
 
