@@ -82,8 +82,8 @@ class Resizes(tutti.Callback):
 
     def _ask(self, workers: int, note: Path) -> None:
         try:
-            resize(self._folder, workers)
-            threading.Event().wait()  # This process is about to end; the next one asks for the next number.
+            if resize(self._folder, workers).startswith("going on with"):
+                threading.Event().wait()  # This process is about to end; the next one asks for more.
         except BadOption as error:
             note.write_text(str(error))
 
