@@ -91,6 +91,32 @@ def test_trying_a_single_sample_leaves_statistics_and_random_numbers_alone() -> 
     assert torch.equal(torch.get_rng_state(), random)
 
 
+class Following(nn.Module):
+    """Has weights that follow the trained ones, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.slow = nn.Linear(8, 3), nn.Linear(8, 3).requires_grad_(False)
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls, self.mean, self.last = self.calls + 1, 0.9 * self.mean + inputs.mean(0), inputs
+        with torch.no_grad():
+            self.slow.weight.lerp_(self.layer.weight, 0.1)
+        result: torch.Tensor = self.layer(inputs)
+        return result
+
+
+def test_trying_a_single_sample_leaves_weights_that_follow_others_and_counters_alone() -> None:
+    module = Following()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    check_smallest_batch(module, Batches(PART, 10, size=8))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert module.calls == 0
+    assert not hasattr(module, "last")
+
+
 @pytest.mark.parametrize(
     ("ranks", "passes", "fits"), [(1, 1, True), (5, 1, True), (6, 1, False), (2, 3, False)]
 )

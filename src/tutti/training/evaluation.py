@@ -361,13 +361,22 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undone(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Restore random numbers and buffers afterwards."""
+    """Restore random numbers, buffers, parameters that are not trained, and what attributes are set to."""
+    modules = list(modules)
     tensors = [tensor for module in modules for tensor in (*module.buffers(), *module.parameters())]
-    before = {buffer: buffer.clone() for buffer in tensors if not isinstance(buffer, nn.Parameter)}
+    # Whoever trains a parameter writes to it; to others a forward pass may, as to averages of those.
+    before = {tensor: tensor.detach().clone() for tensor in tensors if not tensor.requires_grad}
+    parts = {part for module in modules for part in module.modules()}
+    named = [there for part in parts for there in (vars(part), part._buffers) if isinstance(there, dict)]
+    known = [dict(there) for there in named]
     try:
         with torch.random.fork_rng(devices={tensor.device for tensor in tensors if tensor.is_cuda}):
             yield
     finally:
+        for there, then in zip(named, known, strict=True):
+            for name in there.keys() - then.keys():
+                del there[name]
+            there.update(then)
         with torch.no_grad():
             copy_all(before, before.values())
 
