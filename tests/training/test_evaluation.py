@@ -109,11 +109,13 @@ def test_statistics_become_the_mean_over_the_ranks_constants_stay_exact_and_coun
     def program(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, int]:
         module = nn.BatchNorm1d(3)
         module.register_buffer("constant", torch.full((4,), 0.1))
+        module.register_buffer("mask", torch.full((2,), torch.finfo(torch.float64).min, dtype=torch.float64))
         module.register_buffer("graph", torch.eye(3).to_sparse())
         replica = Replica(module)
         module.running_mean.fill_(comm.rank)
         module.num_batches_tracked.fill_(7 - comm.rank)
         average_buffers(replica, comm)
+        assert (module.mask == torch.finfo(torch.float64).min).all()
         return module.running_mean, module.constant, module.num_batches_tracked.item()
 
     for mean, constant, tracked in VirtualWorld(3).run(program):

@@ -405,8 +405,11 @@ def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
         if floating:
             # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
             means = torch.cat([buffer.flatten().to(device="cpu", dtype=torch.float64) for buffer in floating])
-            comm.all_reduce(means)
-            parts = torch.split(means.div_(comm.size), [buffer.numel() for buffer in floating])
+            # The sum of the largest numbers, as masks have them, would be inf; powers of two round nothing.
+            whole = 2.0 ** comm.size.bit_length()
+            comm.all_reduce(means.div_(whole))
+            means.div_(comm.size).mul_(whole)
+            parts = torch.split(means, [buffer.numel() for buffer in floating])
             copy_all(
                 floating, [part.view(buffer.shape) for part, buffer in zip(parts, floating, strict=True)]
             )
