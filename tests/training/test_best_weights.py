@@ -23,7 +23,9 @@ LOSSES = [0.9, 0.4, 0.6, 0.4, 0.7]
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).double())
+    """A model of which a layer is not trained, but follows another one."""
+    follower = nn.Linear(4, 2).requires_grad_(False)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).double(), follower)
 
 
 def set_to(replica: Replica, epoch: int) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from tutti.checksum import checksum
 from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
@@ -34,10 +35,12 @@ class KeptEpoch:
     Attributes:
         pieces: this rank's slice of the weights, and its parts of those that torch.distributed has divided.
         buffers: all by name, the same on every rank that holds them.
+        moved: parameters that are not trained, and were changed nevertheless, such as averages of others.
     """
 
     pieces: list[TensorPiece]
     buffers: dict[str, Tensor]
+    moved: dict[str, Tensor]
 
 
 class BestWeights:
@@ -52,12 +55,18 @@ class BestWeights:
     def __init__(self, replica: Replica, comm: Communicator, ranking: Ranking) -> None:
         self._replica, self._comm, self._ranking = replica, comm, ranking
         self._kept: dict[int, KeptEpoch] = {}
+        self._first = {name: checksum(parameter.cpu()) for name, parameter in self._untrained()}
 
     def keep(self, epoch: int) -> None:
         """Copy the weights and buffers that the replica has after an epoch (collective)."""
         pieces = [replace(piece, values=piece.values.clone()) for piece in self._pieces(epoch)]
         buffers = {name: buffer.clone() for name, buffer in named_buffers(self._replica.module).items()}
-        self._kept[epoch] = KeptEpoch(pieces, buffers)
+        moved = {
+            name: parameter.detach().clone()
+            for name, parameter in self._untrained()
+            if checksum(parameter.cpu()) != self._first.get(name)
+        }
+        self._kept[epoch] = KeptEpoch(pieces, buffers, moved)
         # Ranks that see the same weights must not train on before all have their copy.
         self._comm.barrier()
 
@@ -85,18 +94,33 @@ class BestWeights:
             for flat in self._replica.flats:
                 self._comm.all_gather(flat.weights)
         load_buffers(self._replica.module, kept.buffers)
+        with torch.no_grad():
+            for name, parameter in self._untrained():
+                if name in kept.moved:
+                    parameter.copy_(kept.moved[name])
         return best
 
     def state(self) -> State:
         """Return all that is kept."""
         joint = Held([piece for kept in self._kept.values() for piece in kept.pieces])
         buffers = {str(epoch): kept.buffers for epoch, kept in self._kept.items()}
-        return State(joint, shared={"buffers": buffers})
+        moved = {str(epoch): kept.moved for epoch, kept in self._kept.items()}
+        return State(joint, shared={"buffers": buffers, "moved": moved})
 
     def load_state(self, saved: Saved) -> None:
         """Go on with what was kept."""
+        moved = saved.shared.get("moved", {})  # Earlier versions had none.
         for epoch, buffers in saved.shared.get("buffers", {}).items():
-            self._kept[int(epoch)] = KeptEpoch(list(self._read(saved, int(epoch))), buffers)
+            pieces = list(self._read(saved, int(epoch)))
+            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, moved.get(epoch, {}))
+
+    def _untrained(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters that this rank has for itself, as they are in none of the vectors."""
+        laid_out = self._replica.names
+        for name, parameter in self._replica.module.named_parameters():
+            plain = type(parameter.data) is Tensor and parameter.layout is torch.strided
+            if plain and parameter not in laid_out:
+                yield name, parameter
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
         return self._ranking.best(record for record in history if record.epoch in self._kept)

@@ -147,8 +147,9 @@ class Trainer:
         self._validation: Validation | None = None
         self._resumed: Resumed | None = None
         self._ending = ending or Ending()
-        best = BestWeights(self.replica, self.comm, self._ending.ranking)
-        self._best = best if self._ending.restores_best else None
+        self._best: BestWeights | None = None
+        if self._ending.restores_best:
+            self._best = BestWeights(self.replica, self.comm, self._ending.ranking)
         function = objective.loss.function
         # Of a loss that is a function there is nothing to remember.
         self._loss_module = function if isinstance(function, nn.Module) else nn.Module()
