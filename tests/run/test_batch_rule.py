@@ -210,6 +210,7 @@ def test_a_rate_that_a_function_sets_is_not_scaled() -> None:
     [
         {"schedule": "CyclicLR", "schedule_options": {"base_lr": 0.01, "max_lr": 0.05}},
         {"schedule": "one_cycle", "schedule_options": {"max_lr": 0.1}},
+        {"schedule": "cosine", "schedule_options": {"eta_min": 0.1}},
     ],
 )
 def test_rates_that_a_schedule_has_of_its_own_are_not_scaled(given: dict[str, Any]) -> None:

@@ -72,6 +72,9 @@ OF_SCHEDULES: Final = frozenset(
 )
 """Options of param groups that a learning-rate schedule sets."""
 
+TELLING_STEPS: Final = 1000
+"""Steps after which a schedule has shown whether its rates follow that of the optimizer."""
+
 FEW: Final = 5
 """Up to so many classes are told by their names."""
 
@@ -281,21 +284,37 @@ def _refuse_own_rates(job: Job, optimizer: Optimizer, updates: int) -> None:
         BadOption: it has rates of its own.
     """
     plain = optim.state.options_of(optimizer)
+    first = [float(group["lr"]) for group in optimizer.param_groups]
     found = []
+    announce(optimizer)
     for scale in (1.0, 0.5):
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * scale
-        _built_schedule(job, optimizer, updates)
-        found.append([float(group["lr"]) for group in optimizer.param_groups])
+        schedule = _built_schedule(job, optimizer, updates)
+        found.append(list(_rates(schedule, optimizer, min(updates, TELLING_STEPS))))
         for group, options in zip(optimizer.param_groups, plain, strict=True):
             for name in group.keys() - options.keys() - {"params", "param_names"}:
                 del group[name]
             group.update(options)
-    if any(not math.isclose(half, whole / 2) for whole, half in zip(*found, strict=True)):
+    if not all(
+        math.isclose(half, whole / 2, abs_tol=1e-9 * rate)
+        for rates in zip(*found, strict=True)
+        for whole, half, rate in zip(*rates, first, strict=True)
+    ):
         raise BadOption(
             f"--on-shrink {SCALE} changes the learning rate, and schedule '{job.config.schedule}' has rates "
             "of its own; leave them out of its options, or use --on-shrink keep-batch"
         )
+
+
+def _rates(schedule: LRScheduler | None, optimizer: Optimizer, steps: int) -> Iterator[list[float]]:
+    """Yield the rates that a schedule sets at first and in its next steps, of all param groups."""
+    yield [float(group["lr"]) for group in optimizer.param_groups]
+    if schedule is None or isinstance(schedule, ReduceLROnPlateau):
+        return  # One that follows the loss has its bounds scaled.
+    for _ in range(1, steps):
+        schedule.step()
+        yield [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
