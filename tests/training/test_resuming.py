@@ -40,8 +40,21 @@ def doubles(part: Part) -> Part:
 TRAIN, VALIDATION = doubles(blobs(205)), doubles(blobs(61, seed=4))
 
 
+class Centre(nn.Module):
+    """Has a parameter that is not trained, but follows what this rank sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(16), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.centre.lerp_(inputs.detach().mean(0).to(self.centre.dtype), 0.1)
+        return inputs
+
+
 def network(norm: bool) -> nn.Module:
-    middle = nn.BatchNorm1d(16) if norm else nn.LayerNorm(16)
+    middle = nn.Sequential(nn.BatchNorm1d(16), Centre()) if norm else nn.LayerNorm(16)
     layers = nn.Linear(12, 16), middle, nn.Dropout(0.2), nn.Tanh(), nn.AlphaDropout(0.1), nn.Linear(16, 4)
     return nn.Sequential(*layers).double()
 

@@ -16,13 +16,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tutti.checksum import checksum
 from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
 from tutti.state import Held, Saved, State, TensorPiece, fill, find, name_of, pieces_of, whole_piece
 from tutti.training.evaluation import load_buffers, named_buffers
 from tutti.training.stopping import Ranking
+from tutti.training.untrained import Untrained
 
 EPOCHS: Final = "epochs"
 """The first word of the names of kept weights, in a checkpoint; the number of the epoch follows."""
@@ -55,17 +55,13 @@ class BestWeights:
     def __init__(self, replica: Replica, comm: Communicator, ranking: Ranking) -> None:
         self._replica, self._comm, self._ranking = replica, comm, ranking
         self._kept: dict[int, KeptEpoch] = {}
-        self._first = {name: checksum(parameter.cpu()) for name, parameter in self._untrained()}
+        self._untrained = Untrained(replica)
 
     def keep(self, epoch: int) -> None:
         """Copy the weights and buffers that the replica has after an epoch (collective)."""
         pieces = [replace(piece, values=piece.values.clone()) for piece in self._pieces(epoch)]
         buffers = {name: buffer.clone() for name, buffer in named_buffers(self._replica.module).items()}
-        moved = {
-            name: parameter.detach().clone()
-            for name, parameter in self._untrained()
-            if checksum(parameter.cpu()) != self._first.get(name)
-        }
+        moved = {name: parameter.clone() for name, parameter in self._untrained.moved().items()}
         self._kept[epoch] = KeptEpoch(pieces, buffers, moved)
         # Ranks that see the same weights must not train on before all have their copy.
         self._comm.barrier()
@@ -94,10 +90,7 @@ class BestWeights:
             for flat in self._replica.flats:
                 self._comm.all_gather(flat.weights)
         load_buffers(self._replica.module, kept.buffers)
-        with torch.no_grad():
-            for name, parameter in self._untrained():
-                if name in kept.moved:
-                    parameter.copy_(kept.moved[name])
+        self._untrained.load(kept.moved)
         return best
 
     def state(self) -> State:
@@ -113,14 +106,6 @@ class BestWeights:
         for epoch, buffers in saved.shared.get("buffers", {}).items():
             pieces = list(self._read(saved, int(epoch)))
             self._kept[int(epoch)] = KeptEpoch(pieces, buffers, moved.get(epoch, {}))
-
-    def _untrained(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the parameters that this rank has for itself, as they are in none of the vectors."""
-        laid_out = self._replica.names
-        for name, parameter in self._replica.module.named_parameters():
-            plain = type(parameter.data) is Tensor and parameter.layout is torch.strided
-            if plain and parameter not in laid_out:
-                yield name, parameter
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
         return self._ranking.best(record for record in history if record.epoch in self._kept)

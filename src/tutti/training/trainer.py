@@ -41,6 +41,7 @@ from tutti.training.replica_check import ReplicaCheck
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
+from tutti.training.untrained import Untrained
 from tutti.training.update_gradient import UpdateGradient
 from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
 from tutti.training.weights import names_in_state
@@ -154,6 +155,7 @@ class Trainer:
         # Of a loss that is a function there is nothing to remember.
         self._loss_module = function if isinstance(function, nn.Module) else nn.Module()
         modules = self.replica.module, self._loss_module
+        self._untrained = Untrained(self.replica)
         self._memories = tuple(ModuleMemory(module, modes=True) for module in modules)
         self.stopped: str | None = None
         self.ended: str | None = None
@@ -517,6 +519,7 @@ class Trainer:
         }
         own = {
             "buffers": named_buffers(self.replica.module),
+            "moved": self._untrained.moved(),
             "remembered": remembered,
             "random": random_state(),
             "tally": tally.state(),
@@ -572,6 +575,7 @@ class Trainer:
             self._stages.load(own["stages"])
             self.worker.traffic.load(own["traffic"])
             load_random_state(own["random"])
+            self._untrained.load(own.get("moved", {}))  # Earlier versions had none.
             left_out = own.get("left_out", 0)
         else:
             # Steps go on being counted, however many an epoch has from here on.

@@ -1,0 +1,47 @@
+"""Parameters that are not trained, and move nevertheless, such as a teacher's, which follow others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from tutti.checksum import checksum
+from tutti.replica import Replica
+
+
+class Untrained:
+    """The parameters that a rank has for itself, as they are in none of its replica's vectors.
+
+    A forward pass may change them. Most never change, such as those of a frozen body, and are not copied.
+
+    Args:
+        replica: the model, before it is trained.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._first = {name: checksum(parameter.cpu()) for name, parameter in self._all()}
+
+    def moved(self) -> dict[str, Tensor]:
+        """Return those that have changed since this was made, by name; they change with the next step."""
+        return {
+            name: parameter
+            for name, parameter in self._all()
+            if checksum(parameter.cpu()) != self._first.get(name)
+        }
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite those of these names."""
+        for name, parameter in self._all():
+            if name in values:
+                parameter.copy_(values[name])
+
+    def _all(self) -> Iterator[tuple[str, Tensor]]:
+        laid_out = self._replica.names
+        for name, parameter in self._replica.module.named_parameters():
+            plain = type(parameter.data) is Tensor and parameter.layout is torch.strided
+            if plain and parameter not in laid_out:
+                yield name, parameter.detach()
