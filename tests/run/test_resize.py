@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 import threading
@@ -571,6 +572,23 @@ def test_a_run_says_what_becomes_of_those_who_are_asked_for(
             assert (found.answer or "").startswith("going on with 3 ranks instead of 2, and batches of 32")
             assert f"{found.answer}, as tutti resize asked" in capfd.readouterr().err
             assert found.warnings == place_ranks(3).warnings
+
+
+def test_a_folder_that_is_renamed_costs_a_run_no_more_than_what_was_asked_for_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "other"
+    text = "run goes on with 2 ranks as before: cannot go on in .*: it was removed or renamed"
+    for late in (False, True):
+        folder.mkdir()
+        with planned(folder) as plan, closing(Asking(folder, 3)):
+            assert plan.others.asked_for() is not None
+            folder.rename(elsewhere)
+            if late:
+                assert plan.others.take_over() is None
+            assert plan.others.asked_for() is None
+        shutil.rmtree(elsewhere)
+        assert len(re.findall(text, capfd.readouterr().err)) == 1
 
 
 def test_others_take_over_once_the_state_is_copied(tmp_path: Path) -> None:

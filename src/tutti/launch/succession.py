@@ -55,8 +55,8 @@ class Others(Protocol):
     def may_take_over(self) -> bool:
         """Tell whether they, who are prepared, are to take over now, or still to wait."""
 
-    def take_over(self) -> Orders:
-        """Have them take over; returns their work."""
+    def take_over(self) -> Orders | None:
+        """Have them take over; returns their work, None if they cannot."""
 
     def refuse(self, why: TuttiError) -> None:
         """Have them be wanted no more, as they cannot take over."""
@@ -138,7 +138,10 @@ class Line:
                 late = time.monotonic() - since > RESERVE_S
                 if not late or not self._look_after_reserve(stopping):
                     continue
-                orders = self._succession.others.take_over()
+                others = self._succession.others.take_over()
+                if others is None:
+                    continue
+                orders = others
             elif not outcome.begun:
                 self._warn_of_refusal(str(outcome.error))
                 if not self._may_try_again(stopping):

@@ -67,17 +67,29 @@ class ResizeAnswers:
 
     def asked_for(self) -> Orders | None:
         """The work of other ranks that are to take over once they are prepared; None: nobody wants that."""
-        with suppress(BadRunFolder, OSError):  # Too many files may be open.
-            folder = self._memory.place.folder
-            request = None if folder is None else requested(folder)
-            if folder is None or request is None or request.token == self._answered:
-                self.forget()
-            elif self._memory.place.whole and (self._asked is None or self._asked.request != request):
-                self.forget()
-                self._asked = self._prepared_for(folder, request)
-            elif self._asked is not None and time.monotonic() - self._asked.ready > PREPARE_S:
-                self.refuse(TuttiError(f"they were not ready within {PREPARE_S / 60:g} minutes"))
+        try:
+            self._look()
+        except BadRunFolder as gone:
+            self.refuse(gone)  # The folder is, and those who train do not need it.
+        except OSError:
+            pass  # Too many files may be open.
         return None if self._asked is None else self._asked.orders
+
+    def _look(self) -> None:
+        """Look at what is asked for.
+
+        Raises:
+            BadRunFolder: the folder is gone.
+        """
+        folder = self._memory.place.folder
+        request = None if folder is None else requested(folder)
+        if folder is None or request is None or request.token == self._answered:
+            self.forget()
+        elif self._memory.place.whole and (self._asked is None or self._asked.request != request):
+            self.forget()
+            self._asked = self._prepared_for(folder, request)
+        elif self._asked is not None and time.monotonic() - self._asked.ready > PREPARE_S:
+            self.refuse(TuttiError(f"they were not ready within {PREPARE_S / 60:g} minutes"))
 
     def may_take_over(self) -> bool:
         """Tell whether a copy of the state was taken since they were prepared: no step is to be lost.
@@ -92,11 +104,15 @@ class ResizeAnswers:
         self._asked = replace(asked, ready=time.monotonic(), copies=before)
         return taken > before
 
-    def take_over(self) -> Orders:
-        """Have those take over who were asked for; returns their work."""
+    def take_over(self) -> Orders | None:
+        """Have those take over who were asked for; returns their work, None if they cannot."""
         asked, before = self._asked, self._lineup.placement.workers
         assert asked is not None, "they were asked for"
-        batch = self._lineup.change_to(asked.job, asked.orders.placement)
+        try:
+            batch = self._lineup.change_to(asked.job, asked.orders.placement)
+        except BadRunFolder as gone:
+            self.refuse(gone)
+            return None
         now = self._lineup.placement
         text = f"going on with {ranks_text(now.workers)} instead of {before}{batch}"
         print(f"tutti: {text}, as tutti resize asked", file=sys.stderr, flush=True)
