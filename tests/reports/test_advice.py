@@ -9,7 +9,7 @@ import pytest
 from tutti.cli.main import main
 from tutti.records.run import EpochRecord, Evaluation, RankRecord
 from tutti.records.run_folder import StrategyFacts
-from tutti.reports.advice import advice, measuring_share, stages_by_rank
+from tutti.reports.advice import advice, measuring_share, stages_by_rank, where_the_time_went
 from tutti.run.config import TrainConfig
 from tutti.strategies import STRATEGIES
 
@@ -147,6 +147,17 @@ def test_stages_are_added_up_over_the_epochs_for_each_rank() -> None:
     assert (one["forward"], one["wait"], one["samples"], one["measuring"]) == (2.0, 1.0, 10, 0.5)
     assert (other["forward"], other["wait"], other["samples"], other["measuring"]) == (4.0, 0.0, 14, 0.0)
     assert measuring_share([one, other]) == 0.5 / 7.0
+
+
+def test_advice_on_the_last_ranks_says_so() -> None:
+    rank = RankRecord(samples=5, stages={"forward": 1.0, "wait": 1.0})
+    alone, two = record(rank), record(rank, rank)
+    config, facts = run()
+    assert where_the_time_went([], config, facts) == ""
+    assert where_the_time_went([two, two], config, facts).startswith("waiting for others takes 50% of")
+    changed = where_the_time_went([alone, two, two], config, facts)
+    assert changed.startswith("on 2 ranks, as at the end, waiting for others takes 50% of the time: try ")
+    assert changed.endswith("; measuring took 0.00%")
 
 
 def test_a_run_ends_with_the_advice(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,8 @@ from tutti.cli.options import Parser, config_from, numbers_of, without_auto
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
-from tutti.records.run import by_rank
-from tutti.records.stragglers import straggler
 from tutti.registry import part
-from tutti.reports.advice import advice, measuring_share, stages_by_rank
+from tutti.reports.advice import where_the_time_went
 from tutti.run.config import MEASURED, Options, TrainConfig
 from tutti.run.finished import outcome_again
 from tutti.run.measured_values import BUDGET_S, said_of_kept
@@ -128,10 +126,8 @@ class TrainCommand(Command):
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and started_by().rank == 0:
-            ranks = stages_by_rank(outcome.history)
-            late = straggler(by_rank(outcome.history))
-            said = advice(ranks, outcome.config.as_json(), outcome.strategy, late)
-            print(f"where the time went: {said}; measuring took {measuring_share(ranks):.2%}")
+            said = where_the_time_went(outcome.history, outcome.config.as_json(), outcome.strategy)
+            print(f"where the time went: {said or 'no time was recorded'}")
         return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tutti.records.run import STAGES, EpochRecord, by_rank
 from tutti.records.run_folder import StrategyFacts
-from tutti.records.stragglers import UNEVEN, Straggler
+from tutti.records.stragglers import UNEVEN, Straggler, straggler
 
 STANDS_OUT: Final = 0.1
 """The share of the time below which a stage is not worth a change."""
@@ -26,6 +26,25 @@ _SAYS: Final = {
 
 _UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer exchanges")
 """The facts of a strategy in a run folder that has none."""
+
+
+def where_the_time_went(
+    history: Sequence[EpochRecord], config: Mapping[str, Any], facts: StrategyFacts | None
+) -> str:
+    """Advise a run by its epochs, and say what the measuring took; "" if there are none.
+
+    Args:
+        history: its epochs. Where the number of ranks changed, those of the last ones count, as in `by_rank`.
+        config: as for `advice`.
+        facts: likewise.
+    """
+    ranks = stages_by_rank(history)
+    if not ranks:
+        return ""
+    changed = any(len(epoch.ranks) != len(ranks) for epoch in history)
+    on = f"on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}, as at the end, " if changed else ""
+    said = advice(ranks, config, facts, straggler(by_rank(history)))
+    return f"{on}{said}; measuring took {measuring_share(ranks):.2%}"
 
 
 def advice(

@@ -7,10 +7,9 @@ from statistics import median
 
 import altair as alt
 
-from tutti.records.run import STAGES, by_rank
-from tutti.records.stragglers import straggler
+from tutti.records.run import STAGES
 from tutti.registry import part
-from tutti.reports.advice import advice, measuring_share, stages_by_rank
+from tutti.reports.advice import where_the_time_went
 from tutti.reports.figures.base import Data, Picture, amount, figure, in_rows, number, side_by_side, stacked
 from tutti.reports.results import Results
 
@@ -21,10 +20,8 @@ def advised(results: Results) -> list[str]:
     for row in results.rows:
         runs = results.runs[row.combination.folder]
         history = [record for run in runs for record in run.history]
-        ranks = stages_by_rank(history)
-        if ranks:
-            said = advice(ranks, runs[0].config, runs[0].strategy, straggler(by_rank(history)))
-            found.append(f"{row.combination.name}: {said}; measuring took {measuring_share(ranks):.2%}")
+        if said := where_the_time_went(history, runs[0].config, runs[0].strategy):
+            found.append(f"{row.combination.name}: {said}")
     return found
 
 
