@@ -335,3 +335,21 @@ def test_a_time_limit_counts_from_before_the_measurement(
     monkeypatch.setattr("tutti.studies.autotune.plan.measured", measured)
     with pytest.raises(tutti.BadOption, match=r"^time_limit is '30m', which is over before the first step"):
         tutti.train(net(), DATA, precision="auto", **ONE, time_limit="30m", out=str(tmp_path / "run"))
+
+
+def test_state_that_is_no_tensor_is_refused_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"count": 3}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            assert state == {"count": 3}
+
+    data = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.arange(8) % 2)
+    options = {"workers": 1, "validation": 0, "epochs": 1}
+    tutti.train(Extra(2, 2), data, **options)
+    with pytest.raises(BadModel, match=r"'_extra_state' is a dict; only tensors .* \(out=None\)"):
+        tutti.train(Extra(2, 2), data, out=str(tmp_path / "run"), **options)
+    assert not (tmp_path / "run").exists()

@@ -147,6 +147,9 @@ def test_the_weights_are_bit_for_bit_those_of_runs_that_go_on_from_each_other(tm
     found, _ = resized_run(tmp_path, sizes, callbacks=[killed])
     starts = [(one.step, one.world.ranks) for one in RunFolder(tmp_path / "run").starts().records]
     assert [ranks for _, ranks in starts] == [2, 3, 1, 2, 2]
+    reasons = [one.why for one in RunFolder(tmp_path / "run").starts().records]
+    assert reasons[:4] == ["", *(f"somebody asked for {ranks}" for ranks in ("3 ranks", "1 rank", "2 ranks"))]
+    assert reasons[4].startswith("lost rank 0: killed by signal 9 (SIGKILL)")
     place: dict[str, str] = {"out": str(tmp_path / "replay")}
     for number, ((begun, ranks), (ended, _)) in enumerate(pairwise(starts)):
         if begun == ended:
@@ -197,7 +200,7 @@ def test_the_run_goes_on_when_those_who_are_asked_for_cannot_train(
     assert ranks == [2]
     said = {note.name: note.read_text() for note in tmp_path.glob("asked-*")}
     assert "batch" in said["asked-3"]
-    assert "tutti resize asked for 7 ranks, in vain: " in capfd.readouterr().err
+    assert "somebody asked for 7 ranks, in vain: " in capfd.readouterr().err
     assert said["asked-4"] == ""
     assert "50,000 ranks need more than" in said["asked-5"]
     assert torch.equal(weights_of(found), weights_of(tutti.train(model(), workers=2, **OPTIONS)))
@@ -562,7 +565,7 @@ def test_a_run_says_what_becomes_of_those_who_are_asked_for(
             plan.others.refuse(TuttiError("lost rank 0"))
             text = "the new ranks cannot take over, and the run goes on with 2 ranks as before: lost rank 0"
             assert refusal(asking) == text
-            assert f"tutti resize asked for 1 rank, in vain: {text}" in capfd.readouterr().err
+            assert f"somebody asked for 1 rank, in vain: {text}" in capfd.readouterr().err
         with closing(Asking(tmp_path, 3)) as asking:
             assert plan.others.asked_for() is not None
             plan.others.take_over()
@@ -570,7 +573,7 @@ def test_a_run_says_what_becomes_of_those_who_are_asked_for(
             assert found is not None
             assert found.agreed
             assert (found.answer or "").startswith("going on with 3 ranks instead of 2, and batches of 32")
-            assert f"{found.answer}, as tutti resize asked" in capfd.readouterr().err
+            assert f"{found.answer}, as was asked" in capfd.readouterr().err
             assert found.warnings == place_ranks(3).warnings
 
 
@@ -734,7 +737,7 @@ def test_a_callback_asks_for_other_ranks_and_trains_on(
     assert [start.world.ranks for start in RunFolder(out).starts().records] == [2, 3]
     assert (tmp_path / "said").exists()
     said = capfd.readouterr().err
-    assert said.count("tutti resize asked for 7 ranks, in vain: ") == 1
+    assert said.count("somebody asked for 7 ranks, in vain: ") == 1
     assert not (out / REQUEST).exists()
 
 

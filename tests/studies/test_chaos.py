@@ -376,6 +376,15 @@ def test_a_training_that_no_fault_befell_is_not_told_as_one_that_survived() -> N
     assert (_verdict(found), _verdict(outcome())) == (1, 0)
 
 
+def test_a_training_that_fails_by_itself_is_told_as_that(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "mlp", "--data", "digits", "-n", "2", "--batch-size", "1", "--on-failure", "respawn"]
+    assert COMMANDS["chaos"]()(words) == 2
+    said = capfd.readouterr().err
+    assert "batch" in said
+    assert said.endswith("tutti: error: the training failed before the first fault, as it says above\n")
+    assert "promises" not in said
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

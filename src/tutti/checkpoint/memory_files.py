@@ -1,6 +1,6 @@
 """Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
 
-    page      losses, wishes │ folder of the run │ description of copy 1 │ description of copy 2
+    page      losses, wishes │ folder of the run │ description of copy 1 │ description of copy 2 │ takeover
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
     data      an arena with the data set, which need not be read again, and gates
@@ -43,12 +43,12 @@ _TEXT: Final = _LENGTH + _DIGEST
 """Where a text begins in its slot."""
 
 _SECONDS: Final = struct.Struct("<d")
-_TAKEN_OVER: Final = _SECONDS.size
-_WANTED: Final = _TAKEN_OVER + 1
+_WANTED: Final = _SECONDS.size
 _TOKEN: Final = 64
 _TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
 _FILES: Final = 1
+_TAKEOVER: Final = 4
 _NUMBER: Final = "number"
 
 
@@ -91,13 +91,17 @@ class MemoryPlace:
         return max((found[_NUMBER] for _, found in self.described()), default=0)
 
     @property
-    def taken_over(self) -> bool:
-        """Whether ranks have come after others."""
-        page = self.page.open()
+    def takeover(self) -> str | None:
+        """Why ranks have come after others, the last time, in words; None: they have not."""
         try:
-            return os.pread(page, 1, _TAKEN_OVER) == b"\1"
-        finally:
-            os.close(page)
+            text = self._read(_TAKEOVER)
+        except _Damaged:
+            return ""
+        return None if text is None else text.decode()
+
+    def note_takeover(self, why: str) -> None:
+        """Note that ranks come after others."""
+        self._write(_TAKEOVER, why.encode())
 
     def copy_wish(self) -> Callable[[], bool]:
         """Return what tells at once whether a copy is wanted now."""
@@ -264,10 +268,6 @@ class StateMemory:
             every_s: the mean time between the last losses, in seconds.
         """
         os.pwrite(self._made[0], _SECONDS.pack(every_s), 0)
-
-    def note_takeover(self) -> None:
-        """Note that ranks come after others."""
-        os.pwrite(self._made[0], b"\1", _TAKEN_OVER)
 
     def want_copy(self, wanted: bool) -> None:
         """Have the ranks copy their state as soon as they can, or no more than they do by themselves."""

@@ -270,8 +270,8 @@ class Saver:
             self._left_out += 1
             if self._left_out == 1:
                 self._warn(
-                    f"the checkpoint of step {step} was left out: the one before it has been written for "
-                    f"{max(busy):.0f} s and is not done, as the disk is slow or no core has time; take "
+                    f"the checkpoint of step {step:,} was left out: the one before it has been written for "
+                    f"{max(busy):.1f} s and is not done, as the disk is slow or no core has time; take "
                     "them more rarely, or leave a core free (more of them are only counted)"
                 )
         return not busy

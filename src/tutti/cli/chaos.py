@@ -35,7 +35,7 @@ class ChaosCommand(Command):
     another step, and how many steps were made again.
     """
 
-    aim = "look at the data and this machine"
+    aim = "train a network"
     example = "tutti chaos --every 5 --compare train lenet --data mnist -n 2 --on-failure respawn"
     own_words = True
 
@@ -59,10 +59,18 @@ class ChaosCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Train and disturb. The exit code is 1 if something was not survived, or nothing was tried."""
+        """Train and disturb. The exit code is 1 if something was not survived, or nothing was tried.
+
+        It is that of a training which fails before there was a fault.
+        """
         question = _question(own)
         print(_HEAD, flush=True)
         found = disturb(question, _tell)
+        if not found.events and found.code > 0 and not found.hung:
+            print(
+                "tutti: error: the training failed before the first fault, as it says above", file=sys.stderr
+            )
+            return found.code
         for line in summary(found, question.promise.losses):
             print(line)
         return _verdict(found)

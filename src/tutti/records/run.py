@@ -274,6 +274,7 @@ class RunStart(Record):
         anew: what began anew there, in words.
         batch_size: `TrainConfig.batch_size` from there on; None: it is not known.
         lr: `TrainConfig.lr` from there on; None: it is not known.
+        why: the run went on with other ranks by itself, in words; empty: it did not.
     """
 
     time: str
@@ -282,6 +283,7 @@ class RunStart(Record):
     anew: tuple[str, ...] = ()
     batch_size: int | None = None
     lr: float | None = None
+    why: str = ""
 
 
 def counting(starts: Sequence[RunStart]) -> list[RunStart]:

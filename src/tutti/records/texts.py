@@ -124,7 +124,7 @@ def span_text(counts: Sequence[int]) -> str:
 
 
 def resumed_text(start: RunStart, before: RunStart | None = None) -> str:
-    """Say where a run went on, on how many ranks, and what began anew.
+    """Say where a run went on, on how many ranks, why, and what began anew.
 
     Args:
         start: from which it went on.
@@ -137,6 +137,7 @@ def resumed_text(start: RunStart, before: RunStart | None = None) -> str:
         text = f"resumed after step {start.step:,} on {ranks}"
     else:
         text = f"changed from {before.world.ranks} to {ranks} after step {start.step:,}"
+    text += f"; reason: {start.why}" if start.why else ""
     return text + (f"; what begins anew: {', '.join(anew)}" if anew else "")
 
 

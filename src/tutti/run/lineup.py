@@ -44,14 +44,19 @@ class Lineup:
         job = replace(job, gate=self.memory.shut_gate(), rehearses=True)
         return Orders(pickle.dumps(job), placement, waits=True)
 
-    def change_to(self, job: TrainJob, placement: Placement) -> str:
+    def change_to(self, job: TrainJob, placement: Placement, why: str) -> str:
         """Have others train from now on; returns what to say of their batch and learning rate.
+
+        Args:
+            job: theirs.
+            placement: where they run.
+            why: they do, for the records of the run.
 
         Raises:
             BadRunFolder: that of the run is gone.
         """
         self.job, self.placement = again(replace(job, takes_over=True)), placement
-        self.memory.note_takeover()
+        self.memory.place.note_takeover(why)
         return resized_text(self.job, self._first)
 
 

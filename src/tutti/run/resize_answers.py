@@ -108,14 +108,15 @@ class ResizeAnswers:
         """Have those take over who were asked for; returns their work, None if they cannot."""
         asked, before = self._asked, self._lineup.placement.workers
         assert asked is not None, "they were asked for"
+        why = f"somebody asked for {ranks_text(asked.request.workers)}"
         try:
-            batch = self._lineup.change_to(asked.job, asked.orders.placement)
+            batch = self._lineup.change_to(asked.job, asked.orders.placement, why)
         except BadRunFolder as gone:
             self.refuse(gone)
             return None
         now = self._lineup.placement
         text = f"going on with {ranks_text(now.workers)} instead of {before}{batch}"
-        print(f"tutti: {text}, as tutti resize asked", file=sys.stderr, flush=True)
+        print(f"tutti: {text}, as was asked", file=sys.stderr, flush=True)
         self._answer(asked.folder, asked.request, text, agreed=True, warnings=now.warnings)
         return asked.orders
 
@@ -185,7 +186,7 @@ class ResizeAnswers:
                 self._refuse(folder, request, f"{why}: {way}")
 
     def _refuse(self, folder: Path, request: ResizeRequest, text: str) -> None:
-        warn_on_stderr(f"tutti resize asked for {ranks_text(request.workers)}, in vain: {text}")
+        warn_on_stderr(f"somebody asked for {ranks_text(request.workers)}, in vain: {text}")
         self._answer(folder, request, text, agreed=False)
 
     def _answer(

@@ -72,7 +72,7 @@ def last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
         yield
     except TuttiError as error:
         try:
-            folder, lost = place.folder, isinstance(error, PeerLost) or place.taken_over
+            folder, lost = place.folder, isinstance(error, PeerLost) or place.takeover is not None
             if folder is not None and (lost or RunFolder(folder).begun):
                 _write(place, folder / checkpoints.FOLDER, job.config.keep)
         except BadRunFolder as gone:
@@ -146,7 +146,7 @@ class _Plan:
         before = self._lineup.placement.workers
         job, placement = self._changed(lost)
         try:
-            batch = self._lineup.change_to(job, placement)
+            batch = self._lineup.change_to(job, placement, str(lost))
         except BadRunFolder as error:
             raise PeerLost(lost.ranks, f"{lost.why}; {error}") from error
         of_fewer = batch if placement.workers < before else ""

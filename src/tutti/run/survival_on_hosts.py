@@ -94,7 +94,7 @@ def _survive(
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.
                 losses.note(lost)
-                memory.note_takeover()
+                memory.place.note_takeover(str(lost))
                 workers = placement.workers
                 try:
                     placement = after_loss(placement, lost, reserve.answering, shrinks=shrinks)

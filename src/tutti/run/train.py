@@ -78,7 +78,7 @@ from tutti.training.preflight import warn_if_undefined
 from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.trainer import Trainer
-from tutti.training.weights import weights_to_bytes
+from tutti.training.weights import refuse_unstorable, weights_to_bytes
 
 FLOAT: Final = 4
 """The bytes of an output."""
@@ -257,12 +257,14 @@ def _train(
             World(comm.size, comm.hosts, torch.get_num_threads()),
             batch_size=parts.config.batch_size,
             lr=parts.config.lr,
+            why=(job.memory.takeover or "") if job.memory is not None and job.takes_over else "",
         )
         if checkpoint is not None and saved is not None:
             refuse_shorter(checkpoint, saved, parts.schedule)
             start = replace(start, step=checkpoint.step, anew=tuple(anew(saved, parts.workers.worker)))
             if comm.rank == 0 and not job.quiet:
-                print(resumed_text(start), flush=True)
+                # Why, whoever has started these ranks has said.
+                print(resumed_text(replace(start, why="")), flush=True)
         return _run(job, comm, parts, strategy, around, sampler, recording, saved, start, callbacks)
 
 
@@ -319,6 +321,8 @@ def _run(
     """Train, evaluate, write and print."""
     speaks, task, data = comm.rank == 0 and not job.quiet, parts.task, parts.task.dataset
     facts = strategy.facts(job.config.batch_size, len(data.train))
+    if job.write:
+        refuse_unstorable(task.module)
     if speaks and not job.takes_over:
         _print_beginning(parts)
     # mpirun gives its ranks a terminal even where what they print goes into a file.

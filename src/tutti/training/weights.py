@@ -36,16 +36,28 @@ def weights_to_bytes(state: Mapping[str, object]) -> bytes:
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     for name, tensor in state.items():
-        if not isinstance(tensor, Tensor):
-            raise BadModel(
-                f"the model's state '{name}' is a {type(tensor).__name__}; only tensors can be stored"
-            )
+        tensor = _storable(name, tensor)
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and first.setdefault(place, name) != name:
             tied[name] = first[place]
         else:
             stored[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return safetensors.torch.save(stored, metadata={TIED: json.dumps(tied)})
+
+
+def refuse_unstorable(module: nn.Module) -> None:
+    """Raise BadModel if the state of a module has a value that is no tensor, before it is trained in vain."""
+    for name, value in module.state_dict().items():
+        _storable(name, value)
+
+
+def _storable(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise BadModel(
+            f"the model's state '{name}' is a {type(value).__name__}; only tensors can be stored: have "
+            "get_extra_state() return one, or tutti.train() write no run folder (out=None)"
+        )
+    return value
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

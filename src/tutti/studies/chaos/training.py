@@ -92,14 +92,15 @@ class Training:
         self._reader.start()
 
     def _read(self, pipe: IO[bytes]) -> None:
-        for data in pipe:
-            line = data.decode(errors="replace")
-            if (loss := LossSaid.in_line(line.rstrip("\n"), time.monotonic())) is not None:
-                self.losses.append(loss)
-            self.lines = [*self.lines[-199:], line]
-            if not self._quiet:
-                sys.stderr.write(line)
-                sys.stderr.flush()
+        with pipe:
+            for data in pipe:
+                line = data.decode(errors="replace")
+                if (loss := LossSaid.in_line(line.rstrip("\n"), time.monotonic())) is not None:
+                    self.losses.append(loss)
+                self.lines = [*self.lines[-199:], line]
+                if not self._quiet:
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
 
     @property
     def over(self) -> bool:
