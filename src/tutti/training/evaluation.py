@@ -398,22 +398,25 @@ def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
     Sparse ones, such as the matrix of a graph, are this rank's.
     """
     buffers = {name: buffer.clone() for name, buffer in named_buffers(module).items()}
-    if comm.size > 1:
-        dense = [buffer for buffer in buffers.values() if buffer.layout is torch.strided]
-        broadcast_all([buffer for buffer in dense if not buffer.is_floating_point()], comm)
-        floating = [buffer for buffer in dense if buffer.is_floating_point()]
-        if floating:
-            # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
-            means = torch.cat([buffer.flatten().to(device="cpu", dtype=torch.float64) for buffer in floating])
-            # The sum of the largest numbers, as masks have them, would be inf; powers of two round nothing.
-            whole = 2.0 ** comm.size.bit_length()
-            comm.all_reduce(means.div_(whole))
-            means.div_(comm.size).mul_(whole)
-            parts = torch.split(means, [buffer.numel() for buffer in floating])
-            copy_all(
-                floating, [part.view(buffer.shape) for part, buffer in zip(parts, floating, strict=True)]
-            )
+    average([buffer for buffer in buffers.values() if buffer.layout is torch.strided], comm)
     return buffers
+
+
+def average(tensors: Sequence[Tensor], comm: Communicator) -> None:
+    """Set floating-point tensors to the mean of the ranks' own, and others to rank 0's (collective)."""
+    if comm.size == 1:
+        return
+    broadcast_all([tensor for tensor in tensors if not tensor.is_floating_point()], comm)
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if floating:
+        # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
+        means = torch.cat([tensor.flatten().to(device="cpu", dtype=torch.float64) for tensor in floating])
+        # The sum of the largest numbers, as masks have them, would be inf; powers of two round nothing.
+        whole = 2.0 ** comm.size.bit_length()
+        comm.all_reduce(means.div_(whole))
+        means.div_(comm.size).mul_(whole)
+        parts = torch.split(means, [tensor.numel() for tensor in floating])
+        copy_all(floating, [part.view(one.shape) for part, one in zip(parts, floating, strict=True)])
 
 
 @torch.no_grad()

@@ -349,6 +349,7 @@ class Trainer:
             self.worker.settle()
         refuse_broken_weights(self.replica, self.comm.rank, self._made)
         average_buffers(self.replica, self.comm)
+        self._untrained.meet(self.comm)
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
         """Make the updates of one epoch, up to update number `last` of the run; or fewer, if it stops."""

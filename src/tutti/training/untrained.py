@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from tutti.checksum import checksum
+from tutti.comm.base import Communicator
 from tutti.replica import Replica
+from tutti.training.evaluation import average
 
 
 class Untrained:
@@ -31,6 +33,22 @@ class Untrained:
             for name, parameter in self._all()
             if checksum(parameter.cpu()) != self._first.get(name)
         }
+
+    @torch.no_grad()
+    def meet(self, comm: Communicator) -> None:
+        """Set those that have moved on any rank to the mean of the ranks' own, as buffers (collective).
+
+        Args:
+            comm: the ranks with replicas of the same model.
+        """
+        if comm.size == 1 or not self._first:
+            return
+        moved = self.moved()
+        anywhere = torch.tensor([float(name in moved) for name in self._first])
+        comm.all_reduce(anywhere)
+        there = dict(self._all())
+        names = [name for name, count in zip(self._first, anywhere.tolist(), strict=True) if count]
+        average([there[name] for name in names], comm)
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:
