@@ -140,6 +140,12 @@ def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
     )
 
 
+def say_on_stderr(text: str) -> None:
+    """Print a sentence on standard error, at once; where nobody reads that any more, work goes on."""
+    with suppress(BrokenPipeError):
+        print(f"tutti: {text}", file=sys.stderr, flush=True)
+
+
 def warn_on_stderr(text: str) -> None:
-    """Print a warning on standard error, at once."""
-    print(f"tutti: warning: {text}", file=sys.stderr, flush=True)
+    """Print a warning on standard error, as `say_on_stderr` does."""
+    say_on_stderr(f"warning: {text}")

@@ -21,7 +21,7 @@ import pytest
 import tutti
 from tests.run.test_survival import OPTIONS, model
 from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout, control_bytes
+from tutti.comm.shm.layout import BEAT, FIRST_STEP, PID, WAITS, ControlLayout, control_bytes
 from tutti.errors import PeerLost
 from tutti.launch.hangs import UNKNOWN, HangWatch, RemoteHangWatch, state_of
 from tutti.launch.life_locks import BYTES, LifeLock
@@ -354,6 +354,18 @@ def test_the_time_between_two_looks_is_no_long_step(two: Ranks) -> None:
     assert two.hung == []
     watch.look(10)
     assert two.hung == [0, 1]
+
+
+def test_whoever_has_made_a_step_between_two_looks_has_no_first_one_to_make(two: Ranks) -> None:
+    watch = HangWatch(two.arena, two.ranks, timeout_s=5)
+    for line in two.lines:
+        two.words[line + PID] = 1 << 30  # There are no such processes.
+    two.train(FIRST_STEP + 30, 30)
+    for now in range(6):
+        watch.look(now)
+    assert two.hung == []
+    watch.look(6)
+    assert two.hung == [1]
 
 
 def test_of_two_that_make_no_step_the_one_that_does_not_wait_hangs(two: Ranks) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import PeerLost, RankHung
+from tutti.records.heartbeat import Heartbeat
+from tutti.records.run_folder import RANKS, RunFolder
 from tutti.run.losses import HOUR_S, Losses
 
 LOST = PeerLost([1], "killed by signal 9")
@@ -38,16 +41,25 @@ def test_the_ranks_are_told_how_often_the_last_losses_came() -> None:
         assert found == [3600.0, 1805.0, 3620 / 3, 3630 / 4, 10.0]
 
 
-def test_who_hangs_behind_the_same_copy_again_and_again_would_go_on_with_that() -> None:
+def test_who_hangs_again_and_again_and_comes_no_further_is_not_replaced(tmp_path: Path) -> None:
     hung = RankHung([0, 1], "it made no step for 60 s")
+    folder = RunFolder(tmp_path)
     with closing(StateMemory()) as memory:
         losses = Losses(100, memory)
-        for step in (1, 2, 3):
+        for step in (1, 2, 3, 4):
             memory.place.publish(1, {"step": step})
             losses.note(hung)
         losses.note(hung)
         losses.note(LOST)
         losses.note(hung)
         losses.note(hung)
-        with pytest.raises(RankHung, match="3 times in a row it hung behind step 3"):
+        with pytest.raises(RankHung, match="3 times in a row it hung and came no further than step 4:"):
+            losses.note(hung)
+        memory.place.note_folder(tmp_path)
+        (tmp_path / RANKS).mkdir()
+        folder.write_heartbeat(Heartbeat(0, "here", 7, 1.0, step=300))
+        for step in (5, 6):  # New ranks copy the state of their first step, which is not that of the hang.
+            memory.place.publish(1, {"step": step})
+            losses.note(hung)
+        with pytest.raises(RankHung, match="no further than step 300:"):
             losses.note(hung)

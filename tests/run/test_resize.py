@@ -8,10 +8,11 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -592,6 +593,29 @@ def test_a_folder_that_is_renamed_costs_a_run_no_more_than_what_was_asked_for_th
             assert plan.others.asked_for() is None
         shutil.rmtree(elsewhere)
         assert len(re.findall(text, capfd.readouterr().err)) == 1
+
+
+def test_a_run_of_which_nobody_reads_what_it_says_goes_on_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with planned(tmp_path) as plan, open(writing, "w", buffering=1) as unread:
+        monkeypatch.setattr(sys, "stderr", unread)
+        with closing(Asking(tmp_path, 50_000)) as asking:
+            assert plan.others.asked_for() is None
+            assert "50,000 ranks need more than" in refusal(asking)
+        with closing(Asking(tmp_path, 3)) as asking:
+            assert plan.others.asked_for() is not None
+            assert plan.others.take_over() is not None
+            found = asking.answer()
+            assert found is not None
+            assert found.agreed
+        assert plan.after(PeerLost([1], "killed")).placement.workers == 3
+        with suppress(BrokenPipeError):
+            unread.flush()
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), writing)
 
 
 def test_others_take_over_once_the_state_is_copied(tmp_path: Path) -> None:

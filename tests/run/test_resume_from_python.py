@@ -136,5 +136,8 @@ def test_ranks_are_placed_anew_where_others_are_given(monkeypatch: pytest.Monkey
     assert placed(before, ()) == before
     assert placed(before, ("hosts",)) == TrainConfig(workers="auto", hosts="a:2,b:2")
     assert placed(before, ("workers",)) == TrainConfig(workers="4")
+    alone = TrainConfig(workers="1", strategy="solo")
+    assert placed(alone, ("workers",)).strategy == "auto"
+    assert placed(alone, ("workers", "strategy")).strategy == "solo"
     monkeypatch.setattr(resume, "started_by", lambda: LaunchContext(Launcher.MPIRUN, rank=0, size=3))
     assert placed(before, ()) == TrainConfig(workers="auto")

@@ -592,6 +592,23 @@ def test_as_many_ranks_go_on_when_what_forks_them_was_killed(
     assert "going on with 2 new ranks" in told
 
 
+def test_one_that_is_left_goes_on_with_the_options_of_the_strategy_and_takes_others_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    options = {**OPTIONS, "callbacks": Killed(tmp_path, [(1, UPDATES)])}
+    plain = tutti.train(model(), workers=1, strategy="sync", strategy_options={"every": 2}, **OPTIONS)
+    survived = tutti.train(model(), workers=2, strategy_options={"every": 2}, on_failure="shrink", **options)
+    assert "going on with 1 new rank, and batches of 6 samples as before" in capfd.readouterr().err
+    torch.testing.assert_close(weights_of(survived), weights_of(plain), rtol=0, atol=1e-12)
+    options = {**OPTIONS, "epochs": 3, "schedule": None}
+    tutti.train(model(), workers=1, out=str(out), checkpoint="1 epoch", **options)
+    longer = tutti.train(model(), workers=2, resume=str(out), **{**options, "epochs": 6})
+    assert longer.config.strategy == "sync"
+    straight = tutti.train(model(), workers=1, **{**options, "epochs": 6})
+    torch.testing.assert_close(weights_of(longer), weights_of(straight), rtol=0, atol=1e-12)
+
+
 class AskedMeanwhile:
     """Makes a model, and asks the run to stop while ranks that take over do.
 

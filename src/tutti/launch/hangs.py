@@ -32,7 +32,7 @@ from typing import Final
 
 from tutti.activity import Idleness
 from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import BEAT, PID, WAITS, ControlLayout
+from tutti.comm.shm.layout import BEAT, FIRST_STEP, PID, WAITS, ControlLayout
 from tutti.launch.liveness import LivenessWatch, Sign
 from tutti.launch.rank_processes import RankProcess
 from tutti.terminal import warn_on_stderr
@@ -45,7 +45,7 @@ LOOK_S: Final = 1.0
 LONG_STEPS: Final = 10.0
 """The multiple of its longest step so far that a rank may take for one."""
 
-FIRST_STEP: Final = 10.0
+ALLOWANCE: Final = 10.0
 """The multiple of the time-out that a rank may take for its first step, in which code may be compiled.
 
 So long may it do nothing where it does not train, as behind a file system that takes a break."""
@@ -103,16 +103,16 @@ class _Course:
     def is_stuck(self, beat: int, now: float, timeout_s: float) -> bool:
         """Note the last sign of a rank; tell whether it has been the same for too long."""
         if beat != self.beat:
-            if self.beat and beat > self.beat:
+            if beat and not beat & FIRST_STEP:
                 # Steps that are shorter than the time between two looks have no length that is known.
-                length_s = now - self.since if self.seen > self.since else 0.0
-                self.longest_s = max(self.longest_s or 0.0, length_s)
+                known = 0 < self.beat & ~FIRST_STEP < beat and self.seen > self.since
+                self.longest_s = max(self.longest_s or 0.0, now - self.since if known else 0.0)
             self.beat, self.since = beat, now
         self.seen = now
         if not beat:
             return False
         if self.longest_s is None:
-            return now - self.since > FIRST_STEP * timeout_s
+            return now - self.since > ALLOWANCE * timeout_s
         return now - self.since > max(timeout_s, LONG_STEPS * self.longest_s)
 
 
@@ -176,7 +176,7 @@ class HangWatch:
         if not set(works) <= {*stuck, *idle}:
             return {}
         if idle:
-            passed = FIRST_STEP * self._timeout_s
+            passed = ALLOWANCE * self._timeout_s
             why = f"it did nothing at all for {passed:.0f} s, and waited for no other rank: it hung"
             return dict.fromkeys(idle, why)
         return {rank: no_step(now - self._courses[rank].since, busy=False) for rank in stuck}
@@ -215,7 +215,7 @@ class HangWatch:
             return False
         if course.idle is None or course.idle.process != process:
             course.idle = Idleness(process, now)
-        return course.idle.look(now) > FIRST_STEP * self._timeout_s
+        return course.idle.look(now) > ALLOWANCE * self._timeout_s
 
     def _word(self, rank: int, word: int) -> int:
         return int(self._words[self._layout.line(rank) + word])
@@ -283,7 +283,7 @@ class RemoteHangWatch:
 
     def _is_silent(self, sign: Sign, now: float) -> bool:
         """Tell whether a rank gives no sign for too long; before it trains, code may keep it from that."""
-        return now - sign.at > self._timeout_s * (1.0 if sign.beat else FIRST_STEP)
+        return now - sign.at > self._timeout_s * (1.0 if sign.beat else ALLOWANCE)
 
 
 def state_of(pid: int) -> str:

@@ -85,7 +85,7 @@ class Sign:
     """The last sign of a rank.
 
     Attributes:
-        beat: the number of its steps and 1; 0: it does something else than to train.
+        beat: the number of its steps and 1, with `FIRST_STEP`; 0: it does something else than to train.
         waits: it has been waiting for other ranks for more than a moment.
         at: when it came, by the monotonic clock.
     """

@@ -25,6 +25,7 @@ from tutti.launch.cores import allowed_cores
 from tutti.launch.mpi_library import give_home
 from tutti.launch.orphans import remove_session
 from tutti.launch.placement import Host, is_this_machine
+from tutti.terminal import say_on_stderr
 
 EXTRA_ARGUMENTS: Final = "TUTTI_MPIRUN_ARGS"
 """The environment variable with further arguments for mpirun."""
@@ -157,7 +158,7 @@ def answering(
         asked, limit_s = list(lost), deadline - time.monotonic()
     for host, said in () if over() else lost.items():
         why = said.rstrip() or f"mpirun has started nothing there within {patience_s:g} s"
-        print(f"tutti: host {host} does not answer: {why}", file=sys.stderr, flush=True)
+        say_on_stderr(f"host {host} does not answer: {why}")
     return [host for host in hosts if host not in lost]
 
 

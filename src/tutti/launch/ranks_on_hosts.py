@@ -44,6 +44,7 @@ from tutti.launch.placement import Host, Placement, is_this_machine
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.launch.succession import NO_RESERVE, OTHERS_PREPARE, RESERVES_LOST
+from tutti.terminal import warn_on_stderr
 
 LARGEST_IN_ENVIRONMENT: Final = 48 << 10
 """Bytes of payload that travel in the environment, which reaches every host. (Linux allows it 128 KiB.)"""
@@ -96,11 +97,7 @@ def run_on_hosts(
             if not ranks.hangs:
                 break
             ready = None
-            print(
-                f"tutti: warning: mpirun has started no rank within {FIRST_S:g} s; another one is tried",
-                file=sys.stderr,
-                flush=True,
-            )
+            warn_on_stderr(f"mpirun has started no rank within {FIRST_S:g} s; another one is tried")
     if stopping is None:
         told.act()
     return None if told.ended_by else ranks.result(returncode, said)
@@ -346,7 +343,7 @@ class RanksInReserve:
             self.close()
             self._lost += 1
             what = OTHERS_PREPARE if self._lost < RESERVES_LOST else NO_RESERVE
-            print(f"tutti: warning: the ranks in reserve have ended; {what}", file=sys.stderr, flush=True)
+            warn_on_stderr(f"the ranks in reserve have ended; {what}")
         if self._ranks is None and self._lost < RESERVES_LOST and (placement := self._wanted()) is not None:
             self._ranks = RanksOnHosts(self._entry, b"", placement, goes_on=True, waits=True)
 

@@ -72,6 +72,8 @@ def resized_text(job: TrainJob, first: TrainConfig) -> str:
         return ""
     if first.on_shrink != SCALE:
         return f", and batches of {first.batch_size:,} samples as before (--on-shrink keep-batch)"
+    if job.config.batch_size == first.batch_size:
+        return f", and batches of {first.batch_size:,} samples as at first (--on-shrink scale)"
     return (
         f", batches of {job.config.batch_size:,} samples, which were {first.batch_size:,} at first, and "
         f"{job.lr_scale:.4g} times the learning rate (--on-shrink scale)"

@@ -335,7 +335,7 @@ def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler
 
 
 def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:
-    """The strategy of the configuration; "auto" is solo for one worker, else sync.
+    """The strategy of the configuration; "auto" is solo for one worker, else sync, whose options it takes.
 
     Args:
         job: what is to be done.
@@ -350,7 +350,8 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
     given = named_or_given(job, "strategy")
     refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
     if not isinstance(given, Strategy):
-        kind = strategies.named(("solo" if workers == 1 else "sync") if given == "auto" else given)
+        auto = "solo" if workers == 1 and not job.config.strategy_options else "sync"
+        kind = strategies.named(auto if given == "auto" else given)
         known = [f.name for f in fields(kind)]
         for key in job.config.strategy_options:
             if key not in known:

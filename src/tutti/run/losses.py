@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import PeerLost, RankHung
+from tutti.errors import BadRunFolder, PeerLost, RankHung
+from tutti.records.run_folder import RunFolder
 
 HOUR_S: Final = 3600.0
 
 LAST: Final = 4
 """The number of losses whose mean distance says how soon the next one is to be expected."""
 
-
 IN_VAIN: Final = 3
-"""So many times in a row may a run hang behind the same copy of its state."""
+"""So many times in a row a run may hang without having come any further."""
 
 
 class Losses:
@@ -31,7 +32,7 @@ class Losses:
     def __init__(self, most: int, memory: StateMemory, now: Callable[[], float] = time.monotonic) -> None:
         self._most, self._memory, self._now = most, memory, now
         self._began, self._times = now(), list[float]()
-        self._hung_behind: list[int] = []
+        self._furthest, self._in_vain = -1, 0
 
     def note(self, lost: PeerLost) -> None:
         """Count one.
@@ -50,13 +51,23 @@ class Losses:
 
     def _note_hang(self, lost: PeerLost) -> None:
         if not isinstance(lost, RankHung):
-            self._hung_behind = []
+            self._in_vain = 0
             return
-        step = next((found["step"] for _, found in self._memory.place.described()), 0)
-        self._hung_behind.append(step)
-        last = self._hung_behind[-IN_VAIN:]
-        if last == [step] * IN_VAIN:
+        step = self._reached()
+        self._in_vain = 1 if step > self._furthest else self._in_vain + 1
+        self._furthest = max(step, self._furthest)
+        if self._in_vain == IN_VAIN:
             raise lost.adding(
-                f"{IN_VAIN} times in a row it hung behind step {step:,}: the program itself may wait for "
-                "something that does not come, or hosts that this one reaches may not reach each other"
+                f"{IN_VAIN} times in a row it hung and came no further than step {self._furthest:,}: the "
+                "program itself may wait for something that does not come, or hosts that this one reaches "
+                "may not reach each other"
             ) from lost
+
+    def _reached(self) -> int:
+        """The step that the ranks have come to: that of their last copy, where they tell no other."""
+        place, steps = self._memory.place, [0]
+        steps += [found["step"] for _, found in place.described()]
+        with suppress(BadRunFolder):
+            if (folder := place.folder) is not None:
+                steps += [beat.step for beat in RunFolder(folder).heartbeats().records]
+        return max(steps)

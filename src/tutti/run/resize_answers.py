@@ -10,7 +10,6 @@ The other side is `tutti.run.resize`.
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from tutti.records.resize_request import ResizeRequest, answer, remove_forgotten
 from tutti.records.run_folder import RunFolder
 from tutti.run.lineup import Lineup, ranks_text
 from tutti.run.train_job import TrainJob
-from tutti.terminal import warn_on_stderr
+from tutti.terminal import say_on_stderr, warn_on_stderr
 
 PREPARE_S: Final = 600.0
 """The longest time in which ranks that were asked for get prepared: one may be stopped, and all wait."""
@@ -116,7 +115,7 @@ class ResizeAnswers:
             return None
         now = self._lineup.placement
         text = f"going on with {ranks_text(now.workers)} instead of {before}{batch}"
-        print(f"tutti: {text}, as was asked", file=sys.stderr, flush=True)
+        say_on_stderr(f"{text}, as was asked")
         self._answer(asked.folder, asked.request, text, agreed=True, warnings=now.warnings)
         return asked.orders
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
@@ -28,7 +27,7 @@ from tutti.run.jobs import Job, layout_of
 from tutti.run.resume import Resume, check_own
 from tutti.state import Held, Saved, Values
 from tutti.strategies import Solo, Strategy, Sync
-from tutti.terminal import warn_on_stderr
+from tutti.terminal import say_on_stderr, warn_on_stderr
 from tutti.training.run_parts import Schedule
 
 
@@ -53,13 +52,13 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
 def _newest(resume: Resume) -> Checkpoint | None:
     found = newest(resume.folder / checkpoints.FOLDER)
     for sentence in found.passed_over:
-        print(f"tutti: warning: {sentence}", file=sys.stderr, flush=True)
+        warn_on_stderr(sentence)
     if found.passed_over and found.checkpoint is not None:
-        print(f"tutti: going on from {found.checkpoint.path.name}", file=sys.stderr, flush=True)
+        say_on_stderr(f"going on from {found.checkpoint.path.name}")
     if found.checkpoint is None and (not resume.auto or RunFolder(resume.folder).finished):
         raise BadCheckpoint(
-            f"{resume.folder} has no checkpoint that is whole; train again in another folder, from its final "
-            f"weights if it has come to its end: tutti train --weights {resume.folder} --out ..."
+            f"{resume.folder} has no checkpoint that is whole; train again in another folder, if it has come "
+            "to its end with --weights, which takes the folder of a run, from its final weights"
         )
     return found.checkpoint
 

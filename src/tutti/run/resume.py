@@ -16,6 +16,7 @@ from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import OBJECT, TrainConfig, flag
 
 AUTO: Final = "auto"
+SOLO: Final = "solo"
 """Goes on with the run in --out if it has a checkpoint, and begins it if it has none."""
 
 _STREAM: Final = "stream"
@@ -126,10 +127,14 @@ def way_on(folder: Path | str | None, objects: Collection[str]) -> str:
 def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
     """Return the configuration of a run without that of its ranks' places which they will not have now.
 
+    What one worker trained by itself, several go on with by strategy `sync`.
+
     Args:
         before: the configuration of the checkpoint's run.
         given: the fields that are given anew.
     """
+    if before.strategy == SOLO and "strategy" not in given:
+        before = replace(before, strategy=AUTO)
     if started_by().launcher is not Launcher.ALONE:  # Then so many ranks go on as it has started.
         return replace(before, workers="auto", hosts=None, threads=None)
     if "hosts" in given:

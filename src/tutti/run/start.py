@@ -19,6 +19,7 @@ from tutti.run.jobs import Job
 from tutti.run.survival import survive
 from tutti.run.survival_on_hosts import survive_on_hosts
 from tutti.run.train_job import TrainJob
+from tutti.terminal import say_on_stderr
 
 CODE: Final = {
     "model": "model",
@@ -103,6 +104,6 @@ def _has_no_data(name: str) -> bool:
 def announce(line: str) -> None:
     """Print the plan to stdout, and its warnings to stderr."""
     if line.startswith("warning: "):
-        print(f"tutti: {line}", file=sys.stderr, flush=True)
+        say_on_stderr(line)
     else:
         print(f"plan: {line}", flush=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -31,7 +30,7 @@ from tutti.run.lineup import Lineup, ranks_text
 from tutti.run.losses import Losses
 from tutti.run.resize_answers import ResizeAnswers
 from tutti.run.train_job import TrainJob
-from tutti.terminal import warn_on_stderr
+from tutti.terminal import say_on_stderr, warn_on_stderr
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a disk that is full, or of which a user has had his share."""
@@ -150,8 +149,8 @@ class _Plan:
         except BadRunFolder as error:
             raise PeerLost(lost.ranks, f"{lost.why}; {error}") from error
         of_fewer = batch if placement.workers < before else ""
-        going_on = f"going on with {ranks_text(placement.ranks, 'new rank')}{of_fewer}"
-        print(f"tutti: {lost}; {going_on}", file=sys.stderr, flush=True)
+        going_on = f"going on with {ranks_text(placement.workers, 'new rank')}{of_fewer}"
+        say_on_stderr(f"{lost}; {going_on}")
         waits = bool(self._memory.place.whole)
         gate = self._memory.shut_gate() if waits else None
         return Orders(pickle.dumps(replace(self._lineup.job, gate=gate)), placement, waits)

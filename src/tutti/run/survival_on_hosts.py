@@ -13,7 +13,6 @@ has the first rank.
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -33,6 +32,7 @@ from tutti.run.losses import Losses
 from tutti.run.resume import Resume
 from tutti.run.survival import last_copy_kept
 from tutti.run.train_job import TrainJob
+from tutti.terminal import say_on_stderr
 
 SLOW_S: Final = 60.0
 """Time of hosts to answer that no other can take the place of: they may be no more than busy."""
@@ -109,11 +109,7 @@ def _survive(
                     job = resized(job, first, before, placement.workers)
                     of_fewer = resized_text(job, first)
                 job, announce = replace(job, config=_placed(job, placement), takes_over=True), None
-                print(
-                    f"tutti: {lost}; going on with {placement.describe()}{of_fewer}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say_on_stderr(f"{lost}; going on with {placement.describe()}{of_fewer}")
             if job.resume is None and (folder := memory.place.folder) is not None:
                 job = replace(job, resume=Resume(folder, auto=True, again=True))
 
@@ -153,7 +149,7 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         workers = placement.workers - _lost_workers(placement, lost.ranks, gone | silent) * shrinks
         if silent and min(workers, room) < wanted:
             names = ", ".join(sorted(silent))
-            print(f"tutti: {lost}; waiting up to {SLOW_S:g} s for {names}", file=sys.stderr, flush=True)
+            say_on_stderr(f"{lost}; waiting up to {SLOW_S:g} s for {names}")
             there |= set(answers(sorted(silent), SLOW_S))
             gone, silent = gone | (silent - there), set()
             continue

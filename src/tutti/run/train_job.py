@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from tutti.records.shapes import Shape
 from tutti.run.config import KEEP_BATCH, SCALE, TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume, way_on
+from tutti.terminal import say_on_stderr
 from tutti.training.intervals import OFF, seconds_of
 from tutti.training.loggers import logger_names
 
@@ -228,7 +228,7 @@ class TrainJob(Job):
             removed = "" if stays else f", and {folder} is removed, as no epoch was over"
             sooner = "checkpoint='1m'" if self.objects else "--checkpoint 1m"
             said = f"it had no checkpoint yet{removed}; next time take one sooner, by {sooner}"
-        print(f"tutti: {said}", file=sys.stderr, flush=True)
+        say_on_stderr(f"{said}")
 
 
 def _refuse_elsewhere(config: TrainConfig, placement: Placement) -> None:

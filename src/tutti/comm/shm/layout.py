@@ -43,9 +43,13 @@ PREPARED: Final = 1
 
 PHASE, CALL, PID, LEFT, BEAT, WAITS = 0, 2, 4, 5, 6, 7
 """Words of a rank's line: twice the number of its latest phase of the barrier, plus 1 if it called more than
-a barrier; the call; the process id; 1 after `close`; 1 + its steps while it trains, else 0; 1 while it waits
-for others, and has for more than a moment. PHASE and CALL are two words each, for even and odd
-phases: a slow rank still finds the call of a rank that has gone on."""
+a barrier; the call; the process id; 1 after `close`; 1 + its steps while it trains, else 0, and with
+`FIRST_STEP` until it has made one itself; 1 while it waits for others, and has for more than a moment.
+PHASE and CALL are two words each, for even and odd phases: a slow rank still finds the call of a rank that
+has gone on."""
+
+FIRST_STEP: Final = 1 << 62
+"""The bit of BEAT of a rank that makes its first step, whatever the number of that is."""
 
 ROW: Final = 1 << 20
 """Bytes of a row; longer vectors pass in pieces, which stay in the caches."""

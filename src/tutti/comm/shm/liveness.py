@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import BEAT, LOST, PID, PREPARED, WAITS, HostGroup
+from tutti.comm.shm.layout import BEAT, FIRST_STEP, LOST, PID, PREPARED, WAITS, HostGroup
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
@@ -76,6 +76,7 @@ class Peers:
     def __init__(self, group: HostGroup, join_timeout_s: float, cores: int | None) -> None:
         self.group, self._words = group, group.words
         self._watch: Watch = _watch()
+        self._first_step: int | None = None
         self._words[group.layout.line(group.rank) + PID] = os.getpid()
         try:
             pids = self._meet(join_timeout_s)
@@ -109,10 +110,15 @@ class Peers:
 
     def beat(self, steps: int | None) -> None:
         """Tell who watches the ranks how many steps this one has made; None: it does something else."""
-        self._words[self.group.layout.line(self.group.rank) + BEAT] = 0 if steps is None else 1 + steps
+        if steps is None:
+            beat = 0
+        else:
+            self._first_step = steps if self._first_step is None else self._first_step
+            beat = 1 + steps + (FIRST_STEP if steps == self._first_step else 0)
+        self._words[self.group.layout.line(self.group.rank) + BEAT] = beat
 
     def course(self) -> tuple[int, bool]:
-        """What `beat` and `waits` have told: the number of steps and 1, and whether this rank waits."""
+        """What `beat` and `waits` have told: the word BEAT, and whether this rank waits."""
         line = self.group.layout.line(self.group.rank)
         return int(self._words[line + BEAT]), bool(self._words[line + WAITS])
 

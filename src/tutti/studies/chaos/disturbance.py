@@ -134,12 +134,12 @@ class Disturbance:
 
         Args:
             script: the lines to follow.
-            kinds: the kinds of faults in it; it ends when none of those that cost a rank is possible.
+            kinds: the kinds of faults in it; it ends when none is possible by which ranks go or come.
             most: how many faults there are at most; None: as many as the training is to survive.
         """
         if not self._begin():
             return
-        decisive = [kind for kind in kinds if KINDS[kind].losses] or kinds
+        decisive = [kind for kind in kinds if KINDS[kind].losses or kind in (ADD, REMOVE)] or kinds
         for moment in script:
             if len(self.events) == most or not any(map(self._is_possible, decisive)):
                 break

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import BEAT, LINE, PID, PREPARED, ControlLayout
+from tutti.comm.shm.layout import BEAT, FIRST_STEP, LINE, PID, PREPARED, ControlLayout
 from tutti.comm.shm.memfd import FileAddress
 
 MOST_RANKS: Final = 60
@@ -108,7 +108,9 @@ class RunningRanks:
                 if process == 0:
                     break
                 if self._is_rank(process):
-                    groups.setdefault(file, {})[rank] = RankSeen(process, beat - 1 if beat else None)
+                    groups.setdefault(file, {})[rank] = RankSeen(
+                        process, (beat & ~FIRST_STEP) - 1 if beat else None
+                    )
                 else:
                     broken.add(file)
         return groups, broken
