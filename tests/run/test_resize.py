@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +42,7 @@ from tutti.records import checkpoints
 from tutti.records.checkpoints import read_manifest
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TRAINING, Heartbeat
-from tutti.records.resize_request import REQUEST, Asking, answer, remove_forgotten, requested
+from tutti.records.resize_request import REQUEST, Answerer, Asking, answer, remove_forgotten, requested
 from tutti.records.run import Summary, ranks_in_turn
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
@@ -365,6 +366,21 @@ def test_a_run_between_two_crews_is_asked(tmp_path: Path) -> None:
     RunFolder(tmp_path).write_heartbeat(Heartbeat(0, "here", 1, time.time() - 31, TRAINING))
     with pytest.raises(BadRunFolder, match="does not train now"):
         resize(tmp_path, 3)
+
+
+def test_whoever_asks_waits_as_long_as_somebody_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tutti.run.resize._UNHEARD_S", 0.2)
+    RunFolder.take(tmp_path).write_config(TrainConfig("mlp", data="digits", on_failure="respawn").as_json())
+    RunFolder(tmp_path).write_heartbeat(Heartbeat(0, "here", 1, time.time(), TRAINING))
+    with ThreadPoolExecutor(1) as pool:
+        with closing(Answerer(tmp_path)):
+            asking = pool.submit(resize, tmp_path, 3)
+            time.sleep(1.0)
+            assert not asking.done()
+        with pytest.raises(BadRunFolder, match="does not train now"):
+            asking.result(10)
 
 
 def test_whoever_asks_is_told_at_once_that_the_folder_is_gone(tmp_path: Path) -> None:

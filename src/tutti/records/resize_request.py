@@ -1,9 +1,10 @@
 """A request that a run go on with another number of workers: a file in its folder. Needs no torch.
 
     whoever asks          writes the file, and locks it ── waits ──────────────── reads the answer, removes it
-    process of the run              finds the file ── prepares new ranks ── answers in the same file
+    process of the run    locks the folder ── finds the file ── prepares new ranks ── answers in the same file
 
-The kernel takes the lock off when whoever asks has ended: then nobody waits, and the file says nothing. Each
+The kernel takes a lock off when its owner has ended: then nobody waits, and the file says nothing, or nobody
+answers. Each
 request is a new file with a token of its own, so that nobody gets the answer to another one. It has room for
 the answer from the beginning, which a disk that is full by then cannot refuse.
 """
@@ -35,6 +36,7 @@ GONE_S: Final = 10.0
 """The longest time in which somebody who has an answer reads it, or was killed and is not gone yet."""
 
 _PROBE_S: Final = 0.002
+_PROBES: Final = 50
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,50 @@ class ResizeRequest(Record):
     def as_bytes(self) -> bytes:
         """What the file holds."""
         return to_json(self).encode().ljust(_ROOM)
+
+
+class Answerer:
+    """The sign that somebody answers requests to a run, until this is closed.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        OSError: too many files are open.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for _ in range(_PROBES):
+            try:
+                fcntl.flock(self._folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:  # Somebody has just looked.
+                time.sleep(_PROBE_S)
+            except OSError:
+                return  # Of a file system without locks.
+            else:
+                return
+
+    def close(self) -> None:
+        """Take it away."""
+        os.close(self._folder)
+
+
+def somebody_answers(folder: Path) -> bool | None:
+    """Tell whether there is an `Answerer` for the folder of a run; None: that cannot be told there."""
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False
 
 
 class Asking:

@@ -16,7 +16,7 @@ from tutti.records import checkpoints
 from tutti.records.farm_folder import FARM
 from tutti.records.folder_lock import is_locked
 from tutti.records.heartbeat import FINISHED
-from tutti.records.resize_request import GONE_S, Asking
+from tutti.records.resize_request import GONE_S, Asking, somebody_answers
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import STOP, TrainConfig
 from tutti.run.train_job import TrainJob
@@ -29,6 +29,9 @@ _AGAIN_S: Final = 60.0
 
 _ABSENT_S: Final = 30.0
 """Time without anybody who writes its folder, after which a run has ended: lost ranks are replaced sooner."""
+
+_UNHEARD_S: Final = 2.0
+"""Likewise, where nobody is there who would answer: a run that is starting looks for requests by then."""
 
 
 def resize(run: str | Path, workers: int) -> str:
@@ -203,9 +206,11 @@ def _last_seen(folder: RunFolder, workers: int, seen: float) -> float:
     again = f"tutti train --resume {shlex.quote(str(folder.path))}"
     if folder.finished:
         raise BadRunFolder(f"{folder.path} has finished; to train longer: {again} --epochs ...")
-    if is_locked(folder.path):
+    answered = somebody_answers(folder.path)
+    if answered or is_locked(folder.path):
         return time.monotonic()
-    if time.monotonic() - seen > _ABSENT_S or _has_stopped(folder):
+    absent_s = _ABSENT_S if answered is None else _UNHEARD_S
+    if time.monotonic() - seen > absent_s or _has_stopped(folder):
         raise BadRunFolder(
             f"{folder.path} does not train now; with {workers} rank{'' if workers == 1 else 's'} it goes on "
             f"by: {again} -n {workers}"

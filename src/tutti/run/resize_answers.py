@@ -19,7 +19,7 @@ from typing import Final
 from tutti.errors import BadRunFolder, TuttiError, UserError
 from tutti.launch.crew import Orders
 from tutti.launch.rank_processes import out_of_memory_kills
-from tutti.records.resize_request import ResizeRequest, answer, remove_forgotten, requested
+from tutti.records.resize_request import Answerer, ResizeRequest, answer, remove_forgotten, requested
 from tutti.records.run_folder import RunFolder
 from tutti.run.lineup import Lineup, ranks_text
 from tutti.run.train_job import TrainJob
@@ -62,6 +62,7 @@ class ResizeAnswers:
     def __init__(self, lineup: Lineup) -> None:
         self._lineup, self._memory = lineup, lineup.memory
         self._asked: _Asked | None = None
+        self._answerer: Answerer | None = None
         self._answered, self._lost_during = "", ""
 
     def asked_for(self) -> Orders | None:
@@ -81,6 +82,8 @@ class ResizeAnswers:
             BadRunFolder: the folder is gone.
         """
         folder = self._memory.place.folder
+        if folder is not None and self._answerer is None:
+            self._answerer = Answerer(folder)
         request = None if folder is None else requested(folder)
         if folder is None or request is None or request.token == self._answered:
             self.forget()
@@ -158,6 +161,9 @@ class ResizeAnswers:
                 self._refuse_all("the run has ended meanwhile; it goes on with others by", "-n {workers}")
             if folder is not None:
                 remove_forgotten(folder)
+        if self._answerer is not None:
+            self._answerer.close()
+            self._answerer = None
 
     def _prepared_for(self, folder: Path, request: ResizeRequest) -> _Asked | None:
         """Prepare for so many workers; None: there cannot be, and that is answered."""
