@@ -153,7 +153,8 @@ def test_a_host_that_was_lost_and_is_back_is_used_again_where_no_other_stands_by
 
 
 def test_a_rank_of_another_host_that_is_stopped_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
-    with waiting(hosts, tmp_path, "--hang-timeout", "5s", "--on-failure", "respawn") as program:
+    # The other one makes no step either, but gives signs when that has taken too long.
+    with waiting(hosts, tmp_path, "--hang-timeout", "12s", "--on-failure", "respawn") as program:
         time.sleep(2.5)  # Its signs say that it trains.
         os.kill(ranks_on(hosts, "b")[0], signal.SIGSTOP)
         lost = line_with("lost", program)

@@ -227,6 +227,12 @@ def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
     return found_by(comm, job.resume) if found is None and job.resume is not None else found
 
 
+def _why_taken_over(job: TrainJob, comm: Communicator) -> str:
+    """Return on rank 0, whose host has the memory, why its ranks have come after others; else nothing."""
+    memory = job.memory if job.takes_over and comm.rank == 0 else None
+    return "" if memory is None else memory.takeover or ""
+
+
 def _train(
     job: TrainJob,
     comm: Communicator,
@@ -257,7 +263,7 @@ def _train(
             World(comm.size, comm.hosts, torch.get_num_threads()),
             batch_size=parts.config.batch_size,
             lr=parts.config.lr,
-            why=(job.memory.takeover or "") if job.memory is not None and job.takes_over else "",
+            why=_why_taken_over(job, comm),
         )
         if checkpoint is not None and saved is not None:
             refuse_shorter(checkpoint, saved, parts.schedule)
