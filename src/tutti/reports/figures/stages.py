@@ -20,7 +20,8 @@ def advised(results: Results) -> list[str]:
     for row in results.rows:
         runs = results.runs[row.combination.folder]
         history = [record for run in runs for record in run.history]
-        if said := where_the_time_went(history, runs[0].config, runs[0].strategy):
+        # Of a way that has failed there are no runs.
+        if runs and (said := where_the_time_went(history, runs[0].config, runs[0].strategy)):
             found.append(f"{row.combination.name}: {said}")
     return found
 
