@@ -117,12 +117,19 @@ def wait_for_reserve(hosts: Hosts) -> None:
         time.sleep(0.1)
 
 
-def is_empty(hosts: Hosts) -> bool:
-    """Whether, soon, nothing runs any more on any host, and no file of MPI's is there."""
+def is_empty(hosts: Hosts, but: str | None = None) -> bool:
+    """Whether, soon, nothing runs any more on any host, and no file of MPI's is there.
+
+    Args:
+        hosts: all of them.
+        but: one where such a file may be: a daemon was cut off there that had no rank yet, and MPI's daemon
+            does not always remove its folder then.
+    """
     deadline = time.monotonic() + 20
     while any(map(hosts.processes, hosts.names)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    kept = [file for host in hosts.names for file in hosts.file(host, TEMPORARY).glob("*prte*")]
+    names = [host for host in hosts.names if host != but]
+    kept = [file for host in names for file in hosts.file(host, TEMPORARY).glob("*prte*")]
     return not kept and not any(map(hosts.processes, hosts.names))
 
 
@@ -335,6 +342,6 @@ def test_a_host_that_is_lost_while_others_take_over_is_passed_over(tmp_path: Pat
         (tmp_path / "go-on").touch()
         said = program.communicate(timeout=100)[0]
         assert program.returncode == 0, said
-        assert is_empty(hosts)
+        assert is_empty(hosts, but="b")
     assert "going on with 2 ranks on 2 hosts (a: 1, c: 1)" in lost
     assert took_s < LATE_S / 2
