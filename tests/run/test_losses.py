@@ -41,6 +41,13 @@ def test_the_ranks_are_told_how_often_the_last_losses_came() -> None:
         assert found == [3600.0, 1805.0, 3620 / 3, 3630 / 4, 10.0]
 
 
+def test_why_ranks_come_after_others_may_have_names_that_are_no_text() -> None:
+    with closing(StateMemory()) as memory:
+        assert memory.place.takeover is None
+        memory.place.note_takeover("lost rank 1: no file a\udcff.npz")
+        assert memory.place.takeover == "lost rank 1: no file a\\udcff.npz"
+
+
 def test_who_hangs_again_and_again_and_comes_no_further_is_not_replaced(tmp_path: Path) -> None:
     hung = RankHung([0, 1], "it made no step for 60 s")
     folder = RunFolder(tmp_path)

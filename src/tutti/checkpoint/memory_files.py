@@ -101,7 +101,7 @@ class MemoryPlace:
 
     def note_takeover(self, why: str) -> None:
         """Note that ranks come after others."""
-        self._write(_TAKEOVER, why.encode())
+        self._write(_TAKEOVER, why.encode(errors="backslashreplace"))
 
     def copy_wish(self) -> Callable[[], bool]:
         """Return what tells at once whether a copy is wanted now."""

@@ -48,7 +48,7 @@ class Untrained:
         comm.all_reduce(anywhere)
         there = dict(self._all())
         names = [name for name, count in zip(self._first, anywhere.tolist(), strict=True) if count]
-        average([there[name] for name in names], comm)
+        average([there[name] for name in names if name in there], comm)
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:
