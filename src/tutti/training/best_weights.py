@@ -48,14 +48,15 @@ class BestWeights:
 
     Args:
         replica: the model.
+        untrained: its parameters that are not trained.
         comm: the ranks that hold the same weights.
         ranking: which epoch is the best.
     """
 
-    def __init__(self, replica: Replica, comm: Communicator, ranking: Ranking) -> None:
+    def __init__(self, replica: Replica, untrained: Untrained, comm: Communicator, ranking: Ranking) -> None:
         self._replica, self._comm, self._ranking = replica, comm, ranking
         self._kept: dict[int, KeptEpoch] = {}
-        self._untrained = Untrained(replica)
+        self._untrained = untrained
 
     def keep(self, epoch: int) -> None:
         """Copy the weights and buffers that the replica has after an epoch (collective)."""
