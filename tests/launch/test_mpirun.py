@@ -312,11 +312,18 @@ def test_a_host_is_given_as_long_to_answer_as_is_asked_for(
     assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
 
 
-def test_an_mpirun_that_hangs_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    once, launcher = tmp_path / "once", tmp_path / "mpirun"
-    launcher.write_text(f"#!/bin/sh\n[ -e {once} ] || {{ touch {once}; exec sleep 600; }}\n")
+@pytest.mark.parametrize(
+    "before", [["exec sleep 600"], ["exit 7", "exec sleep 600"], ["exec sleep 600", "exit 7", "exec sleep 600"]]
+)
+def test_an_mpirun_that_hangs_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str]
+) -> None:
+    tries, launcher = tmp_path / "tries", tmp_path / "mpirun"
+    cases = "".join(f"{number}) {does} ;;\n" for number, does in enumerate(before, start=1))
+    launcher.write_text(f"#!/bin/sh\necho >> {tries}\ncase $(wc -l < {tries}) in\n{cases}esac\n")
     launcher.chmod(0o755)
     monkeypatch.setattr(mpirun, "find_mpirun", lambda: Mpirun(str(launcher), own=False, open_mpi=True))
+    monkeypatch.setattr(mpirun, "HASTE_S", 0.5)
     assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
 
 

@@ -37,7 +37,7 @@ PROBE_S: Final = 10.0
 """Time of a host to start a program that does nothing, after which others are preferred to it."""
 
 HASTE_S: Final = 3.0
-"""Time of a host to answer before another mpirun asks it, in the rest of the time."""
+"""Time of a host to answer before another mpirun asks it, which has twice as long."""
 
 AGAIN_S: Final = 1.0
 """Time after which a host that refuses is asked again."""
@@ -136,8 +136,8 @@ def answering(
 ) -> list[str]:
     """Return those of the hosts on which mpirun can start something; all are asked at the same time.
 
-    One that refuses is asked again until then, one that is silent once. What mpirun says of those that are
-    left out is printed, if somebody waits for it still.
+    One that refuses or is silent is asked again until then, with ever more time to answer. What mpirun says of
+    those that are left out is printed, if somebody waits for it still.
 
     Args:
         hosts: their names.
@@ -146,16 +146,19 @@ def answering(
     """
     deadline, lost = time.monotonic() + patience_s, dict[str, str]()
     # Open MPI's mpirun hangs in one start of ten when it starts its daemon: another one need not.
-    asked, limit_s = list(hosts), min(HASTE_S, patience_s / 2)
-    while asked and limit_s > 0 and not over():
-        for host, said in _ask(asked, limit_s, over).items():
+    asked, limit_s = list(hosts), HASTE_S
+    while asked and (left_s := deadline - time.monotonic()) > 0 and not over():
+        answers = _ask(asked, limit_s if left_s >= 2 * limit_s else left_s, over)
+        for host, said in answers.items():
             if said is None:
                 lost.pop(host, None)
             else:
                 lost[host] = said or lost.get(host, "")
-        if any(lost.values()):
+        asked = list(lost)
+        if any(answers.values()):
             time.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
-        asked, limit_s = list(lost), deadline - time.monotonic()
+        if "" in answers.values():
+            limit_s *= 2
     for host, said in () if over() else lost.items():
         why = said.rstrip() or f"mpirun has started nothing there within {patience_s:g} s"
         say_on_stderr(f"host {host} does not answer: {why}")
