@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import optuna
 import pytest
 
 from tests.preloaded import command
+from tests.studies.meeting_model import MEETS
 from tests.studies.postgres import postgres
 from tutti.cli.main import main
 from tutti.errors import BadOption
@@ -19,8 +21,10 @@ from tutti.studies.search.storage import PLACE, open_study_of, without_password
 
 AIMS = aims_of(["accuracy"])
 
+MODEL = f"{Path(__file__).parent / 'meeting_model.py'}:build"
+
 WORDS = [
-    *("tune", "mlp", "--space.lr", "log:1e-3..1", "--space.model.hidden", "[[4],[8,4]]", "--trials", "6"),
+    *("tune", MODEL, "--space.lr", "log:1e-3..1", "--space.model.hidden", "[[4],[8,4]]", "--trials", "6"),
     *("--epochs", "3", "--pruner", "asha", "--ahead", "3", "--batch-size", "128", "--blocks", "1"),
 ]
 
@@ -43,11 +47,14 @@ def test_launches_that_share_a_study_in_postgresql_make_the_trials_of_one_alone(
 ) -> None:
     farm = tmp_path / "shared"
     words = [*WORDS, "--out", str(farm), "--resume", "--storage", database]
-    program = [*command(), *words]
-    with (
-        subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as killed,
-        subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other,
-    ):
+    program, place = [*command(), *words], tmp_path / "meeting"
+    place.mkdir()
+
+    def launched(name: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, MEETS: str(place / name)}
+        return subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment)
+
+    with launched("killed") as killed, launched("other") as other:
         assert killed.stdout is not None
         # Whichever of the two has done it.
         assert any(" finished; " in line for line in killed.stdout)
