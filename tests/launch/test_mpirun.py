@@ -313,7 +313,7 @@ def test_a_host_is_given_as_long_to_answer_as_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    "before", [["exec sleep 600"], ["exit 7", "exec sleep 600"], ["exec sleep 600", "exit 7", "exec sleep 600"]]
+    "before", [["exec sleep 600"], ["exit 7", "exec sleep 600"], ["exec sleep 600", "exit 7"] * 2]
 )
 def test_an_mpirun_that_hangs_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str]

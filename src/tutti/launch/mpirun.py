@@ -136,8 +136,8 @@ def answering(
 ) -> list[str]:
     """Return those of the hosts on which mpirun can start something; all are asked at the same time.
 
-    One that refuses or is silent is asked again until then, with ever more time to answer. What mpirun says of
-    those that are left out is printed, if somebody waits for it still.
+    One that refuses or is silent is asked again until then, a silent one with twice as long to answer. What
+    mpirun says of those that are left out is printed, if somebody waits for it still.
 
     Args:
         hosts: their names.
