@@ -116,7 +116,7 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
     folder = RunFolder(tmp_path / "run")
     write_run(folder.path, [*EPOCHS, (4.0, 0.7)], config={**CONFIG, "stop": rule})
     folder.note_start(RunStart("2026-01-02", World(2)))
-    folder.note_start(RunStart("2026-01-03", World(3, 2), 1234, ("<momenta>",)))
+    folder.note_start(RunStart("2026-01-03T07:12:04+01:00", World(3, 2), 1234, ("<momenta>",)))
     why = "validation accuracy was not better than in epoch 2 (80.00%) for 1 epoch"
     figure = "validation accuracy"
     summary = replace(
@@ -126,7 +126,7 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
     results, shown = read_results([folder.path]), io.StringIO()
     show(results, shown)
     resumed, early, found = results.courses
-    begun = "run: on 2026-01-03, changed from 2 to 3 ranks of 2 hosts after step 1,234"
+    begun = "run: on 2026-01-03 at 06:12 UTC, changed from 2 to 3 ranks of 2 hosts after step 1,234"
     begun += "; what begins anew: <momenta>"
     assert resumed == begun
     assert early == f"run: ended early, after epoch 3, by --stop '{rule}': {why}"

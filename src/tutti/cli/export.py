@@ -39,7 +39,7 @@ class ExportCommand(Command):
         parser.add_argument("place", metavar="PLACE", help=of)
         parser.add_argument("--to", required=True, metavar="FORM", help=_forms())
         parser.trust_option()
-        parser.option("--out", "the file or folder to write (default: the name of PLACE, here)", "PLACE")
+        parser.option("-o, --out", "the file or folder to write (default: the name of PLACE, here)", "PLACE")
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ class Run:
         """Sentences about where it went on, and why it ended early."""
         before = (None, *self.starts)
         found = [
-            f"on {start.time}, {resumed_text(start, earlier)}"
+            f"on {_moment(start.time)}, {resumed_text(start, earlier)}"
             for earlier, start in zip(before, self.starts, strict=False)
             if start.step
         ]
@@ -183,6 +184,14 @@ class Run:
                 points.append((seconds, float(record.step), record.validation.metrics["accuracy"]))
         reached = crossing(points, target)
         return None if reached is None else reached[0]
+
+
+def _moment(time: str) -> str:
+    """Return an ISO 8601 time as it is read; as it is if it is none."""
+    try:
+        return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d at %H:%M UTC")
+    except (ValueError, OverflowError):
+        return time
 
 
 def crossing(points: Iterable[tuple[float, float, float]], target: float) -> tuple[float, float] | None:

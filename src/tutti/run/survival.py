@@ -121,7 +121,7 @@ class _Plan:
         self.others = ResizeAnswers(lineup)
 
     def close(self) -> None:
-        """Ask for nobody any more."""
+        """Answer nobody any more."""
         self.others.close()
 
     def reserve(self) -> Orders | None:
