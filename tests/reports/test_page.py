@@ -135,7 +135,9 @@ def test_the_page_says_where_a_run_was_resumed(folder: Path, capsys: pytest.Capt
     run.note_start(RunStart("2026-01-02", World(2)))
     run.note_start(RunStart("2026-01-03T07:12:04+01:00", World(3, 2), 1234, ("<momenta>",)))
     (line,) = (line for line in write(folder).splitlines() if "changed from" in line)
-    said = "sync, 2 workers: on 2026-01-03 at 06:12 UTC, changed from 2 to 3 ranks of 2 hosts after step 1,234"
+    said = (
+        "sync, 2 workers: on 2026-01-03 at 06:12 UTC, changed from 2 to 3 ranks of 2 hosts after step 1,234"
+    )
     assert f"<li>{said}; what begins anew: &lt;momenta&gt;</li>" in line
     assert capsys.readouterr().err == ""
 

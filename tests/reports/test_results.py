@@ -136,10 +136,13 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
         page = write_report(results, tmp_path / "report.html").read_text()
         assert all(f"<li>{escape(one)}</li>" in page for one in results.courses)
     folder.write(replace(folder.read(Summary), best_epoch=None, ended_early=None))
-    folder.note_start(RunStart("2026-01-04", World(3), 2345, why="lost rank 1: killed"))
+    folder.note_start(RunStart("2026-01-04T08:00:00+00:00", World(3), 2345, why="lost rank 1: killed"))
     changed, resumed = read_results([folder.path]).courses
     assert changed == begun
-    assert resumed == "run: on 2026-01-04, resumed after step 2,345 on 3 ranks; reason: lost rank 1: killed"
+    assert (
+        resumed
+        == "run: on 2026-01-04 at 08:00 UTC, resumed after step 2,345 on 3 ranks; reason: lost rank 1: killed"
+    )
 
 
 def test_the_whole_lines_of_records_that_were_cut_off_are_used(tmp_path: Path) -> None:
