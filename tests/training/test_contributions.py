@@ -245,6 +245,24 @@ def test_ranks_that_go_on_as_fewer_count_what_all_have_done() -> None:
     assert sum(one.samples for one in record.ranks) == sum(one.samples for one in undisturbed.ranks)
 
 
+def test_a_run_goes_on_with_the_mean_statistics_though_the_first_gradient_of_an_epoch_is_left_out() -> None:
+    updates, states = SAMPLES // BATCH, dict[int, State]()
+    first = int(Batches(spoiled(None), BATCH, seed=1).order(1)[0])
+
+    def run(comm: Communicator, saved: list[Saved] | None = None) -> dict[str, Tensor]:
+        agenda = Agenda(comm, Wishes(Every(steps=updates), now=lambda: 0.0)) if saved is None else None
+        rest = {"agenda": agenda, "save": lambda _, state, __: states.setdefault(comm.rank, deepcopy(state))}
+        made = trainer(comm, spoiled(7.0, (first,)), Sync(), **rest)
+        made.fit(None if saved is None else saved[comm.rank])
+        return dict(made.replica.module.named_buffers())
+
+    undisturbed = VirtualWorld(2).run(run)
+    resumed = VirtualWorld(2).run(run, saved_by([states[rank] for rank in range(2)], 2))
+    for one, other in zip(undisturbed, resumed, strict=True):
+        for name, values in one.items():
+            torch.testing.assert_close(other[name], values, rtol=0, atol=0, msg=name)
+
+
 def test_more_in_a_row_than_allowed_end_the_run() -> None:
     everything = spoiled(7.0, tuple(range(SAMPLES)))
     with pytest.raises(

@@ -69,7 +69,7 @@ class Contributions:
         """
         if self._loss is None and all(is_finite(vector) for vector in self._vectors()):
             self._in_row = 0
-            self._keep_buffers()
+            self.keep_buffers()
             return True
         what = f"{self._what()} in step {step} (epoch {epoch + 1}) on rank {self._comm.rank}"
         self._in_row += 1
@@ -118,7 +118,12 @@ class Contributions:
             counts: what `state` gave; earlier versions had those in a row alone.
         """
         self._in_row, self.left_out, self._ever = counts if isinstance(counts, list) else (counts, 0, 0)
-        self._keep_buffers()
+        self.keep_buffers()
+
+    def keep_buffers(self) -> None:
+        """Go back to the buffers as they are now, should the next gradient be left out."""
+        copy_all(self._buffers, self._replica.buffers)
+        self._assigned = {place: None if now is None else now.clone() for place, now in self._others()}
 
     def _vectors(self) -> list[Tensor]:
         sparse = [table.grad for table in self._tables if table.grad is not None and table.grad.is_sparse]
@@ -144,10 +149,6 @@ class Contributions:
         for (module, name), now in self._others():
             kept = self._assigned.get((module, name))
             module._buffers[name] = self._first.get((module, name), now) if kept is None else kept.clone()
-
-    def _keep_buffers(self) -> None:
-        copy_all(self._buffers, self._replica.buffers)
-        self._assigned = {place: None if now is None else now.clone() for place, now in self._others()}
 
     def _others(self) -> Iterator[tuple[_Place, Tensor | None]]:
         """The buffers that are other tensors than they were at first."""

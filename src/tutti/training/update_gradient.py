@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import torch
@@ -16,6 +17,7 @@ from tutti.training.contributions import Contributions
 from tutti.training.dropout import SampleMasks
 from tutti.training.evaluation import Objective, Tally
 from tutti.training.finite_check import FiniteCheck, refuse_loss, refuse_sum
+from tutti.training.forward_writes import ForwardWrites
 from tutti.training.loss_scale import LossScale
 from tutti.training.run_parts import Computed, Schedule, Workers
 from tutti.training.timers import StageTimer
@@ -53,6 +55,8 @@ class UpdateGradient:
         self.scale = self._loss_scale()
         self.contributions = Contributions(self._replica, self._comm, skip) if skip else None
         self.masks = SampleMasks(schedule.batches.seed)
+        together = self._comm.size > 1 and not self._batches.own
+        self._reading = ForwardWrites(self._replica).refused if together else nullcontext
 
     def _loss_scale(self) -> LossScale | None:
         if self.objective.arithmetic.precision != "fp16":
@@ -163,7 +167,8 @@ class UpdateGradient:
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         self._stages.lap("copy")
-        outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
+        with self._reading():
+            outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
         self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
         factor = batch.share if self.scale is None else batch.share * self.scale.factor

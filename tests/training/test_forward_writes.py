@@ -1,0 +1,95 @@
+"""Models whose forward writes weights: workers that make one update together would each do so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tutti
+from tutti.errors import BadModel
+from tutti.replica import Replica
+from tutti.training.forward_writes import ForwardWrites
+
+GENERATOR = torch.Generator().manual_seed(3)
+INPUTS = torch.randint(0, 20, (40, 6), generator=GENERATOR)
+TARGETS = torch.randint(0, 3, (40,), generator=GENERATOR)
+
+
+class LookUp(nn.Module):
+    """Rows of a table, which are shortened where they are long."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(20, 4, max_norm=0.7, sparse=sparse), nn.Linear(24, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.table(inputs).flatten(1))
+
+
+class Decaying(nn.Module):
+    """A layer whose weight decays by itself, at each look or from the second one on."""
+
+    def __init__(self, through_data: bool = False, first: int = 1) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.looks, self.through_data, self.first = 0, through_data, first
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.looks += self.training
+        if self.training and self.looks >= self.first:
+            with torch.no_grad():
+                (self.layer.weight.data if self.through_data else self.layer.weight).mul_(0.99)
+        return self.layer(inputs.to(self.layer.weight.dtype))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (LookUp, r"'table\.weight', by max_norm=0\.7"),
+        (lambda: LookUp(sparse=True), r"'table\.weight', by max_norm=0\.7"),
+        (Decaying, r"'layer\.weight': workers"),
+        (lambda: Decaying(through_data=True), r"'layer\.weight': workers"),
+        (lambda: Decaying(first=2), r"'layer\.weight': workers"),
+    ],
+)
+def test_a_forward_that_writes_a_weight_is_refused(model: Callable[[], nn.Module], name: str) -> None:
+    module = model()
+    reading = ForwardWrites(Replica(module))
+
+    def look_twice() -> None:
+        for _ in range(2):
+            with reading.refused():
+                module(INPUTS)
+
+    with pytest.raises(BadModel, match=f"forward writes its weight {name}.*such as --strategy local"):
+        look_twice()
+
+
+def test_what_only_reads_is_let_be() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))
+    reading = ForwardWrites(Replica(module))
+    for _ in range(3):
+        with reading.refused():
+            loss = module(INPUTS.float()).sum()
+        loss.backward()
+        with torch.no_grad():
+            module[0].weight.sub_(0.1)  # as an optimizer does
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_worker_may_and_several_that_step_together_may_not(workers: int) -> None:
+    given = {"strategy": "sync", "epochs": 1, "batch_size": 8, "quiet": True}
+    if workers == 1:
+        given["strategy"] = "solo"
+        tutti.train(LookUp(), (INPUTS, TARGETS), workers=1, **given)
+        return
+    with pytest.raises(BadModel, match=r"forward writes its weight 'table\.weight'"):
+        tutti.train(LookUp(), (INPUTS, TARGETS), workers=2, **given)
+
+
+def test_workers_with_weights_of_their_own_may() -> None:
+    given = {"strategy": "local", "epochs": 1, "batch_size": 8, "quiet": True}
+    tutti.train(LookUp(), (INPUTS, TARGETS), workers=2, **given)
