@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,18 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     path.write_bytes(b"abc")
     assert read_file(path) == b"abc"
     assert read_tail(path, 2) == b"bc"
+
+
+@pytest.mark.parametrize("read", [read_file, read_tail])
+def test_a_small_file_takes_little_memory(tmp_path: Path, read: Callable[[Path, int], bytes]) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    tracemalloc.start()
+    try:
+        read(path, MOST_BYTES)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,9 @@ _PENDING: Final = ("SigPnd:", "ShdPnd:")
 
 _ROUNDS = 5
 _POLL_S = 0.02
+
+_LATE_S: Final = 3.0
+"""Time of the guard to end beside what the processes of the job may take."""
 
 
 @contextmanager
@@ -54,7 +57,12 @@ def guard(job: str, grace_s: float) -> Iterator[None]:
         yield
     finally:
         # It ends when no process of the job is left.
-        process.communicate()
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=grace_s + _LATE_S)
+        if process.poll() != 0:  # It was stopped, or killed.
+            process.kill()
+            process.wait()
+            end_processes_of(job, grace_s)
 
 
 def processes_of(job: str) -> list[int]:

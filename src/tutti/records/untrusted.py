@@ -32,8 +32,8 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}")
-        # Its writer may make it grow meanwhile.
-        return file.read(most)
+        # Not `most`, for which `read` would ask for so much memory at once.
+        return file.read(size)
 
 
 def read_tail(path: Path, most: int) -> bytes:
@@ -43,8 +43,9 @@ def read_tail(path: Path, most: int) -> bytes:
         OSError: it cannot be read, or is a pipe or a device.
     """
     with open_file(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-        return file.read(most)
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - most))
+        return file.read(min(size, most))
 
 
 def open_file(path: Path) -> BinaryIO:
