@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import tutti
 from tutti.cli.main import main
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
 from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
 from tutti.run.config import TrainConfig
-from tutti.run.resume import MAY_DIFFER, Resume, as_decided, check_same, way_on
+from tutti.run.resume import MAY_DIFFER, Resume, as_decided, check_same, warn_of_another, way_on
 
 FOUND = Evaluation(50, 0.5, {"accuracy": 0.875})
 CONFIG = TrainConfig(model="mlp", data="digits", lr=0.01)
@@ -87,6 +88,36 @@ def test_auto_goes_on_where_it_can_and_begins_elsewhere(tmp_path: Path) -> None:
         found = Resume.find("auto", str(folder))
         assert found == Resume(folder, auto=True)
         assert found.goes_on
+
+
+def test_a_run_without_a_checkpoint_makes_way_for_another_one_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = Resume(left_by(tmp_path / "killed"), auto=True)
+    for other in (CONFIG, replace(CONFIG, workers="7", epochs=9), replace(CONFIG, loss="auto")):
+        warn_of_another(killed, other)
+        assert capsys.readouterr().err == ""
+    was = f"--model vgg11 (was {CONFIG.model}), --lr 0.5 (was {CONFIG.lr})"
+    warn_of_another(killed, replace(CONFIG, model="vgg11", lr=0.5))
+    assert capsys.readouterr().err == (
+        f"tutti: warning: the run in {killed.folder} has no checkpoint, and another one begins in its place, "
+        f"with {was}\n"
+    )
+    (killed.folder / "config.json").write_text("{")
+    warn_of_another(killed, CONFIG)
+
+
+@pytest.mark.parametrize("how", ["command", "call"])
+def test_whoever_forgets_the_model_of_a_run_that_was_killed_early_is_told(
+    how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(left_by(tmp_path / "killed"))
+    if how == "command":
+        words = ["train", "cnn", "--data", "digits", "--epochs", "1", "-n", "1"]
+        assert main([*words, "--resume", "auto", "--out", folder]) == 0
+    else:
+        tutti.train("cnn", "digits", epochs=1, workers=1, resume="auto", out=folder)
+    assert f"another one begins in its place, with --model cnn (was {CONFIG.model})" in capfd.readouterr().err
 
 
 def test_what_cannot_be_resumed_is_refused_with_what_to_do(tmp_path: Path) -> None:

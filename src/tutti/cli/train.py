@@ -18,7 +18,7 @@ from tutti.reports.advice import where_the_time_went
 from tutti.run.config import MEASURED, Options, TrainConfig
 from tutti.run.finished import outcome_again
 from tutti.run.measured_values import BUDGET_S, said_of_kept
-from tutti.run.resume import Resume, as_decided, check_same, placed
+from tutti.run.resume import Resume, as_decided, check_same, placed, warn_of_another
 from tutti.run.start import announce
 from tutti.run.start import run as run_job
 from tutti.run.train_job import Beginning, ProfiledSteps, RunOutcome, TrainJob
@@ -102,6 +102,8 @@ class TrainCommand(Command):
             given, asked = {**given, "precision": config.precision}, set()
         else:
             config = config_of(own, given, dotted)
+            if resume is not None:
+                warn_of_another(resume, config)
         if own.dry_run:
             if own.plan is not None or asked:
                 raise BadOption(

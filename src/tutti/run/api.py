@@ -32,7 +32,7 @@ from tutti.run.finished import outcome_again
 from tutti.run.given_optimizer import OptimizerAgain
 from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_measured
 from tutti.run.pickled_arguments import by_name, named_or_given
-from tutti.run.resume import SCALED, Resume, as_decided, check_same, placed
+from tutti.run.resume import SCALED, Resume, as_decided, check_same, placed, warn_of_another
 from tutti.run.start import announce, run
 from tutti.run.train_job import Beginning, RunOutcome, TrainJob
 from tutti.strategies import Strategy
@@ -248,8 +248,11 @@ def train(
         outcome = outcome_again(resumed, config, quiet)
         if asked and outcome is None and not quiet:
             announce(said_of_kept(config, asked))
-    elif asked:
-        config = with_measured(config, asked, BUDGET_S, objects, quiet)
+    else:
+        if resumed is not None:
+            warn_of_another(resumed, config)
+        if asked:
+            config = with_measured(config, asked, BUDGET_S, objects, quiet)
     write = config.out is not None
     floats = str(torch.get_default_dtype()).removeprefix("torch.")
     job = TrainJob(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,13 @@ from tutti.records import checkpoints
 from tutti.records.json_lines import Json
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import OBJECT, TrainConfig, flag
+from tutti.terminal import warn_on_stderr
 
 AUTO: Final = "auto"
-SOLO: Final = "solo"
 """Goes on with the run in --out if it has a checkpoint, and begins it if it has none."""
+
+SOLO: Final = "solo"
+"""The strategy of one worker by itself."""
 
 _STREAM: Final = "stream"
 """The option of `tutti.data.streaming.options`, which imports torch."""
@@ -195,16 +199,43 @@ def check_own(checkpoint: Path, made_by: Json, run: Json) -> None:
         ignored |= SCALED
     differ = [
         f"{option} {_shown(was)} (the run has {_shown(value)})"
-        for name in made_by
-        if name in run and name not in ignored
-        for option, was, value in _options(name, made_by[name], run[name])
-        if value != was
+        for option, was, value in _differing(made_by, run, ignored)
     ]
     if differ:
         raise BadCheckpoint(
             f"{checkpoint} was made by another run, with {', '.join(differ)}: to go on from it would be "
             "another training; take it away, and the one before it is taken"
         )
+
+
+def warn_of_another(resume: Resume, config: TrainConfig) -> None:
+    """Warn that a run without a checkpoint makes way for one with other options.
+
+    Args:
+        resume: which run.
+        config: of the one that begins in its place.
+    """
+    if started_by().rank:
+        return
+    with suppress(BadRunFolder):  # Of a damaged one nobody knows what it was.
+        before, now = RunFolder(resume.folder).config(), config.as_json()
+        differ = [
+            f"{option} {_shown(value)} (was {_shown(was)})"
+            for option, was, value in _differing(before, now, MAY_DIFFER)
+            if value not in (None, AUTO)  # What is left open may become what it was.
+        ]
+        if differ:
+            warn_on_stderr(
+                f"the run in {resume.folder} has no checkpoint, and another one begins in its place, with "
+                f"{', '.join(differ)}"
+            )
+
+
+def _differing(before: Json, now: Json, ignored: Collection[str]) -> Iterator[tuple[str, object, object]]:
+    """Yield the options that two configurations both have, with different values."""
+    for name in before:
+        if name in now and name not in ignored:
+            yield from (one for one in _options(name, before[name], now[name]) if one[1] != one[2])
 
 
 def _options(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
