@@ -166,3 +166,9 @@ def test_a_run_ends_with_the_advice(tmp_path, capsys: pytest.CaptureFixture[str]
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("where the time went: ")
     assert "; measuring took 0." in last
+
+
+def test_the_last_rank_is_not_told_to_share_its_updates() -> None:
+    stages = {"forward": 1.0, "update": 3.0}
+    said = [advice([stages] * ranks, {}, StrategyFacts("free", "")) for ranks in (1, 2)]
+    assert ["--strategy sync" in one for one in said] == [False, True]

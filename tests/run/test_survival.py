@@ -664,7 +664,7 @@ def test_a_run_that_loses_too_many_leaves_the_state_to_go_on_from(
     with pytest.raises(PeerLost, match=r"SIGKILL.*loss 3 within an hour"):
         tutti.train(model(), workers=2, on_failure="respawn", max_failures=2, out=out, **lasting)
     said = capfd.readouterr().err
-    assert said.count("its newest checkpoint is step-0000000") == 1
+    assert said.count("the run's newest checkpoint is step-0000000") == 1
     alone = tutti.train(model(), workers=2, **OPTIONS)
     resumed = tutti.train(model(), workers=2, resume=out, callbacks=tutti.Callback(), **OPTIONS)
     assert torch.equal(weights_of(resumed), weights_of(alone))
@@ -708,7 +708,7 @@ def test_a_run_that_is_lost_without_a_checkpoint_says_so(
     with pytest.raises(PeerLost):
         tutti.train(model(), workers=2, out=str(out), callbacks=Killed(tmp_path, [(1, 2)]), **OPTIONS)
     said = capfd.readouterr().err
-    assert f"it had no checkpoint yet, and {out} is removed, as no epoch was over" in said
+    assert f"the run had no checkpoint yet, and {out} is removed, as no epoch was over" in said
     assert not out.exists()
 
 

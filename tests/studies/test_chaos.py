@@ -286,8 +286,8 @@ def test_a_reserve_that_is_not_prepared_takes_over_from_nobody(monkeypatch: pyte
         (["train", "lenet"], "add --on-failure respawn or shrink"),
         (["train", "--hosts", "a,b", "--on-failure", "respawn"], "leave --hosts out"),
         (["train", "--resume", "runs/a", "--on-failure", "respawn"], "leave --resume out"),
-        (["--most", "0", "train", "--on-failure", "respawn"], "--most at least 1"),
-        (["--every", "nan", "train", "--on-failure", "respawn"], "--every is at least 0"),
+        (["--most", "0", "train", "--on-failure", "respawn"], "--most is 0; give at least 1"),
+        (["--every", "nan", "train", "--on-failure", "respawn"], "--every is nan; give seconds from 0 on"),
         (["--events", ",", "train", "--on-failure", "respawn"], "--events names no fault"),
         (
             ["--events", "stop", "train", "--on-failure", "respawn", "--hang-timeout", "off"],

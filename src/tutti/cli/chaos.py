@@ -83,8 +83,10 @@ def _question(own: argparse.Namespace) -> Question:
             "chaos disturbs a training; give one behind the options of chaos, such as: tutti chaos train "
             "lenet --data mnist -n 2 --on-failure respawn"
         )
-    if not 0 <= own.every < math.inf or (own.most is not None and own.most < 1):
-        raise BadOption("--every is at least 0, and --most at least 1")
+    if not 0 <= own.every < math.inf:
+        raise BadOption(f"--every is {own.every:g}; give seconds from 0 on")
+    if own.most is not None and own.most < 1:
+        raise BadOption(f"--most is {own.most}; give at least 1")
     training, given, dotted = TrainCommand().parse(words[1:])
     config = config_of(training, given, dotted)
     _refuse(training, config)

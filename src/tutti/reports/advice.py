@@ -79,7 +79,7 @@ def advice(
     if worst == "wait" and slowest and way and config.get("balance", "none") == "none":
         remedy = f"--balance {way}"
     else:
-        remedy = _remedy(worst, config, facts)
+        remedy = _remedy(worst, config, facts, len(ranks))
     return f"{_SAYS[worst]} {share:.0%} of the time: try {remedy}{named}"
 
 
@@ -100,7 +100,7 @@ def measuring_share(ranks: Sequence[Mapping[str, float]]) -> float:
     return sum(rank.get("measuring", 0.0) for rank in ranks) / whole if whole else 0.0
 
 
-def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts) -> str:
+def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: int) -> str:
     larger = 4 * _whole(config.get("batch_size"), 32)
     if stage == "extract":
         return "a faster disk for the data, such as one of this machine's own"
@@ -117,7 +117,7 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts) -> str:
         fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
         return f"{fewer}more --epochs: the final weights are written once"
     if stage == "update":
-        alone = facts.pace in ("abreast", "free")
+        alone = facts.pace in ("abreast", "free") and ranks > 1
         shared = ", or --strategy sync, whose workers share them out" if alone else ""
         return f"--batch-size {larger}, for fewer updates{shared}"
     if config.get("parallel"):

@@ -45,7 +45,9 @@ class Losses:
         self._times.append(now)
         recent = sum(now - one < HOUR_S for one in self._times)
         if recent > self._most:
-            raise lost.adding(f"it was loss {recent} within an hour") from lost
+            raise lost.adding(
+                f"it was loss {recent} within an hour, and --max-failures {self._most} allows no more"
+            ) from lost
         since = [self._began, *self._times][-1 - LAST :]
         self._memory.note_loss((since[-1] - since[0]) / (len(since) - 1))
 

@@ -111,7 +111,7 @@ class RankAsks:
     def _folder(self, workers: int) -> Path:
         memory, config = self._job.memory, self._job.config
         folder = None if memory is None else memory.folder
-        if memory is not None and folder is None:
+        if folder is None and (memory is not None or not self._job.write):
             raise BadOption("a run without a folder cannot change its number of ranks; name one with out=...")
         if folder is None or config.hosts is not None:
             place = self._job.config.out or "RUN"

@@ -223,11 +223,11 @@ class TrainJob(Job):
                 hosts = " and hosts='...'" if self.objects else " --hosts ..."
                 hosts += " with those that are left"
             way = f"go on from there by: {way_on(folder, self.objects)}{hosts}"
-            said = f"its newest checkpoint is {present[-1].name}; {way}"
+            said = f"the run's newest checkpoint is {present[-1].name}; {way}"
         else:
             removed = "" if stays else f", and {folder} is removed, as no epoch was over"
             sooner = "checkpoint='1m'" if self.objects else "--checkpoint 1m"
-            said = f"it had no checkpoint yet{removed}; next time take one sooner, by {sooner}"
+            said = f"the run had no checkpoint yet{removed}; next time take one sooner, by {sooner}"
         say_on_stderr(f"{said}")
 
 

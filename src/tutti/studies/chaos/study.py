@@ -209,7 +209,8 @@ def summary(found: Outcome, losses: int) -> list[str]:
     ]
     if not events and found.code == 0:
         lines.append(
-            "nothing was tried: it was over before the first fault came, or is to survive none of --events"
+            "nothing was tried: it was over before the first fault came (train longer, or lower --every), or "
+            "--max-failures allows fewer losses than each of --events brings"
         )
     if found.alarms:
         lines.append(f"lost without a fault: {'; '.join(alarm.why for alarm in found.alarms)}")
