@@ -149,6 +149,27 @@ class Averaging(Optimizer):
         self.module, self.average = module, copy.deepcopy(module)
 
 
+class Windowed(Optimizer):
+    """Keeps the sum of each of two kinds of steps, writes to one of them at a time, and has another optimizer
+    know both."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = ScheduleFree(self.param_groups)
+        self.sums, self.now, self.inner.sums, self.calls = torch.zeros(2, 1), None, None, 0
+
+    def step(self, closure: Closure) -> None:  # type: ignore[override]
+        loss = closure().detach()
+        if self.calls % 4 == 0:
+            self.now = self.sums[self.calls // 4 % 2]
+            self.inner.sums = self.sums.view(-1)
+        self.calls += 1
+        self.now += loss
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=float(self.inner.sums[0] - 0.5 * self.sums[1]))
+
+
 class Luck:
     """Something that nobody can look into."""
 
@@ -197,7 +218,9 @@ def names_of(module: nn.Module) -> dict[nn.Parameter, str]:
     return {parameter: name for name, parameter in module.named_parameters()}
 
 
-@pytest.mark.parametrize("make", [Sam, Lookahead, History, ScheduleFree, Decaying, Grouped, optim.LBFGS])
+@pytest.mark.parametrize(
+    "make", [Sam, Lookahead, History, ScheduleFree, Decaying, Grouped, Windowed, optim.LBFGS]
+)
 def test_an_optimizer_goes_on_with_what_its_attributes_have(
     make: Callable[[Iterable[nn.Parameter]], Optimizer],
 ) -> None:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.object_state import RANDOM, kind_of, load_state_of, new_generator
+from tutti.optim.attribute_memory import THINGS, Stretch, extent, live_bytes, place_in, thing_in
 from tutti.state import Values
 
 _DICTIONARIES: Final[dict[str, Any]] = {"/pairs": dict, "/OrderedDict": OrderedDict, "/Counter": Counter}
@@ -38,8 +39,11 @@ class AttributeReader:
 
     def __init__(self, names: Mapping[Any, str]) -> None:
         self._named = {name: thing for thing, name in names.items()}
-        self._model_s = [extent(one) for one in names if isinstance(one, Tensor)]
-        self._taken: list[tuple[int, int]] = []
+        tensors = [one for one in names if isinstance(one, Tensor)]
+        self._model_s = [extent(one) for one in tensors]
+        self._devices = {one.device.type: one.device for one in tensors}
+        self._taken: list[Stretch] = []
+        self._blocks: dict[int, Tensor] = {}
         self._written: dict[int, Any] = {}
         self._ones: dict[int, Any] = {}
 
@@ -98,13 +102,37 @@ class AttributeReader:
             return value.to(now.device, copy=True)
         if torch._debug_has_internal_overlap(now) == 1:  # It is expanded.
             return value.to(now.device, copy=True)
+        return now.copy_(value) if self._takes(value, now) else value.to(now.device, copy=True)
+
+    def _takes(self, value: Tensor, now: Tensor) -> bool:
+        """Tell whether these values may be written to a tensor, which then has them."""
         place = extent(now)
         if _overlaps(place, self._model_s):  # No more, or it would have no values.
-            return value.to(now.device, copy=True)
+            return False
         if _overlaps(place, self._taken) and not torch.equal(now, value.to(now.device)):
-            return value.to(now.device, copy=True)
+            return False
         self._taken.append(place)
-        return now.copy_(value)
+        return True
+
+    def _view(self, inner: list[Any], now: Any) -> Any:
+        number, memory, place = inner
+        if memory is not None:
+            self._blocks[number] = self._block(memory, place, now)
+        block = self._blocks.get(number)
+        if block is None or place_in(now, block.data_ptr()) == place:
+            return now
+        return thing_in(block, place)
+
+    def _block(self, memory: Tensor, place: Values, now: Any) -> Tensor:
+        """Return a block of memory again: that of what is there now, if this is all of the block."""
+        begin, end = extent(now) if isinstance(now, THINGS) else (0, 0)
+        if end - begin == len(memory) and place_in(now, begin) == place and self._is_free(now):
+            there = live_bytes([now], (begin, end))
+            if there is not None and self._takes(memory, there):
+                return there.copy_(memory)
+        kind = place["kind"]
+        device = now.device if isinstance(now, Tensor) else self._devices.get(kind, torch.device("cpu"))
+        return memory.to(device, copy=True)
 
     def _marked(self, mark: str, inner: Any, now: Any) -> Any:
         if mark in ("/parameter", "/module"):
@@ -114,6 +142,8 @@ class AttributeReader:
             return self._ones[inner[0]]
         if mark == "/as":
             return self._ones.get(inner, now)
+        if mark == "/view":
+            return self._view(inner, now)
         if mark == "/leaf":
             return self._leaf(inner, now)
         if mark in ("/hidden", "/optimizer"):
@@ -158,13 +188,14 @@ class AttributeReader:
         found.default_factory = FACTORIES.get(factory) if isinstance(factory, str | None) else there
         return found
 
-    def _leaf(self, inner: list[Any], now: Any) -> Tensor:
+    def _leaf(self, inner: list[Any], now: Any) -> Any:
         kind, needed, value, gradient = inner
-        found = self._tensor(value, now)
+        found = self.value(value, now)
         if kind == "Parameter" and not isinstance(found, nn.Parameter):
             found = nn.Parameter(found, requires_grad=False)
         found.requires_grad_(needed)
-        found.grad = gradient.to(found.device, copy=True) if isinstance(gradient, Tensor) else None
+        gradient = self.value(gradient, None)
+        found.grad = gradient.to(found.device) if isinstance(gradient, Tensor) else None
         return found
 
     def _hidden(self, inner: list[Any], now: Any) -> Any:
@@ -216,17 +247,8 @@ class AttributeReader:
         return now
 
 
-def _overlaps(place: tuple[int, int], others: Iterable[tuple[int, int]]) -> bool:
+def _overlaps(place: Stretch, others: Iterable[Stretch]) -> bool:
     return any(place[0] < end and begin < place[1] for begin, end in others)
-
-
-def extent(tensor: Tensor) -> tuple[int, int]:
-    """Return where the elements of a tensor lie in memory."""
-    own: Tensor = getattr(tensor, "_local_tensor", tensor)
-    if own.layout is not torch.strided or not own.numel():
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
-    return own.data_ptr(), own.data_ptr() + (last + 1) * own.element_size()
 
 
 def _bits(generator: Any) -> str | None:

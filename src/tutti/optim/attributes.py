@@ -8,6 +8,8 @@ A dictionary with one of these keys alone stands for something else:
 /leaf        a tensor with a gradient, or that needs one, or a parameter that is none of the model's
 /one         an object that is found in several places: its number, and its values
 /as          the same object in another place, by this number
+/view        a tensor or an array that shares its memory with others: the number of the block of memory, the
+             block itself in the first place, and where in it, as `attribute_memory` says it
 /pairs       a dictionary with keys that are no texts
 /OrderedDict, /Counter, /defaultdict, /mapping
              a dictionary of another class; the last one can be filled only where there is one
@@ -51,7 +53,8 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.object_state import RANDOM, has_state_dict, kind_of, state_of
-from tutti.optim.attribute_reader import FACTORIES, AttributeReader, class_at, extent
+from tutti.optim.attribute_memory import THINGS, Blocks, Thing, extent, memory_of
+from tutti.optim.attribute_reader import FACTORIES, AttributeReader, class_at
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Values
 
@@ -194,18 +197,17 @@ class AttributeWriter:
     known: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._memory = {_address(one) for one in self.names if isinstance(one, Tensor)}
+        self._of_model = memory_of(one for one in self.names if isinstance(one, Tensor))
+        self._blocks = Blocks()
         self._times: Counter[int] = Counter()
         self._numbers: dict[int, int] = {}
+        self._optimizers: set[int] = set()
 
     def attributes(self, optimizer: Optimizer) -> Values:
         """Return the attributes of an optimizer that is not known to treat each parameter by itself."""
-        if is_parameterwise(optimizer):
-            return {}
         self._note(optimizer)
-        own = {name: value for name, value in vars(optimizer).items() if name not in _of_torch()}
-        self.count(own.values())
-        return {name: self.values(value) for name, value in own.items()}
+        self.count([optimizer])
+        return {name: self.values(value) for name, value in _own(optimizer).items()}
 
     def _note(self, optimizer: Optimizer) -> None:
         """Note what is written elsewhere."""
@@ -218,13 +220,27 @@ class AttributeWriter:
             if isinstance(thing, _CHANGING) and id(thing) not in self.known:
                 self._times[id(thing)] += 1
             if isinstance(thing, tuple) or self._times[id(thing)] == 1:
-                if isinstance(thing, list | tuple | deque):
+                if isinstance(thing, THINGS):
+                    self._count_memory(thing)
+                elif isinstance(thing, list | tuple | deque):
                     self.count(thing)
                 elif isinstance(thing, dict):
                     self.count(thing.values())
                 elif isinstance(thing, nn.Module) and self._is_hidden(thing):
                     for inner in _inside(thing, self.names):
                         self.count(inner.values())
+            elif isinstance(thing, Optimizer) and id(thing) not in self._optimizers:
+                self._optimizers.add(id(thing))
+                self.count(_own(thing).values())
+
+    def _count_memory(self, thing: Thing) -> None:
+        """Note where a tensor or an array lies, and the gradient of a tensor."""
+        if isinstance(thing, np.ndarray):
+            self._blocks.add(thing)
+        elif thing.is_leaf and thing not in self.names:
+            self._blocks.add(thing)
+            if thing.grad is not None:
+                self.count([thing.grad])
 
     def values(self, value: Any) -> Any:
         """Return an attribute as values."""
@@ -319,12 +335,27 @@ class AttributeWriter:
     def _tensor(self, value: Tensor) -> Any:
         if not value.is_leaf or value.layout is not torch.strided:
             return self._lost(value)
-        if value.numel() and _address(value) in self._memory:
+        if self._of_model.around(value):
             return self._same(value)
+        elements = self._view(value) if value in self._blocks else value.detach()
+        if isinstance(elements, AttributeLeaf):
+            return elements
         if isinstance(value, nn.Parameter) or value.requires_grad or value.grad is not None:
             kind = "Parameter" if isinstance(value, nn.Parameter) else "Tensor"
-            return {"/leaf": [kind, value.requires_grad, value.detach(), self.values(value.grad)]}
-        return value.detach()
+            return {"/leaf": [kind, value.requires_grad, elements, self.values(value.grad)]}
+        return elements
+
+    def _array(self, value: np.ndarray[Any, Any]) -> Any:
+        if self._of_model.around(value):
+            return self._same(value)
+        if value in self._blocks:
+            return self._view(value)
+        array = _as_tensor(value)
+        return self._lost(value) if array is None else {"/array": array}
+
+    def _view(self, value: Thing) -> Any:
+        found = self._blocks.values(value)
+        return self._lost(value) if found is None else {"/view": found}
 
     def _module(self, value: nn.Module) -> Any:
         """Return a module that the model does not know of, such as an average of one of its layers."""
@@ -362,10 +393,7 @@ class AttributeWriter:
         if _has_nothing_to_remember(value):
             return self._same(value)
         if isinstance(value, np.ndarray):
-            array = _array(value)
-            if array is not None and array.numel() and _address(array) in self._memory:
-                return self._same(value)
-            return self._lost(value) if array is None else {"/array": array}
+            return self._array(value)
         if isinstance(value, RANDOM):
             inner = {name: self.values(one) for name, one in getattr(value, "__dict__", {}).items()}
             kept = {"kind": kind_of(value), "of": state_of(value, ""), "attributes": inner}
@@ -378,17 +406,18 @@ class AttributeWriter:
         return self._lost(value)
 
 
-def _array(value: np.ndarray[Any, Any]) -> Tensor | None:
+def _own(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the attributes that are an optimizer's own, if it does not treat each parameter by itself."""
+    if is_parameterwise(optimizer):
+        return {}
+    return {name: value for name, value in vars(optimizer).items() if name not in _of_torch()}
+
+
+def _as_tensor(value: np.ndarray[Any, Any]) -> Tensor | None:
     try:
         return torch.from_numpy(value if value.flags.writeable else value.copy())
     except (TypeError, ValueError):  # of texts or objects, or with other strides than tensors have
         return None
-
-
-def _address(tensor: Tensor) -> int:
-    """Return where the memory of a tensor begins; a DTensor has none but its part's."""
-    own: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return own.untyped_storage().data_ptr()
 
 
 def _inside(module: nn.Module, names: Mapping[Any, str]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -205,9 +205,9 @@ def _is_kept(values: Any) -> bool:
 
 
 def _is_shared(values: Any) -> bool:
-    """Tell whether an attribute has an object that is found elsewhere, too."""
+    """Tell whether an attribute has an object that is found elsewhere, too, or memory that is."""
     if isinstance(values, dict):
-        return bool(values.keys() & {"/one", "/as"}) or any(map(_is_shared, values.values()))
+        return bool(values.keys() & {"/one", "/as", "/view"}) or any(map(_is_shared, values.values()))
     return isinstance(values, list) and any(map(_is_shared, values))
 
 
