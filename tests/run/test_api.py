@@ -89,6 +89,15 @@ def test_the_caller_s_module_comes_back_trained() -> None:
     assert test.metrics["accuracy"] == pytest.approx(right)
 
 
+def test_attributes_of_the_newer_dtypes_come_to_the_ranks_and_back() -> None:
+    model: Any = net()
+    model.table = torch.arange(3).to(torch.uint16)
+    model.scales = model.table.float().to(torch.float8_e4m3fn)
+    tutti.train(model, DATA, **ONE)
+    assert (model.table.dtype, model.scales.dtype) == (torch.uint16, torch.float8_e4m3fn)
+    assert model.table.tolist() == model.scales.float().tolist() == [0, 1, 2]
+
+
 def test_a_named_model_is_built_anew_with_the_trained_weights(tmp_path: Path) -> None:
     result = tutti.train("mlp", DATA, model_options={"hidden": [4]}, out=str(tmp_path / "run"), **ONE)
     assert result.folder == tmp_path / "run"

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 from typing import Any, cast
 
 import cloudpickle
+import torch
 from torch.export import ExportedProgram
 
 from tutti.errors import BadOption
 from tutti.run.config import OBJECT, flag
 from tutti.run.jobs import Job
 from tutti.strategies import STRATEGIES, Strategy
+
+
+def _pickled_storage(storage: torch.UntypedStorage) -> tuple[Any, tuple[torch.Tensor]]:
+    """Pickle the memory of a tensor as that of one of bytes."""
+    content = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return torch.Tensor._typed_storage, (content.set_(storage),)
+
+
+# Torch pickles the memory of tensors of newer dtypes, such as float8 and uint16, so that nobody can load it.
+copyreg.pickle(torch.UntypedStorage, _pickled_storage)
 
 
 def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]:
