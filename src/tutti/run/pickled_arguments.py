@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copyreg
+import io
 import os
-from typing import Any, cast
+from collections import ChainMap
+from typing import Any, ClassVar
 
 import cloudpickle
 import torch
@@ -22,8 +23,12 @@ def _pickled_storage(storage: torch.UntypedStorage) -> tuple[Any, tuple[torch.Te
     return torch.Tensor._typed_storage, (content.set_(storage),)
 
 
-# Torch pickles the memory of tensors of newer dtypes, such as float8 and uint16, so that nobody can load it.
-copyreg.pickle(torch.UntypedStorage, _pickled_storage)
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles tensors of newer dtypes, such as float8, too: what torch makes of them nobody can load."""
+
+    dispatch_table: ClassVar = ChainMap(
+        {torch.UntypedStorage: _pickled_storage}, cloudpickle.Pickler.dispatch_table
+    )
 
 
 def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -104,8 +109,10 @@ def _pickled(field: str, value: object) -> bytes:
             f"{field} is a program of torch.export, which ranks read from its file: write it by "
             "torch.export.save(program, 'net.pt2') and give 'net.pt2'"
         )
+    content = io.BytesIO()
     try:
-        return cast("bytes", cloudpickle.dumps(value))
+        _Pickler(content).dump(value)
+        return content.getvalue()
     except Exception as error:
         raise BadOption(
             f"{field} cannot be sent to the ranks ({type(error).__name__}: {error}); "
