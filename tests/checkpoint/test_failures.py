@@ -1,4 +1,4 @@
-"""Full and read-only disks, and killed writers: training goes on, and the last good checkpoint is kept."""
+"""Bad disks, and killed or stopped writers: training goes on, and the last good checkpoint is kept."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,7 @@ from tutti.checkpoint.writer import Writer
 from tutti.checkpoint.writer_process import MemoryStretch, Order, WriterAnswer
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.records.checkpoints import RUN, head_file, tensors_file
+from tutti.records.checkpoints import RUN, head_file, tensors_file, unfinished_folder
 
 KILLS = int(os.environ.get("TUTTI_KILLS", "12"))
 
@@ -90,7 +91,8 @@ def test_a_killed_writer_costs_one_checkpoint_at_most(tmp_path: Path) -> None:
     assert not [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
 
 
-def write_with_a_stopped_child(comm: Communicator, folder: Path) -> None:
+def order_of(folder: Path, hosts: int = 1) -> tuple[Order, int]:
+    """An order for a checkpoint of step 1, and the memory that has it."""
     state = encode(state_of(0, 1, 1), 0)
     tensors = state.header() + b"".join(
         t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in state.tensors.values()
@@ -100,10 +102,14 @@ def write_with_a_stopped_child(comm: Communicator, folder: Path) -> None:
         files.append(MemoryStretch(name, os.lseek(memory, 0, os.SEEK_CUR), len(content)))
         os.write(memory, content)
     folder.mkdir()
+    return Order(str(folder), folder.stat().st_ino, "attempt", files, 0, hosts, 1, 1, None, 3), memory
+
+
+def write_with_a_stopped_child(comm: Communicator, folder: Path) -> None:
+    order, memory = order_of(folder)
     writer = Writer(patience_s=0.0)
     for _ in range(2):
-        inode = folder.stat().st_ino
-        writer.give(Order(str(folder), inode, "attempt", files, 0, 1, 1, 1, None, 3), memory)
+        writer.give(order, memory)
         assert writer.poll(None) == WriterAnswer(1, None)
         assert newest_step(folder) == 1
         [process] = psutil.Process().children()
@@ -115,6 +121,74 @@ def write_with_a_stopped_child(comm: Communicator, folder: Path) -> None:
 def test_files_are_written_where_idle_processes_get_no_time(tmp_path: Path) -> None:
     with World(1) as world:
         world.run(write_with_a_stopped_child, tmp_path / "run")
+
+
+def stop_writers(comm: Communicator, folder: Path, child: bool, waits: bool) -> list[str]:
+    """Stop the writer, or its child, when it has nothing to do; returns the warnings."""
+    warnings: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tutti.checkpoint.saver.Writer", partial(Writer, patience_s=0.5))
+        with Saver(comm, folder, 2, warnings.append) as saver:
+            saver.save(1, state_of(0, 1, 1), wait=True)
+            [victim] = psutil.Process().children()
+            if child:
+                [victim] = victim.children()
+            victim.suspend()
+            saver.save(2, state_of(0, 1, 2))
+            if waits:
+                saver.wait()
+            while saver.last != 2 and not warnings:
+                saver.check()
+            assert saver.last == newest_step(folder)
+            saver.save(3, state_of(0, 1, 3), wait=True)
+            assert saver.last == newest_step(folder) == 3
+            assert not victim.is_running()
+    return [warning.replace(str(victim.pid), "PID") for warning in warnings]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("child", [True, False])
+def test_a_stopped_writer_costs_one_checkpoint_at_most(tmp_path: Path, child: bool, waits: bool) -> None:
+    with World(1) as world:
+        [warnings] = world.run(stop_writers, tmp_path, child, waits)
+    lost = (
+        "the checkpoint of step 2 was not written: process PID, which writes it, was stopped (SIGSTOP) for "
+        "0.5 s, and another one takes its place (suspend all processes of a run, or none); the ones before "
+        "it are kept, and training goes on"
+    )
+    assert warnings == ([] if child else [lost])
+
+
+def wait_for_another_host(comm: Communicator, folder: Path, stopped: bool) -> str | None:
+    """Have a child wait longer than its files may take, and be stopped meanwhile; returns what has failed."""
+    order, memory = order_of(folder, hosts=2)
+    writer = Writer(patience_s=2.0)
+    writer.give(order, memory)
+    unfinished = unfinished_folder(folder, 1, "attempt")
+    while not (unfinished / RUN).exists():
+        assert writer.poll(0.01) is None
+    assert writer.poll(0.5) is None
+    [process] = psutil.Process().children()
+    [child] = process.children()
+    if stopped:
+        child.suspend()
+        answer = writer.poll(None)
+    else:
+        assert writer.poll(2.5) is None
+        (unfinished / "host-1.json").write_text('{"files": {}}')
+        answer = writer.poll(None)
+        assert newest_step(folder) == 1
+    writer.close()
+    assert answer is not None
+    return answer.error and answer.error.replace(str(child.pid), "PID")
+
+
+def test_a_child_that_has_written_its_files_may_wait_unless_it_is_stopped(tmp_path: Path) -> None:
+    with World(1) as world:
+        assert world.run(wait_for_another_host, tmp_path / "slow", False) == [None]
+        [error] = world.run(wait_for_another_host, tmp_path / "stopped", True)
+    assert error is not None
+    assert error.startswith("process PID, which writes it, was stopped (SIGSTOP) for 2 s")
 
 
 def lose_the_right_to_start_processes(comm: Communicator, folder: Path) -> list[str]:

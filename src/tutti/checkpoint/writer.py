@@ -16,6 +16,7 @@ from tutti.checkpoint.writer_process import (
     PATIENCE_S,
     PROGRAM,
     Order,
+    StopWatch,
     WriterAnswer,
     WriterStart,
     is_ready,
@@ -29,20 +30,30 @@ _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
 
 @dataclass(frozen=True)
 class _Asked:
-    """A checkpoint that is being written: its step, since when, and why that cannot even begin."""
+    """A checkpoint that is being written.
+
+    Attributes:
+        step: of the checkpoint.
+        since_s: when it was asked for.
+        stops: looks at the process; None: there is none.
+        failure: why it is not written, unless the process says so or is stopped.
+    """
 
     step: int
     since_s: float
-    failure: str | None
+    stops: StopWatch | None
+    failure: str
 
 
 class Writer:
     """The process that writes the checkpoints of a host.
 
-    It is started for the first one, as many runs are over before that, and again when it was killed.
+    It is started for the first one, as many runs are over before that, and again when it was killed; one that
+    was stopped, and does not go on, is.
 
     Args:
-        patience_s: how long files may take at idle priority, beside what their sizes account for.
+        patience_s: how long files may take at idle priority, beside what their sizes account for, and how
+            long a process that writes them may be stopped.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -63,13 +74,15 @@ class Writer:
             order: what to write.
             memory: the descriptor of the memory that has it. Nobody may change it before `poll` has returned.
         """
-        failure = None
+        failure, stops = KILLED, None
         if self._process is None or self._process.poll() is not None:
             try:
                 self._start()
             except OSError as error:
                 failure = f"the process that writes it cannot be started: {error.strerror}"
-        self._asked = _Asked(order.step, time.monotonic(), failure)
+        if self._process is not None:
+            stops = StopWatch(self._process.pid, self._patience_s)
+        self._asked = _Asked(order.step, time.monotonic(), stops, failure)
         if self._connection is not None:
             with suppress(BrokenPipeError, ConnectionResetError):  # `poll` tells that it is gone
                 send_order(self._connection, order, memory)
@@ -80,16 +93,21 @@ class Writer:
         Args:
             timeout_s: how long to wait for it; None: as long as it takes.
         """
-        asked = self._asked
-        if asked is None or (self._connection is not None and not is_ready(self._connection, timeout_s)):
+        if (asked := self._asked) is None:
             return None
-        self._asked = None
-        if self._connection is not None:
-            with suppress(ConnectionResetError), self._connection.makefile("rb") as stream:
-                if line := stream.readline():
-                    return parse_record(line, WriterAnswer)
-            self.close()
-        return WriterAnswer(asked.step, asked.failure or KILLED)
+        failure = asked.failure
+        if asked.stops is not None and self._connection is not None:
+            if is_ready(self._connection, timeout_s, asked.stops):
+                with suppress(ConnectionResetError), self._connection.makefile("rb") as stream:
+                    if line := stream.readline():
+                        self._asked = None
+                        return parse_record(line, WriterAnswer)
+            elif asked.stops.over:
+                failure = asked.stops.failure
+            else:
+                return None
+        self.close()
+        return WriterAnswer(asked.step, failure)
 
     def close(self) -> None:
         """End the process, whatever it does."""

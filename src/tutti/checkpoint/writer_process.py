@@ -7,6 +7,9 @@
 It gets orders through a socket, each with the descriptor of the memory that has the snapshot, and answers
 each with one line. On a machine whose cores are all busy a process at idle priority gets hardly any time:
 when it has not done in time what even a slow disk would have, its parent does it at the priority of training.
+
+For a slow disk, and for other hosts, both and the rank wait as long as it takes. But a process that is
+stopped, and stays so, is given up like one that was killed.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import math
 import os
 import select
 import signal
@@ -49,12 +53,18 @@ _LENGTH_BYTES: Final = 8
 
 PATIENCE_S: Final = 5.0
 SLOWEST_BYTES_PER_S: Final = 50e6
-"""Time that files get at idle priority: some seconds, and what they take at this rate."""
+"""Time that files get at idle priority: some seconds, and what they take at this rate.
+
+A process that is stopped has the former to go on.
+"""
 
 KILLED: Final = "the process that writes it was killed"
 
 _LOOK_S: Final = 0.05
 """Pause between two looks whether other hosts are done."""
+
+_STOP_LOOK_S: Final = 0.5
+"""Pause between two looks whether a process is stopped."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _NICEST: Final = 19
@@ -68,7 +78,7 @@ class WriterStart(Record):
         parent: the rank that starts it.
         path: `sys.path` of the rank.
         connection: the descriptor of the socket.
-        patience_s: how long files may take at idle priority, beside what their sizes account for.
+        patience_s: as in `tutti.checkpoint.writer.Writer`.
     """
 
     parent: int
@@ -154,14 +164,47 @@ def main() -> None:
         if line is None:
             child.end()
             line = _carried_out(text, memory)
-        if not line:
-            child.end()
-            line = _line(WriterAnswer(_order(text).step, KILLED))
         if child.ended:
             child = _Child(orders, start.patience_s)
         os.close(memory)
         with suppress(BrokenPipeError):  # the rank has just ended
             orders.sendall(line)
+
+
+class StopWatch:
+    """Tells when a child of this process is stopped, as by SIGSTOP, and stays so.
+
+    It reads no file: a rank that waits here is to be seen doing nothing.
+
+    Args:
+        child: the process.
+        patience_s: how long it may be stopped.
+
+    Attributes:
+        over: for as long as that every look has found it stopped.
+    """
+
+    def __init__(self, child: int, patience_s: float) -> None:
+        self._child, self._patience_s = child, patience_s
+        self._since: float | None = None
+        self.over = False
+
+    @property
+    def failure(self) -> str:
+        """Why what the child was to write is not there, if it is `over`."""
+        return (
+            f"process {self._child}, which writes it, was stopped (SIGSTOP) for {self._patience_s:g} s, and "
+            "another one takes its place (suspend all processes of a run, or none)"
+        )
+
+    def look(self) -> None:
+        """Look at the child."""
+        if not _is_stopped(self._child):
+            self._since = None
+            return
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        self.over = now - self._since >= self._patience_s
 
 
 class _Child:
@@ -196,15 +239,19 @@ class _Child:
         theirs.close()
 
     def answer(self, text: bytes, memory: int) -> bytes | None:
-        """Hand an order on; returns the answer, nothing if the child was killed, None if it is too slow."""
+        """Hand an order on; returns the line of the answer, None if the files are not written in time."""
+        order, stops = _order(text), StopWatch(self._process, self._patience_s)
         with suppress(BrokenPipeError, ConnectionResetError), self._connection.makefile("rb") as lines:
             _send(self._connection, text, memory)
-            nbytes = sum(file.size for file in _order(text).files)
-            patience_s = self._patience_s + nbytes / SLOWEST_BYTES_PER_S
-            if not is_ready(self._connection, patience_s):
+            nbytes = sum(file.size for file in order.files)
+            if not is_ready(self._connection, self._patience_s + nbytes / SLOWEST_BYTES_PER_S, stops):
                 return None
-            return lines.readline() and lines.readline()
-        return b""
+            # Past `lines`, which would take more than the empty line out of the socket.
+            written = self._connection.recv(1) and is_ready(self._connection, None, stops)
+            if written and (line := lines.readline()):
+                return line
+        self.end()
+        return _line(WriterAnswer(order.step, stops.failure if stops.over else KILLED))
 
     def is_gone(self) -> bool:
         """Tell whether it was killed when it had nothing to do."""
@@ -224,16 +271,29 @@ def send_order(connection: socket.socket, order: Order, memory: int) -> None:
     _send(connection, json.dumps(asdict(order)).encode(), memory)
 
 
-def is_ready(connection: socket.socket, timeout_s: float | None) -> bool:
+def is_ready(connection: socket.socket, timeout_s: float | None, stops: StopWatch) -> bool:
     """Wait until there is something to receive, or the other side is gone.
 
     Args:
         connection: whatever number its descriptor has: a rank may have thousands.
-        timeout_s: how long to wait; None: as long as it takes.
+        timeout_s: how long to wait; None: as long as it takes, unless the other side is stopped.
+        stops: looks at the process on the other side.
     """
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
-    return bool(waiting.poll(None if timeout_s is None else 1e3 * timeout_s))
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not waiting.poll(1e3 * max(0.0, min(deadline - time.monotonic(), _STOP_LOOK_S))):
+        stops.look()
+        if stops.over or time.monotonic() >= deadline:
+            return False
+    return True
+
+
+def _is_stopped(child: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it is gone, or was started by the process that this one was forked from
+        return False
 
 
 def _send(connection: socket.socket, text: bytes, memory: int) -> None:
