@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -23,9 +24,9 @@ import torch
 import tutti
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tutti.errors import PeerLost, RankFailed, UserError
-from tutti.launch import fork_server_client
+from tutti.launch import fork_server, fork_server_client
 from tutti.launch.crew import Crew, Orders, Outcome
-from tutti.launch.fork_server import Branch, ForkServerProcess, Load, NotForked, receive, send
+from tutti.launch.fork_server import Branch, ForkServerProcess, Load, NotForked, Ready, receive, send
 from tutti.launch.fork_server_client import ForkServer
 from tutti.launch.guard import ends_with, is_being_killed
 from tutti.launch.placement import Placement
@@ -290,6 +291,41 @@ def test_a_server_that_cannot_fork_says_so_and_lives_on(monkeypatch: pytest.Monk
     assert message.why.startswith(
         "no further process can be started: raise the limit of this user (ulimit -u"
     )
+
+
+def test_a_server_says_that_it_listens_once_it_has_imported_what_ranks_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    imported: list[tuple[str, bool]] = []
+
+    def load(entry: str) -> None:
+        has_spoken = bool(select.select([here], [], [], 0.0)[0])
+        imported.append((entry, has_spoken))
+
+    monkeypatch.setattr(fork_server, "_load", load)
+    with here:
+        send(here, Load(OF_A_FARM))
+        ForkServerProcess(os.getpid(), os.getppid(), there.detach(), 0.01).serve()
+        assert receive(here) == (Ready(), [])
+    assert imported == [(OF_A_FARM, False), (OF_A_FARM, True)]
+
+
+def test_what_is_imported_before_leaves_the_message_and_its_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(fork_server, "_load", imported.append)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        with here:
+            fork_server._load_for_first(there)
+            send(here, Branch(OF_A_FARM), [here.fileno()])
+            fork_server._load_for_first(there)
+        message, (descriptor,) = receive(there)
+        os.close(descriptor)
+        fork_server._load_for_first(there)
+    assert (message, imported) == (Branch(OF_A_FARM), [OF_A_FARM])
 
 
 class Limited:

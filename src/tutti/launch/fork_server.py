@@ -113,7 +113,7 @@ class Killed:
 
 @dataclass(frozen=True)
 class Ready:
-    """There is no rank, nor anything that one has started: sent at the beginning, and after `EndRanks`."""
+    """There is no rank, nor anything that one has started: sent before the first, and after `EndRanks`."""
 
 
 Message = RankPlace | EndRanks | Load | Branch | RankEnded | NotForked | Killed | Ready
@@ -236,6 +236,7 @@ class ForkServerProcess:
             selector = stack.enter_context(selectors.DefaultSelector())
             for one in (control, supervisor, children):
                 selector.register(one, selectors.EVENT_READ)
+            _load_for_first(control)
             try:
                 send(control, Ready())
                 return self._serve(control, children, selector)
@@ -360,6 +361,19 @@ def _kill_descendants() -> None:
             for thread in os.listdir(f"/proc/{process}/task"):
                 os.setpriority(os.PRIO_PROCESS, int(thread), LAST_NICENESS)
     signal_all(killed, signal.SIGKILL)
+
+
+def _load_for_first(control: socket.socket) -> None:
+    """Import what the first message asks for, if it has come, and leave the message there.
+
+    Until a server is `Ready`, those who give it up kill it. From then on they wait for its answers, and while
+    it imports there is none.
+    """
+    with suppress(OSError):  # None has come, or the supervisor is gone, which is seen later.
+        if data := control.recv(_MESSAGE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            message: Message = pickle.loads(data)
+            if isinstance(message, RankPlace | Load | Branch):
+                _load(message.entry)
 
 
 def _load(entry: str) -> None:
