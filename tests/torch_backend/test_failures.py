@@ -38,6 +38,11 @@ def said_by(function):
     return None, ""
 
 
+def said_behind_barrier(function):
+    """The error that a call raises behind a barrier, in which those are missed, too, who end behind it."""
+    return said_by(lambda: (distributed.barrier(), function()))
+
+
 def splits_that_disagree(rank):
     return distributed.all_to_all_single(torch.zeros(2), torch.zeros(2), [2 - rank, rank], [1, 1])
 
@@ -131,11 +136,11 @@ def waits(rank):
 
 
 def dies(rank):
-    distributed.barrier()
     if rank == 1:
+        distributed.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
     started = time.monotonic()
-    return *said_by(lambda: distributed.all_reduce(torch.ones(2))), time.monotonic() - started
+    return *said_behind_barrier(lambda: distributed.all_reduce(torch.ones(2))), time.monotonic() - started
 
 
 def test_a_killed_rank_is_named_by_the_others_soon(doomed):
@@ -148,10 +153,10 @@ def test_a_killed_rank_is_named_by_the_others_soon(doomed):
 
 
 def leaves(rank):
-    distributed.barrier()
     if rank == 1:
+        distributed.barrier()
         raise SystemExit
-    return said_by(lambda: distributed.all_reduce(torch.ones(2)))
+    return said_behind_barrier(lambda: distributed.all_reduce(torch.ones(2)))
 
 
 def test_a_rank_that_ends_early_is_named_by_those_who_wait_for_it(doomed):
@@ -164,10 +169,10 @@ def test_a_rank_that_ends_early_is_named_by_those_who_wait_for_it(doomed):
 
 def test_a_rank_that_destroys_its_group_early_is_named_by_those_who_wait_for_it(doomed):
     def leave(rank):
-        distributed.barrier()
         if rank == 1:
+            distributed.barrier()
             return distributed.destroy_process_group()
-        return said_by(lambda: distributed.all_reduce(torch.ones(100_000)))
+        return said_behind_barrier(lambda: distributed.all_reduce(torch.ones(100_000)))
 
     doomed.start(leave)
     for rank in (0, 2):
@@ -179,12 +184,12 @@ def test_a_rank_that_destroys_its_group_early_is_named_by_those_who_wait_for_it(
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_rank_that_leaves_before_a_new_group_is_made_is_named_by_those_who_wait_for_it(doomed, ends):
     def leave(rank):
-        distributed.barrier()
         if rank == 1:
+            distributed.barrier()
             if ends:
                 raise SystemExit
             return distributed.destroy_process_group()
-        return said_by(lambda: distributed.new_group([0, 1, 2]))
+        return said_behind_barrier(lambda: distributed.new_group([0, 1, 2]))
 
     doomed.start(leave)
     for rank in (0, 2):
@@ -217,12 +222,12 @@ def test_a_rank_that_left_in_an_orderly_way_does_not_disturb_those_who_do_not_ne
 
 
 def futures_fail(rank):
-    distributed.barrier()
     if rank == 1:
+        distributed.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
-    future = distributed.all_reduce(torch.ones(2), async_op=True).get_future()
     try:
-        future.wait()
+        distributed.barrier()
+        distributed.all_reduce(torch.ones(2), async_op=True).get_future().wait()
     except RuntimeError as error:
         first = str(error)
     return first, said_by(lambda: distributed.all_reduce(torch.ones(2)))[1]
