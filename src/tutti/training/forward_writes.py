@@ -1,13 +1,16 @@
-"""The check that a forward pass only reads the weights that workers train together.
+"""What becomes of a forward pass that writes weights which are trained.
 
 On one worker a layer that rewrites its weight in forward, as `nn.Embedding(max_norm=...)` does with the rows
 that it looks up, is a rule of its own beside the optimizer. Of workers that make one update together each
 would apply it once more, for its own samples, and where they see one copy, while the others read it.
+
+A layer may also replace its weight: `self.weight.data = torch.renorm(self.weight.data, ...)`, as those of
+EEGNet do. The new tensor is none that anybody trains, so its values go to where the weight was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Final
@@ -22,52 +25,81 @@ _version: Final = attrgetter("_version")
 
 
 class ForwardWrites:
-    """Refuses a model that writes a trained weight while it computes.
+    """Looks after the trained weights while the model computes.
 
     Torch counts the writes to a tensor, but for those through `.data`: at first the values are compared.
 
     Args:
         replica: the model.
+        refuses: whether the forward pass may only read them.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        self._module = replica.module
-        self._names = replica.names | {parameter: name for name, parameter in replica.scattered}
-        # Those that are split over ranks are written by whatever gathers them.
-        self._parameters = [one for one in self._names if type(one.data) is Tensor]
-        self._compares = True
+    def __init__(self, replica: Replica, *, refuses: bool) -> None:
+        self._replica, self._refuses, self._compares = replica, refuses, refuses
+        self._parameters = list(replica.names)
+        self._places = [parameter.data for parameter in self._parameters]
+        self._addresses = self._addresses_now()
 
     @contextmanager
-    def refused(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
         """Let a forward pass be made.
 
         Raises:
-            BadModel: it has written a weight.
+            BadModel: it has written a weight, and may not; or has replaced one by another kind of tensor.
         """
+        self._bring_back()  # An evaluation may have replaced some.
         before, sums = self._writes(), self._sums()
         yield
-        after = self._writes()
-        for earlier, now in ((before, after), (sums, self._sums())):
-            if now != earlier:
-                self._refuse(
-                    next(p for p, b, a in zip(self._parameters, earlier, now, strict=True) if a != b)
-                )
+        self._refuse_differing(before, self._writes())
+        self._refuse_differing(sums, self._sums())
         self._compares = False
+        self._bring_back()
+
+    def _bring_back(self) -> None:
+        """Have the weights that were replaced where they were, with their new values."""
+        now = self._addresses_now()
+        if now == self._addresses:
+            return
+        self._refuse_differing(self._addresses, now if self._refuses else self._addresses)
+        for parameter, place, there, address in zip(
+            self._parameters, self._places, self._addresses, now, strict=True
+        ):
+            if there != address:
+                if (parameter.shape, parameter.dtype) != (place.shape, place.dtype):
+                    raise BadModel(
+                        f"the model's forward replaces its weight '{self._replica.names[parameter]}', of "
+                        f"{_said(place)}, by one of {_said(parameter)}; give it as it was"
+                    )
+                place.copy_(parameter.data)
+                parameter.data = place
+
+    def _addresses_now(self) -> list[int]:
+        return [*map(Tensor.data_ptr, self._parameters)]
 
     def _writes(self) -> list[int]:
-        return [*map(_version, self._parameters)]
+        """How often each weight was written to; none if that does not matter."""
+        return [*map(_version, self._parameters)] if self._refuses else []
 
     def _sums(self) -> list[int]:
-        """The checksums of the values; none if they are not compared any more."""
+        """The checksums of the values; none if they are not compared, or not any more."""
         return [checksum(one.detach().cpu()) for one in self._parameters] if self._compares else []
 
-    def _refuse(self, parameter: nn.Parameter) -> None:
-        name = self._names[parameter]
-        layer = self._module.get_submodule(name.rpartition(".")[0])
+    def _refuse_differing(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """Refuse the model if a figure of a weight is another one than before."""
+        written = (p for p, one, other in zip(self._parameters, before, now, strict=False) if one != other)
+        if (parameter := next(written, None)) is None:
+            return
+        name = self._replica.names[parameter]
+        layer = self._replica.module.get_submodule(name.rpartition(".")[0])
         lookup = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None
         by = f", by max_norm={layer.max_norm}" if lookup else ""
         raise BadModel(
             f"the model's forward writes its weight '{name}'{by}: workers that make one update together "
-            "would each do so again; do it in a callback after each step, train with one worker (-n 1), or "
-            "choose a strategy whose workers have weights of their own, such as --strategy local"
+            "would each do so again; compute with a changed copy, as torch.nn.utils.parametrize does, train "
+            "with one worker (-n 1), or choose a strategy whose workers have weights of their own, such as "
+            "--strategy local"
         )
+
+
+def _said(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} ({str(tensor.dtype).removeprefix('torch.')})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Final
 
 import torch
@@ -56,7 +55,7 @@ class UpdateGradient:
         self.contributions = Contributions(self._replica, self._comm, skip) if skip else None
         self.masks = SampleMasks(schedule.batches.seed)
         together = self._comm.size > 1 and not self._batches.own
-        self._reading = ForwardWrites(self._replica).refused if together else nullcontext
+        self._weights = ForwardWrites(self._replica, refuses=together)
 
     def _loss_scale(self) -> LossScale | None:
         if self.objective.arithmetic.precision != "fp16":
@@ -167,7 +166,7 @@ class UpdateGradient:
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         self._stages.lap("copy")
-        with self._reading():
+        with self._weights.watched():
             outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
         self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
