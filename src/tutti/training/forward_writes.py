@@ -60,7 +60,8 @@ class ForwardWrites:
         now = self._addresses_now()
         if now == self._addresses:
             return
-        self._refuse_differing(self._addresses, now if self._refuses else self._addresses)
+        if self._refuses:
+            self._refuse_differing(self._addresses, now)
         for parameter, place, there, address in zip(
             self._parameters, self._places, self._addresses, now, strict=True
         ):
@@ -86,9 +87,11 @@ class ForwardWrites:
 
     def _refuse_differing(self, before: Sequence[int], now: Sequence[int]) -> None:
         """Refuse the model if a figure of a weight is another one than before."""
-        written = (p for p, one, other in zip(self._parameters, before, now, strict=False) if one != other)
-        if (parameter := next(written, None)) is None:
+        if before == now:
             return
+        parameter = next(
+            p for p, one, other in zip(self._parameters, before, now, strict=True) if one != other
+        )
         name = self._replica.names[parameter]
         layer = self._replica.module.get_submodule(name.rpartition(".")[0])
         lookup = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None
