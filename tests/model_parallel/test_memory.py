@@ -11,7 +11,7 @@ import torch
 from torch import nn, optim
 
 from tests.comm.ranks import World
-from tests.model_parallel.allocated import measure_all
+from tests.model_parallel.allocated import cut_by_size, measure_all
 from tests.model_parallel.runs import COMMON, Run
 from tutti.cli.main import main
 from tutti.comm.shm.communicator import HostCommunicator
@@ -58,7 +58,8 @@ def advised(config: Run, layout: str | None = None) -> MemoryNeed:
     options = config.get("parallel_options", {})
     job = LayoutsJob(TrainConfig.from_json(alone), 2, config["parallel"], options)
     comm = HostCommunicator.alone()
-    need = work(comm, pickle.dumps(job))[layout or config["parallel"]]
+    with cut_by_size():
+        need = work(comm, pickle.dumps(job))[layout or config["parallel"]]
     comm.close()
     assert isinstance(need, MemoryNeed), need
     return need
