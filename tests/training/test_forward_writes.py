@@ -141,6 +141,6 @@ def test_a_weight_that_forward_replaces_is_trained_on_one_worker() -> None:
 def test_a_weight_that_forward_replaces_by_one_of_another_kind_is_refused() -> None:
     module = Constrained(dtype=torch.float64)
     watch = ForwardWrites(Replica(module), refuses=False)
-    said = r"its weight 'weight', of shape \(3, 6\) \(float32\), by one of shape \(3, 6\) \(float64\)"
+    said = r"its weight 'weight', torch.float32 of shape \(3, 6\), by another kind: torch.float64 of shape"
     with pytest.raises(BadModel, match=said), watch.watched():
         module.weight.data = module.weight.data.double()

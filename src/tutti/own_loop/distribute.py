@@ -31,6 +31,7 @@ from tutti.parameter_server.base import Centre
 from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.training.evaluation import average_buffers
+from tutti.training.forward_writes import max_norm_of
 from tutti.training.replica_check import ReplicaCheck
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -212,9 +213,9 @@ def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:
 
 def _refuse_lookups_that_write(model: nn.Module) -> None:
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+        if (norm := max_norm_of(layer)) is not None:
             raise BadOption(
-                f"the embedding '{name}' has max_norm={layer.max_norm}: it rewrites the rows that a rank "
+                f"the embedding '{name}' has max_norm={norm}: it rewrites the rows that a rank "
                 "looks up, and the other ranks do not; scale its weights in the loop, after each step"
             )
 

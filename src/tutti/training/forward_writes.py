@@ -68,8 +68,8 @@ class ForwardWrites:
             if there != address:
                 if (parameter.shape, parameter.dtype) != (place.shape, place.dtype):
                     raise BadModel(
-                        f"the model's forward replaces its weight '{self._replica.names[parameter]}', of "
-                        f"{_said(place)}, by one of {_said(parameter)}; give it as it was"
+                        f"the model's forward replaces its weight '{self._replica.names[parameter]}', "
+                        f"{_said(place)}, by another kind: {_said(parameter)}; give it as it was"
                     )
                 place.copy_(parameter.data)
                 parameter.data = place
@@ -94,8 +94,8 @@ class ForwardWrites:
         )
         name = self._replica.names[parameter]
         layer = self._replica.module.get_submodule(name.rpartition(".")[0])
-        lookup = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None
-        by = f", by max_norm={layer.max_norm}" if lookup else ""
+        norm = max_norm_of(layer)
+        by = "" if norm is None else f", by max_norm={norm}"
         raise BadModel(
             f"the model's forward writes its weight '{name}'{by}: workers that make one update together "
             "would each do so again; compute with a changed copy, as torch.nn.utils.parametrize does, train "
@@ -104,5 +104,10 @@ class ForwardWrites:
         )
 
 
+def max_norm_of(layer: nn.Module) -> float | None:
+    """Return the norm to which a look-up shortens the rows of a table; None: it is no table, or has none."""
+    return layer.max_norm if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
+
+
 def _said(tensor: Tensor) -> str:
-    return f"shape {tuple(tensor.shape)} ({str(tensor.dtype).removeprefix('torch.')})"
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

@@ -27,6 +27,7 @@ from tutti.processor import processor_name
 from tutti.replica import Replica
 from tutti.state import TensorPiece, name_of, whole_piece
 from tutti.strategies.base import Replicated
+from tutti.training.forward_writes import max_norm_of
 
 Sums = Mapping[tuple[str, int], int]
 """Checksums by the name of a tensor and the number of the first element."""
@@ -93,7 +94,7 @@ class FixedParameters:
         moved = {id(parameter) for parameter in replica.names}
         moved |= {id(parameter) for _, parameter in replica.scattered}
         for layer in replica.module.modules():
-            if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            if max_norm_of(layer) is not None:
                 moved.add(id(layer.weight))  # a look at a row changes it
         self._known = [
             (name_of("weights", name), parameter, _mark(parameter))
