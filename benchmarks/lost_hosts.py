@@ -49,8 +49,8 @@ TRAIN = (
 PAUSE_S = (8.0, 11.0)
 """The time from a loss of a rank to the next one, at random: others may be ready again by then."""
 
-EPOCHS_OF_A_LOSS = 3
-"""Epochs in which there is the time for a loss."""
+EPOCHS_OF_A_KILL = 3.0
+"""Epochs in which there is the time for a kill, on a fast machine."""
 
 STANDBY = "respawn, standby"
 POLICIES = [STANDBY, "respawn"]
@@ -153,7 +153,7 @@ def lose(way: str, victim: str, after_s: float, folder: Path) -> tuple[float, fl
 
 
 def lose_ranks(
-    kills: int, draws: random.Random, standby: bool, folder: Path
+    kills: int, epochs: float, draws: random.Random, standby: bool, folder: Path
 ) -> tuple[list[float], int, float]:
     """Kill ranks of another host, one after the other.
 
@@ -162,7 +162,7 @@ def lose_ranks(
         the weights of an undisturbed training.
     """
     with Hosts(["a", "b"], apart=True) as hosts:
-        placed = ["--hosts", "a:1,b:1", "-n", "2", "--epochs", str(2 + EPOCHS_OF_A_LOSS * kills)]
+        placed = ["--hosts", "a:1,b:1", "-n", "2", "--epochs", str(2 + round(epochs * kills))]
         trial = Trial(hosts, folder, placed)
         trial.begin("alone").wait(10 * LIMIT_S)
         more = ["--standby"] * standby
@@ -197,12 +197,12 @@ def rank_on(hosts: Hosts, host: str) -> int:
     return max(ranks, key=lambda one: used(one) - before[one])
 
 
-def print_killed_ranks(kills: int, policies: list[str], draws: random.Random) -> None:
-    """Print what lost ranks of another host cost."""
+def print_killed_ranks(kills: int, epochs: float, policies: list[str], draws: random.Random) -> None:
+    """Print what lost ranks of another host cost, in a training of so many epochs for each."""
     lines = []
     for way in policies:
         with tempfile.TemporaryDirectory() as name:
-            nexts, code, apart = lose_ranks(kills, draws, way == STANDBY, Path(name))
+            nexts, code, apart = lose_ranks(kills, epochs, draws, way == STANDBY, Path(name))
         took = sorted(nexts)
         p95 = took[min(len(took) - 1, int(0.95 * len(took)))]
         survived = sum(one == one for one in nexts)
@@ -218,6 +218,7 @@ def main() -> None:
     )
     parser.add_argument("--losses", type=int, default=8)
     parser.add_argument("--kills", type=int, help="of ranks, in place of losses of hosts")
+    parser.add_argument("--epochs-per-kill", type=float, default=EPOCHS_OF_A_KILL)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -227,7 +228,7 @@ def main() -> None:
     torch.set_num_threads(1)
     draws = random.Random(options.seed)
     if options.kills is not None:
-        print_killed_ranks(options.kills, options.policies, draws)
+        print_killed_ranks(options.kills, options.epochs_per_kill, options.policies, draws)
         return
     rows = []
     for number in range(options.losses):
