@@ -98,6 +98,28 @@ def test_attributes_of_the_newer_dtypes_come_to_the_ranks_and_back() -> None:
     assert model.table.tolist() == model.scales.float().tolist() == [0, 1, 2]
 
 
+class Counts(nn.Module):
+    """Counts its passes in a table, a row of which it adds to its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+        self.table = torch.zeros(3, 5)
+        self.row = self.table[1]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.table += 1
+        return self.linear(inputs) + self.row.clone()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_views_come_to_the_ranks_as_views(workers: int) -> None:
+    model = Counts()
+    tutti.train(model, DATA, **{**ONE, "workers": workers})
+    assert model.table[1, 0] > 1
+    torch.testing.assert_close(model.row, model.table[1])
+
+
 def test_a_named_model_is_built_anew_with_the_trained_weights(tmp_path: Path) -> None:
     result = tutti.train("mlp", DATA, model_options={"hidden": [4]}, out=str(tmp_path / "run"), **ONE)
     assert result.folder == tmp_path / "run"

@@ -881,11 +881,12 @@ def test_a_copy_counts_only_when_it_is_whole() -> None:
     memory.close()
 
 
-class LimitsServer(Pauses):
+class LimitsServer(tutti.Callback):
     """Lets the process that all ranks are forked from open no file after a step, until somebody lifts that.
 
     Args:
-        folder: has a note of the process.
+        folder: has a note of the process, and one once the run does without ranks in reserve, which is
+            waited for.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -894,10 +895,11 @@ class LimitsServer(Pauses):
     def step(self, course: tutti.Course) -> None:
         if course.rank == 0 and course.step == 2 and not any(self._folder.glob("limited-*")):
             server = server_of(os.getpid())
-            (self._folder / f"limited-{server}").touch()
             _, most = resource.prlimit(server, resource.RLIMIT_NOFILE)
             resource.prlimit(server, resource.RLIMIT_NOFILE, (3, most))
-        super().step(course)
+            (self._folder / f"limited-{server}").touch()
+        while course.step == 4 and not (self._folder / "alone").exists():
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("lifted", [True, False])
@@ -905,6 +907,14 @@ def test_ranks_that_cannot_be_started_are_started_a_little_later(
     tmp_path: Path, lifted: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_try_again, tries = Line._may_try_again, []
+    look, do_without = Line._look_after_reserve, Line._do_without
+
+    def look_once_limited(line: Line, stopping: Stopping) -> bool:
+        return any(tmp_path.glob("limited-*")) and look(line, stopping)
+
+    def note(line: Line, why: str) -> None:
+        do_without(line, why)
+        (tmp_path / "alone").touch()
 
     def lift(line: Line, stopping: Stopping) -> bool:
         tries.append(time.monotonic())
@@ -915,6 +925,8 @@ def test_ranks_that_cannot_be_started_are_started_a_little_later(
         return may_try_again(line, stopping)
 
     monkeypatch.setattr(Line, "_may_try_again", lift)
+    monkeypatch.setattr(Line, "_look_after_reserve", look_once_limited)
+    monkeypatch.setattr(Line, "_do_without", note)
     monkeypatch.setattr("tutti.launch.succession.TRY_AGAIN_S", (0.01, 0.01))
     callbacks = [LimitsServer(tmp_path), Killed(tmp_path, [(1, 9)])]
     run = partial(tutti.train, workers=2, callbacks=callbacks, on_failure="respawn", standby=True, **OPTIONS)

@@ -38,6 +38,7 @@ from tutti.run.train_job import Beginning, RunOutcome, TrainJob
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
+from tutti.training.module_memory import ModuleMemory
 from tutti.training.weights import bring_back, read_weights
 
 
@@ -199,7 +200,8 @@ def train(
             of at most 20 s on the ranks chooses them first, and the result's configuration has what it chose.
 
     Returns:
-        The trained model, the history and the summary.
+        The trained model, the history and the summary. A module that was given is the trained one: its
+        weights, and what it has changed in attributes of its own, are those of rank 0.
 
     Raises:
         UserError: an argument is wrong; the message says which and what to do.
@@ -394,4 +396,6 @@ def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Modu
         built = model
     assert outcome.weights is not None
     bring_back(outcome.weights, built)
+    if outcome.attributes and built.state_dict().keys() == outcome.weights.keys():
+        ModuleMemory(built).load_state(outcome.attributes)
     return built

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 from collections import ChainMap
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import cloudpickle
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 
@@ -16,18 +17,44 @@ from tutti.run.config import OBJECT, flag
 from tutti.run.jobs import Job
 from tutti.strategies import STRATEGIES, Strategy
 
+_Memory: TypeAlias = torch.TypedStorage
+"""What torch makes a tensor of, be it of bytes."""
 
-def _pickled_storage(storage: torch.UntypedStorage) -> tuple[Any, tuple[torch.Tensor]]:
-    """Pickle the memory of a tensor as that of one of bytes."""
-    content = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return torch.Tensor._typed_storage, (content.set_(storage),)
+
+def _memory(storage: torch.UntypedStorage, dtype: torch.dtype) -> _Memory:
+    # Torch gives its own constructor no types.
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _pickled_memory(memory: _Memory) -> tuple[Any, tuple[torch.UntypedStorage, torch.dtype]]:
+    return _of_dtype, (memory._untyped_storage, memory.dtype)
+
+
+def _of_dtype(memory: _Memory, dtype: torch.dtype) -> _Memory:
+    return _memory(memory._untyped_storage, dtype)
+
+
+def _pickled_bytes(storage: torch.UntypedStorage) -> tuple[Any, tuple[bytes, torch.device]]:
+    content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return _of_bytes, (content.cpu().numpy().tobytes(), storage.device)
+
+
+def _of_bytes(content: bytes, device: torch.device) -> _Memory:
+    made = torch.empty(len(content), dtype=torch.uint8)
+    made.numpy()[:] = np.frombuffer(content, np.uint8)
+    return _memory(made.to(device).untyped_storage(), torch.uint8)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles tensors of newer dtypes, such as float8, too: what torch makes of them nobody can load."""
+    """Pickles the memory of tensors once, however many lie in it, and whatever their dtype.
+
+    Torch pickles it once more for each, which parts views from what they are views of; and nobody can load
+    what it makes of newer dtypes, such as float8.
+    """
 
     dispatch_table: ClassVar = ChainMap(
-        {torch.UntypedStorage: _pickled_storage}, cloudpickle.Pickler.dispatch_table
+        {torch.UntypedStorage: _pickled_bytes, torch.TypedStorage: _pickled_memory},
+        cloudpickle.Pickler.dispatch_table,
     )
 
 

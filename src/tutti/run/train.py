@@ -30,6 +30,7 @@ from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
+from tutti.model_parallel.base import Whole
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
@@ -409,6 +410,8 @@ def _run(
     outcome = RunOutcome(
         config, history, summary, facts, path, data.shape, outputs_for(data), weights, None, noted
     )
+    if job.bring_weights and isinstance(parts.portion, Whole):
+        outcome = replace(outcome, attributes=_own(trainer.noted()))
     if speaks:
         _print_end(outcome, summary, data, pipeline)
     return outcome
@@ -570,6 +573,10 @@ def _print_end(
     sys.stdout.flush()
 
 
-def _own(state: dict[str, Any]) -> dict[str, Any]:
-    """A state in memory of its own: views would be pickled with all that they are views of."""
-    return {name: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x for name, x in state.items()}
+def _own(state: Any) -> Any:
+    """A tree of values in memory of its own: views would be pickled with all that they are views of."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().cpu().clone()
+    if type(state) is list:
+        return list(map(_own, state))
+    return {name: _own(one) for name, one in state.items()} if type(state) is dict else state

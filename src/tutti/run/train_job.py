@@ -273,6 +273,8 @@ class RunOutcome:
         weights: the model's state by name, as tensors, if it was asked for.
         callbacks: the pickled attributes of the caller's objects, as rank 0's copies have them; None: they
             cannot be pickled.
+        attributes: what rank 0's model knows besides its state: see `ModuleMemory.noted`; empty of a portion
+            of a model, and of a run that had come to its end before.
     """
 
     config: TrainConfig
@@ -285,6 +287,7 @@ class RunOutcome:
     weights: dict[str, Any] | None
     stopped: str | None = None
     callbacks: tuple[bytes | None, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -80,13 +80,24 @@ class ModuleMemory:
         Raises:
             BadOption: an extra state has something that no checkpoint can have.
         """
-        found = list(self._all())
-        self._note_lost(found)
-        changed = self._changed(found)
         extra = {
             name: as_values(module.get_extra_state(), f"the extra state of '{name}'")
             for name, module in self._with_extra_state()
         }
+        return {**self._known(), "extra": extra}
+
+    def noted(self) -> Values:
+        """Return what they know besides their modes and their `state_dict`; the tensors are live."""
+        known = self._known()
+        attributes = known["attributes"].items()
+        return {
+            **known,
+            "attributes": {path: one for path, one in attributes if not path.endswith("/training")},
+        }
+
+    def _known(self) -> Values:
+        found = list(self._all())
+        self._note_lost(found)
         needed = {
             name: one.requires_grad
             for name, one in self._module.named_parameters()
@@ -94,8 +105,7 @@ class ModuleMemory:
         }
         gone = sorted(self._marks.keys() - {path for path, _, _ in found})
         return {
-            "attributes": changed,
-            "extra": extra,
+            "attributes": self._changed(found),
             "needed": needed,
             "gone": gone,
             "lost": sorted(self._lost),
@@ -118,7 +128,7 @@ class ModuleMemory:
             if name in parameters:
                 parameters[name].requires_grad_(needed)
         for name, module in self._with_extra_state():
-            if name in values["extra"]:
+            if name in values.get("extra", {}):
                 module.set_extra_state(from_values(values["extra"][name]))
 
     def _changed(self, found: Iterable[_Found]) -> Values:

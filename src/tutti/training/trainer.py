@@ -631,6 +631,10 @@ class Trainer:
         self._judge()
         self.comm.barrier()
 
+    def noted(self) -> Values:
+        """Return what the model knows besides its modes and its `state_dict`; the tensors are live."""
+        return self._memories[0].noted()
+
     def _remembered(self) -> Values:
         """Return what the model and the loss know besides what is trained, but for the model's buffers.
 
