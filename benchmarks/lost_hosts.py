@@ -46,8 +46,8 @@ TRAIN = (
     *("--threads", "1", "--callbacks", f"{TIMED}:Timed"),
 )
 
-PAUSE_S = (8.0, 11.0)
-"""The time from a loss of a rank to the next one, at random: others may be ready again by then."""
+PAUSE_S = 8.0
+"""The least time from a loss of a rank to the next one, and 3 s more at random: others may be ready by then."""
 
 EPOCHS_OF_A_KILL = 3.0
 """Epochs in which there is the time for a kill, on a fast machine."""
@@ -153,7 +153,7 @@ def lose(way: str, victim: str, after_s: float, folder: Path) -> tuple[float, fl
 
 
 def lose_ranks(
-    kills: int, epochs: float, draws: random.Random, standby: bool, folder: Path
+    kills: int, epochs: float, pause_s: float, draws: random.Random, standby: bool, folder: Path
 ) -> tuple[list[float], int, float]:
     """Kill ranks of another host, one after the other.
 
@@ -164,17 +164,17 @@ def lose_ranks(
     with Hosts(["a", "b"], apart=True) as hosts:
         placed = ["--hosts", "a:1,b:1", "-n", "2", "--epochs", str(2 + round(epochs * kills))]
         trial = Trial(hosts, folder, placed)
-        trial.begin("alone").wait(10 * LIMIT_S)
         more = ["--standby"] * standby
         program = trial.begin("survived", "--on-failure", "respawn", "--max-failures", str(kills), *more)
         nexts = []
         for _ in range(kills):
-            time.sleep(draws.uniform(*PAUSE_S))
-            victim = rank_on(hosts, "b")
+            time.sleep(pause_s + draws.uniform(0, 3))
+            victim = rank_on(hosts, "b", trial.notes)
             nexts.append(trial.next_s(partial(os.kill, victim, signal.SIGKILL)))
             print(f"{nexts[-1]:.2f}", end=" ", flush=True)
         print()
         code = program.wait(10 * LIMIT_S)
+        trial.begin("alone").wait(10 * LIMIT_S)
     return nexts, code, trial.apart("alone", "survived")
 
 
@@ -185,24 +185,28 @@ def is_rank(process: int) -> bool:
     return words == 2 * [[b"-P", b"-m", b"tutti.launch.mpi_rank"]]
 
 
-def rank_on(hosts: Hosts, host: str) -> int:
-    """The rank of a host that trains, not the one that stands by."""
-
-    def used(process: int) -> int:
-        return sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
-
-    ranks = [one for one in hosts.processes(host) if is_rank(one)]
-    before = {one: used(one) for one in ranks}
-    time.sleep(0.2)
-    return max(ranks, key=lambda one: used(one) - before[one])
+def rank_on(hosts: Hosts, host: str, notes: Path) -> int:
+    """The rank of a host that trains, not the one that stands by: whose notes are the newest."""
+    newest = max(notes.glob(f"*-{host}-*"), key=lambda file: file.stat().st_mtime)
+    number = newest.name.rpartition("-")[2]
+    (found,) = [one for one in hosts.processes(host) if is_rank(one) and number_within(one) == number]
+    return found
 
 
-def print_killed_ranks(kills: int, epochs: float, policies: list[str], draws: random.Random) -> None:
+def number_within(process: int) -> str:
+    """The number that a process has on its own host."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(line.split()[-1] for line in lines if line.startswith("NSpid:"))
+
+
+def print_killed_ranks(
+    kills: int, epochs: float, pause_s: float, policies: list[str], draws: random.Random
+) -> None:
     """Print what lost ranks of another host cost, in a training of so many epochs for each."""
     lines = []
     for way in policies:
         with tempfile.TemporaryDirectory() as name:
-            nexts, code, apart = lose_ranks(kills, epochs, draws, way == STANDBY, Path(name))
+            nexts, code, apart = lose_ranks(kills, epochs, pause_s, draws, way == STANDBY, Path(name))
         took = sorted(nexts)
         p95 = took[min(len(took) - 1, int(0.95 * len(took)))]
         survived = sum(one == one for one in nexts)
@@ -219,6 +223,7 @@ def main() -> None:
     parser.add_argument("--losses", type=int, default=8)
     parser.add_argument("--kills", type=int, help="of ranks, in place of losses of hosts")
     parser.add_argument("--epochs-per-kill", type=float, default=EPOCHS_OF_A_KILL)
+    parser.add_argument("--pause", type=float, default=PAUSE_S, metavar="S", help="between kills, at least")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -228,7 +233,7 @@ def main() -> None:
     torch.set_num_threads(1)
     draws = random.Random(options.seed)
     if options.kills is not None:
-        print_killed_ranks(options.kills, options.epochs_per_kill, options.policies, draws)
+        print_killed_ranks(options.kills, options.epochs_per_kill, options.pause, options.policies, draws)
         return
     rows = []
     for number in range(options.losses):
