@@ -47,7 +47,7 @@ TRAIN = (
 )
 
 PAUSE_S = 8.0
-"""The least time from a loss of a rank to the next one, and 3 s more at random: others may be ready by then."""
+"""The least time from a loss of a rank to the next one: others may be ready by then. Up to 3 s come to it."""
 
 EPOCHS_OF_A_KILL = 3.0
 """Epochs in which there is the time for a kill, on a fast machine."""

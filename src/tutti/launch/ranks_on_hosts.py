@@ -337,14 +337,20 @@ class RanksInReserve:
         self._ranks: RanksOnHosts | None = None
         self._lost = 0
 
-    def look(self) -> None:
-        """Start them once they are wanted; say so if they have ended, and start others a few times."""
+    def look(self, begins: bool = True) -> None:
+        """Start them once they are wanted; say so if they have ended, and start others a few times.
+
+        Args:
+            begins: they may be started now: those before them train. While these begin, their cores are
+                theirs.
+        """
         if self._ranks is not None and not self._ranks.live:
             self.close()
             self._lost += 1
             what = OTHERS_PREPARE if self._lost < RESERVES_LOST else NO_RESERVE
             warn_on_stderr(f"the ranks in reserve have ended; {what}")
-        if self._ranks is None and self._lost < RESERVES_LOST and (placement := self._wanted()) is not None:
+        may = begins and self._ranks is None and self._lost < RESERVES_LOST
+        if may and (placement := self._wanted()) is not None:
             self._ranks = RanksOnHosts(self._entry, b"", placement, goes_on=True, waits=True)
 
     def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
@@ -413,7 +419,7 @@ def _copy_stderr(
                 return said.decode(errors="replace"), True
             # Not only when nothing has come: ranks give signs all the time.
             if reserve is not None and time.monotonic() - looked_at >= RESERVE_S:
-                reserve.look()
+                reserve.look(begins=any(sign.beat for sign in watch.signs.values()))
                 looked_at = time.monotonic()
     return said.decode(errors="replace"), False
 
