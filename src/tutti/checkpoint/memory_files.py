@@ -1,6 +1,6 @@
 """Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
 
-    page      losses, wishes │ folder of the run │ description of copy 1 │ description of copy 2 │ takeover
+    page      losses, wishes │ folder │ description of copy 1, of copy 2 │ takeover │ size of the data
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
     data      an arena with the data set, which need not be read again, and gates
@@ -49,6 +49,7 @@ _TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
 _FILES: Final = 1
 _TAKEOVER: Final = 4
+_DATA: Final = 5
 _NUMBER: Final = "number"
 
 
@@ -102,6 +103,19 @@ class MemoryPlace:
     def note_takeover(self, why: str) -> None:
         """Note that ranks come after others."""
         self._write(_TAKEOVER, why.encode(errors="backslashreplace"))
+
+    @property
+    def data_bytes(self) -> int | None:
+        """The memory of the data set on each host, in bytes; None: nobody knows, or it is streamed."""
+        try:
+            text = self._read(_DATA)
+        except _Damaged:
+            return None
+        return None if text is None else int(text)
+
+    def note_data(self, nbytes: int) -> None:
+        """Note the memory of the data set on each host, in bytes."""
+        self._write(_DATA, b"%d" % nbytes)
 
     def copy_wish(self) -> Callable[[], bool]:
         """Return what tells at once whether a copy is wanted now."""

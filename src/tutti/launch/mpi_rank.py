@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from types import TracebackType
@@ -52,7 +52,8 @@ class MpiStart:
         stop: its file of the `StopPage`.
         liveness: where it listens to whether the ranks live.
         hosts: for each host the number of its workers, and of all its ranks.
-        waits: the ranks are in reserve: they prepare themselves, and wait until they are needed.
+        waits: the ranks are in reserve. By a first payload, if there is one, the entry prepares them, and is
+            given a function that waits until they are needed and returns the payload; else it is called then.
         goes_on: others take over from lost ranks, as which those count that the process does not hear of.
     """
 
@@ -130,8 +131,9 @@ def _run(start: MpiStart, connection: LivenessConnection | None) -> None:
     if connection is not None and isinstance(comm, BlockingCommunicator):
         connection.give_signs(comm.peers.course, print_stacks)
     if start.waits:
-        _wait(connection)
-    value = entry(comm, _payload(start, comm))
+        value = _run_in_reserve(start, comm, entry, connection)
+    else:
+        value = entry(comm, _payload(start, comm))
     if comm.rank == 0:
         start.address.send(done(comm.rank, value))
     if connection is not None:
@@ -139,15 +141,26 @@ def _run(start: MpiStart, connection: LivenessConnection | None) -> None:
     comm.close()
 
 
-def _wait(connection: LivenessConnection | None) -> None:
-    """Sleep until this rank is needed.
+def _run_in_reserve(
+    start: MpiStart,
+    comm: Communicator,
+    entry: Callable[..., object],
+    connection: LivenessConnection | None,
+) -> object:
+    """Call the entry when this rank is needed, or at once if there is something to prepare.
 
     Raises:
-        PeerLost: nobody could tell it.
+        PeerLost: nobody could tell that it is needed.
     """
     if connection is None:
         raise PeerLost([], f"the launching process cannot be reached from {socket.gethostname()}")
-    connection.wait_until_needed()
+
+    def until_needed() -> bytes:
+        connection.wait_until_needed()
+        return _payload(start, comm)
+
+    prepares = _payload(start, comm)
+    return entry(comm, prepares, until_needed) if prepares else entry(comm, until_needed())
 
 
 def _set_up_process(start: MpiStart) -> int | None:

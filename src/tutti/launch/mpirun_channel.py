@@ -90,17 +90,21 @@ class MpirunChannel:
     """
 
     def __init__(self, payload: bytes) -> None:
-        token = os.urandom(TOKEN_BYTES)
-        self._payload, self._messages = memfd.make("payload"), memfd.make("messages")
-        self.address = Address(os.getpid(), self._payload, self._messages, token.hex())
-        self.hand(payload)
+        self._token = os.urandom(TOKEN_BYTES)
+        self._payload, self._messages = self._file_of(payload), memfd.make("messages")
+        self.address = Address(os.getpid(), self._payload, self._messages, self._token.hex())
 
     def hand(self, payload: bytes) -> None:
-        """Hand the ranks something else, before they ask for it."""
-        os.ftruncate(self._payload, 0)
-        with open(self._payload, "wb", closefd=False) as file:
-            file.seek(0)
-            file.write(bytes.fromhex(self.address.token) + payload)
+        """Hand the ranks something else; one that asks meanwhile gets this, or what was there before."""
+        file = self._file_of(payload)
+        os.dup2(file, self._payload, inheritable=False)
+        os.close(file)
+
+    def _file_of(self, payload: bytes) -> int:
+        made = memfd.make("payload")
+        with open(made, "wb", closefd=False) as file:
+            file.write(self._token + payload)
+        return made
 
     def messages(self) -> list[object]:
         """Return all messages that have come so far."""

@@ -328,11 +328,14 @@ class RanksInReserve:
 
     Args:
         entry: the function that they will call.
-        wanted: their placement; None: not yet.
+        wanted: their placement, and the payload by which they prepare themselves, which may be empty; None:
+            not yet.
         stopping: tells of signals.
     """
 
-    def __init__(self, entry: str, wanted: Callable[[], Placement | None], stopping: Stopping) -> None:
+    def __init__(
+        self, entry: str, wanted: Callable[[], tuple[Placement, bytes] | None], stopping: Stopping
+    ) -> None:
         self._entry, self._wanted, self._stopping = entry, wanted, stopping
         self._ranks: RanksOnHosts | None = None
         self._lost = 0
@@ -350,8 +353,9 @@ class RanksInReserve:
             what = OTHERS_PREPARE if self._lost < RESERVES_LOST else NO_RESERVE
             warn_on_stderr(f"the ranks in reserve have ended; {what}")
         may = begins and self._ranks is None and self._lost < RESERVES_LOST
-        if may and (placement := self._wanted()) is not None:
-            self._ranks = RanksOnHosts(self._entry, b"", placement, goes_on=True, waits=True)
+        if may and (wanted := self._wanted()) is not None:
+            placement, payload = wanted
+            self._ranks = RanksOnHosts(self._entry, payload, placement, goes_on=True, waits=True)
 
     def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
         """Return those of the hosts that answer: where they live nobody is asked (see `answering`)."""

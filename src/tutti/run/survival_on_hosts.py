@@ -37,6 +37,9 @@ from tutti.terminal import say_on_stderr
 SLOW_S: Final = 60.0
 """Time of hosts to answer that no other can take the place of: they may be no more than busy."""
 
+AHEAD_BYTES: Final = 512 << 20
+"""The largest data set that ranks in reserve read ahead, so that each host has it twice."""
+
 Answering = Callable[[Sequence[str], float], Sequence[str]]
 """Tells which of some hosts answer within some seconds."""
 
@@ -68,8 +71,17 @@ def _survive(
     first, before = job.config, placement.workers
     shrinks = job.config.on_failure == SHRINK
 
-    def next_one() -> Placement | None:
-        return _without_a_rank(placement, shrinks) if job.config.standby and memory.place.whole else None
+    def job_for(ranks: Placement) -> TrainJob:
+        sized = resized(job, first, before, ranks.workers) if ranks.workers < before else job
+        return replace(sized, config=_placed(sized, ranks), takes_over=True)
+
+    def next_one() -> tuple[Placement, bytes] | None:
+        after = _without_a_rank(placement, shrinks) if job.config.standby and memory.place.whole else None
+        if after is None:
+            return None
+        nbytes = memory.place.data_bytes
+        ahead = nbytes is not None and nbytes <= AHEAD_BYTES
+        return after, pickle.dumps(job_for(after)) if ahead else b""
 
     with (
         closing(StateMemory()) as memory,
@@ -104,11 +116,8 @@ def _survive(
                     raise
                 if stopping.ended_by:
                     return None
-                of_fewer = ""
-                if placement.workers < workers:
-                    job = resized(job, first, before, placement.workers)
-                    of_fewer = resized_text(job, first)
-                job, announce = replace(job, config=_placed(job, placement), takes_over=True), None
+                job, announce = job_for(placement), None
+                of_fewer = resized_text(job, first) if placement.workers < workers else ""
                 say_on_stderr(f"{lost}; going on with {placement.describe()}{of_fewer}")
             if job.resume is None and (folder := memory.place.folder) is not None:
                 job = replace(job, resume=Resume(folder, auto=True, again=True))

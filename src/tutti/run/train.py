@@ -150,12 +150,16 @@ class Surroundings:
     prepare: Callable[[TrainJob, DataSet], TrainJob] | None = None
 
 
-def work(comm: Communicator, payload: bytes) -> RunOutcome:
+def work(
+    comm: Communicator, payload: bytes, until_needed_on_hosts: Callable[[], bytes] | None = None
+) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks).
 
     Args:
         comm: all ranks of the job, servers included.
         payload: a pickled `TrainJob`.
+        until_needed_on_hosts: of ranks in reserve on several hosts: waits until they are needed, and returns
+            their job as it is by then.
 
     Raises:
         UserError: the input is wrong.
@@ -168,6 +172,8 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         if job.gate is not None:
             prepare = partial(until_needed, kept, comm, payload)
             around = replace(around, open_data=partial(open_beside_others, kept), prepare=prepare)
+    if until_needed_on_hosts is not None:
+        around = replace(around, prepare=lambda *_: load_job(until_needed_on_hosts(), TrainJob))
     # Nobody watches a process that tutti has not started, itself or by mpirun.
     watched = started_by().launcher is Launcher.TUTTI or JOB in os.environ
     if isinstance(comm, BlockingCommunicator) and watched:
@@ -202,6 +208,7 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         with ExitStack() as stack:
             sampler = stack.enter_context(sampling(crew, job.write and around.alone))
             dataset = around.open_data(job, comm)
+            _note_data(job, comm, dataset)
             task = prepare_task(job, dataset)
             if around.prepare is not None:
                 job = around.prepare(job, dataset)
@@ -273,6 +280,13 @@ def _train(
                 # Why, whoever has started these ranks has said.
                 print(resumed_text(replace(start, why="")), flush=True)
         return _run(job, comm, parts, strategy, around, sampler, recording, saved, start, callbacks)
+
+
+def _note_data(job: TrainJob, comm: Communicator, dataset: DataSet) -> None:
+    """Have the process that starts the ranks of hosts know how much memory the data take (on rank 0)."""
+    streamed = any(isinstance(part, StreamedPart) for part in dataset.parts)
+    if comm.rank == 0 and job.memory is not None and not streamed:
+        job.memory.note_data(dataset.nbytes)
 
 
 def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
