@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from tests.checkpoint.states import check, state_of
 from tests.comm.ranks import World
+from tutti.checkpoint import memory_files
 from tutti.checkpoint.in_memory import MemorySaver, kept_in
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.base import Communicator
@@ -107,6 +109,19 @@ def test_memory_at_the_same_address_on_another_host_is_not_taken_for_it() -> Non
     with closing(StateMemory()) as one, closing(StateMemory()) as other:
         assert one.place.is_here()
         assert not replace(one.place, page=other.place.page).is_here()
+
+
+def test_the_size_of_the_data_is_known_until_the_note_is_damaged() -> None:
+    with closing(StateMemory()) as memory:
+        assert memory.place.data_bytes is None
+        for nbytes in (48_000_000, 7):
+            memory.place.note_data(nbytes)
+            assert memory.place.data_bytes == nbytes
+        page, last = memory.place.page.open(), memory_files._DATA * memory_files._SLOT + memory_files._TEXT
+        assert os.pread(page, 1, last) == b"7"
+        os.pwrite(page, b"8", last)
+        os.close(page)
+        assert memory.place.data_bytes is None
 
 
 def save_under_a_limit(comm: Communicator, memory: MemoryPlace) -> None:

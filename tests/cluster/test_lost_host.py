@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.ti
 
 WAITING = Path(__file__).parent / "waiting_model.py"
 
+NOTED = Path(__file__).parent / "noted_data.py"
+
 RANK = [b"-P", b"-m", b"tutti.launch.mpi_rank"]
 """The arguments of a rank's Python."""
 
@@ -189,6 +191,39 @@ def test_ranks_that_stand_by_take_over_from_one_that_was_killed(
     assert "in reserve have ended" not in said
     assert program.returncode == 0, said
     assert is_empty(hosts)
+
+
+@pytest.mark.parametrize("killed", ["prepared", "reading"])
+def test_ranks_that_stand_by_have_read_the_data_before_they_are_needed(
+    hosts: Hosts, tmp_path: Path, killed: str
+) -> None:
+    of_data = ["--data", f"{NOTED}:make", "--precision", "fp64"]
+    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby", *of_data) as program:
+        wait_for_reserve(hosts)
+        # Those of ranks that train, then those of the ranks in reserve; no process reads them twice.
+        while killed == "prepared" and len([*tmp_path.glob("read-*")]) < 4:
+            assert program.poll() is None
+            time.sleep(0.05)
+        os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
+        line_with("going on", program)
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+    assert program.returncode == 0, said
+    assert "resumed after step" in said
+    assert "in reserve have ended" not in said
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "go-on").touch()
+    train = [*WAITS[: WAITS.index("--hosts")], *WAITS[WAITS.index("--hosts") + 2 :], *of_data, "-n", "2"]
+    subprocess.run(
+        [sys.executable, "-m", "tutti", *train, "--out", str(alone / "run")],
+        check=True,
+        capture_output=True,
+        timeout=200,
+        env={**os.environ, WAITS_FOR: str(alone / "go-on")},
+    )
+    undisturbed, survived = (read_from(folder / "run").weights for folder in (alone, tmp_path))
+    torch.testing.assert_close(survived, undisturbed, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("when", ["before the loss", "after the loss"])

@@ -102,6 +102,24 @@ def test_messages_arrive_whole_and_only_from_those_who_know_the_token() -> None:
     assert address.payload_here() is None
 
 
+def test_whoever_asks_while_something_else_is_handed_gets_it_whole_or_what_was_there() -> None:
+    payloads = [bytes([number]) * 3_000_000 for number in range(2)]
+    with closing(MpirunChannel(payloads[0])) as channel:
+        over = threading.Event()
+
+        def hand() -> None:
+            while not over.is_set():
+                for one in payloads:
+                    channel.hand(one)
+
+        thread = threading.Thread(target=hand)
+        thread.start()
+        found = [channel.address.payload_here() for _ in range(200)]
+        over.set()
+        thread.join()
+    assert all(one in payloads for one in found)
+
+
 def test_where_no_report_can_come_from_the_exit_code_says_what_happened() -> None:
     killed = "prterun noticed that process rank 3 with PID 7 on node a exited on\nsignal 11 (Segfault)."
     with pytest.raises(UserError, match="message stands above"):
@@ -261,7 +279,8 @@ def test_ranks_in_reserve_are_looked_after_though_something_is_said_all_the_time
     looks: list[float] = []
 
     class Reserve(RanksInReserve):
-        def look(self) -> None:
+        def look(self, begins: bool = True) -> None:
+            assert not begins  # None of those before them has made a step.
             looks.append(time.monotonic())
 
     ranks = started_as(monkeypatch, "for one in {1..40}; do echo said >&2; sleep 0.05; done")
