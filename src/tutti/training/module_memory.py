@@ -32,6 +32,7 @@ from tutti.optim.attributes import (
     lost_in,
 )
 from tutti.state import Values
+from tutti.training.evaluation import load_buffers, named_buffers
 
 _MODULES: Final[WeakSet[nn.Module]] = WeakSet()
 """Those that a memory knows of: a loss may know the model, which goes on by itself."""
@@ -88,16 +89,17 @@ class ModuleMemory:
 
     def noted(self) -> Values:
         """Return what they know besides their modes and their `state_dict`; the tensors are live."""
-        known = self._known()
+        known, stored = self._known(last=True), self._module.state_dict().keys()
         attributes = known["attributes"].items()
         return {
             **known,
             "attributes": {path: one for path, one in attributes if not path.endswith("/training")},
+            "buffers": {name: one for name, one in self._module.named_buffers() if name not in stored},
         }
 
-    def _known(self) -> Values:
+    def _known(self, last: bool = False) -> Values:
         found = list(self._all())
-        self._note_lost(found)
+        self._note_lost(found, last)
         needed = {
             name: one.requires_grad
             for name, one in self._module.named_parameters()
@@ -127,6 +129,8 @@ class ModuleMemory:
         for name, needed in values.get("needed", {}).items():
             if name in parameters:
                 parameters[name].requires_grad_(needed)
+        if buffers := values.get("buffers"):
+            load_buffers(self._module, {**named_buffers(self._module), **buffers})
         for name, module in self._with_extra_state():
             if name in values.get("extra", {}):
                 module.set_extra_state(from_values(values["extra"][name]))
@@ -153,12 +157,12 @@ class ModuleMemory:
         for path, value in found:
             yield _Found(path, value, writer.values(value))
 
-    def _note_lost(self, found: Iterable[_Found]) -> None:
-        """Note what cannot be kept and is not what it was; what takes time, less often."""
+    def _note_lost(self, found: Iterable[_Found], last: bool) -> None:
+        """Note what cannot be kept and is not what it was; what takes time, less often, and at the `last`."""
         began = perf_counter()
         self._asked += 1
         rarely = self._asked & (self._asked - 1) == 0
-        looks = rarely or began >= self._looked_at + _LOOKS * self._took_s
+        looks = last or rarely or began >= self._looked_at + _LOOKS * self._took_s
         for path, value, values in found:
             if type(value).__module__.split(".")[0] == "tutti":  # such as what draws a dropout layer's masks
                 continue
