@@ -150,6 +150,60 @@ def test_buffers_that_are_not_stored_come_back(workers: int) -> None:
     assert loss == pytest.approx(result.summary.test.loss, rel=1e-5)
 
 
+class Follows(nn.Module):
+    """Follows the mean of its inputs in an attribute, in an extra state, and in a layer that is hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.hidden = nn.Linear(6, 5), [nn.BatchNorm1d(6)]
+        self.mean, self.scale = torch.zeros(6), torch.ones(())
+
+    def get_extra_state(self) -> Tensor:
+        return self.scale
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.scale = state
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.hidden[0].train(self.training)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0)
+            self.scale = inputs.mean()
+        return self.linear(self.hidden[0](inputs) - self.mean) * self.scale  # type: ignore[no-any-return]
+
+
+def test_the_model_gives_the_figures_of_the_summary_though_ranks_have_other_attributes() -> None:
+    model = Follows()
+    result = tutti.train(model, DATA, **{**ONE, "workers": 2})
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model.eval()(DATA[1][0]), DATA[1][1]).item()
+    assert result.summary.test is not None
+    assert loss == pytest.approx(result.summary.test.loss, rel=1e-5)
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Noting(nn.Module):
+    """Counts its passes where nobody can read them."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.linear, self.notes, self._counts = nn.Linear(6, 5), Notes(), counts
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.notes.calls += self._counts
+        return self.linear(inputs)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_what_cannot_come_back_is_named(counts: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    tutti.train(Noting(counts), DATA, **ONE)
+    assert ("does not have what has become of 'notes' (Notes)" in capfd.readouterr().err) == counts
+
+
 def test_a_named_model_is_built_anew_with_the_trained_weights(tmp_path: Path) -> None:
     result = tutti.train("mlp", DATA, model_options={"hidden": [4]}, out=str(tmp_path / "run"), **ONE)
     assert result.folder == tmp_path / "run"

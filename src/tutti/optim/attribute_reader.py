@@ -35,9 +35,11 @@ class AttributeReader:
 
     Args:
         names: as the writer has them.
+        anew: tensors and arrays, but for parameters, are replaced, not written to.
     """
 
-    def __init__(self, names: Mapping[Any, str]) -> None:
+    def __init__(self, names: Mapping[Any, str], anew: bool = False) -> None:
+        self._anew = anew
         self._named = {name: thing for thing, name in names.items()}
         tensors = [one for one in names if isinstance(one, Tensor)]
         self._model_s = [extent(one) for one in tensors]
@@ -106,6 +108,8 @@ class AttributeReader:
 
     def _takes(self, value: Tensor, now: Tensor) -> bool:
         """Tell whether these values may be written to a tensor, which then has them."""
+        if self._anew and not isinstance(now, nn.Parameter):
+            return False
         place = extent(now)
         if _overlaps(place, self._model_s):  # No more, or it would have no values.
             return False

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 from weakref import WeakSet
 
 import cloudpickle
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.checksum import checksum
+from tutti.comm.base import Communicator
 from tutti.object_state import as_values, from_values
 from tutti.optim.attribute_reader import AttributeReader
 from tutti.optim.attributes import (
@@ -89,17 +90,32 @@ class ModuleMemory:
 
     def noted(self) -> Values:
         """Return what they know besides their modes and their `state_dict`; the tensors are live."""
-        known, stored = self._known(last=True), self._module.state_dict().keys()
-        attributes = known["attributes"].items()
-        return {
-            **known,
-            "attributes": {path: one for path, one in attributes if not path.endswith("/training")},
-            "buffers": {name: one for name, one in self._module.named_buffers() if name not in stored},
-        }
+        known, stored = _without_modes(self._known(last=True)), self._module.state_dict().keys()
+        buffers = {name: one for name, one in self._module.named_buffers() if name not in stored}
+        return {**known, "buffers": buffers}
+
+    def meet(self, comm: Communicator) -> None:
+        """Have the modules of all ranks know what rank 0's know, but for their modes (collective).
+
+        No tensor is written to: an attribute may be a batch, which is a part of the data.
+        """
+        if comm.size == 1:
+            return
+        extra = [module for _, module in self._with_extra_state()]
+        states = [module.get_extra_state() for module in extra]
+        told = (_without_modes(self._changes(list(self._all()))), states) if comm.rank == 0 else None
+        known, states = cast("tuple[Values, list[Any]]", comm.broadcast_object(told))
+        if comm.rank > 0:
+            self._load(known, AttributeReader(self._names(), anew=True))
+            for module, state in zip(extra, states, strict=True):
+                module.set_extra_state(state)
 
     def _known(self, last: bool = False) -> Values:
         found = list(self._all())
         self._note_lost(found, last)
+        return {**self._changes(found), "lost": sorted(self._lost)}
+
+    def _changes(self, found: Sequence[_Found]) -> Values:
         needed = {
             name: one.requires_grad
             for name, one in self._module.named_parameters()
@@ -110,12 +126,14 @@ class ModuleMemory:
             "attributes": self._changed(found),
             "needed": needed,
             "gone": gone,
-            "lost": sorted(self._lost),
         }
 
     def load_state(self, values: Values) -> None:
         """Have the modules know what others of the same names knew."""
-        owners, reader = dict(self._owners()), AttributeReader(self._names())
+        self._load(values, AttributeReader(self._names()))
+
+    def _load(self, values: Values, reader: AttributeReader) -> None:
+        owners = dict(self._owners())
         for path, found in values["attributes"].items():
             name, _, attribute = path.rpartition("/")
             if name in owners:
@@ -208,6 +226,14 @@ def _pickle(value: Any) -> bytes | None:
     except Exception:  # Whatever a class of somebody's raises.
         return None
     return hashlib.sha256(written.getbuffer()).digest()
+
+
+def _without_modes(known: Values) -> Values:
+    attributes = known["attributes"].items()
+    return {
+        **known,
+        "attributes": {path: one for path, one in attributes if not path.endswith("/training")},
+    }
 
 
 def _shown(path: str) -> str:

@@ -349,6 +349,8 @@ class Trainer:
             self.worker.settle()
         refuse_broken_weights(self.replica, self.comm.rank, self._made)
         average_buffers(self.replica, self.comm)
+        for memory in self._memories:
+            memory.meet(self.comm)
         if self._gradient.contributions is not None:
             self._gradient.contributions.keep_buffers()
         self._untrained.meet(self.comm)
