@@ -295,3 +295,12 @@ def _join(name: str, pieces: list[TensorPiece]) -> Tensor:
             raise BadCheckpoint(f"'{name}' is not whole: elements from number {at} are missing, of {size}")
     like = torch.empty(first.shape, dtype=vector.dtype, device="meta").to(memory_format=_ORDERS[first.order])
     return vector.as_strided(like.shape, like.stride(), vector.storage_offset())
+
+
+def in_own_memory(state: Any) -> Any:
+    """Return values in memory of their own: views would be pickled with all that they are views of."""
+    if isinstance(state, Tensor):
+        return state.detach().cpu().clone()
+    if type(state) is list:
+        return list(map(in_own_memory, state))
+    return {name: in_own_memory(one) for name, one in state.items()} if type(state) is dict else state

@@ -172,6 +172,21 @@ class Follows(nn.Module):
         return self.linear(self.hidden[0](inputs) - self.mean) * self.scale  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_best_epoch_comes_back_with_its_attributes(workers: int) -> None:
+    # Whichever samples are held out, there are as many of each kind.
+    inputs, targets = INPUTS[:2].repeat(60, 1), torch.arange(2).repeat(60)
+    model = Follows()
+    worsens = {"optimizer": "sgd", "lr": 0.1, "optimizer_options": {"maximize": True}}
+    options = {**ONE, **worsens, "workers": workers, "epochs": 3, "validation": 0.5}
+    result = tutti.train(model, (inputs, targets), restore_best=True, **options)
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model.eval()(inputs[:2]), targets[:2]).item()
+    assert result.summary.best_epoch == 1
+    assert result.summary.validation is not None
+    assert loss == pytest.approx(result.summary.validation.loss, rel=1e-4)
+
+
 def test_the_model_gives_the_figures_of_the_summary_though_ranks_have_other_attributes() -> None:
     model = Follows()
     result = tutti.train(model, DATA, **{**ONE, "workers": 2})

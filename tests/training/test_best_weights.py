@@ -15,6 +15,7 @@ from tutti.state import State, saved_by
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 from tutti.training.best_weights import BestWeights
+from tutti.training.module_memory import ModuleMemory
 from tutti.training.stopping import Ending
 from tutti.training.untrained import Untrained
 
@@ -61,7 +62,7 @@ def history(count: int = len(LOSSES)) -> list[EpochRecord]:
 def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int, home: Home) -> None:
     def trained(comm: Communicator) -> tuple[int, dict[str, Tensor]]:
         replica = place(model(), comm, home)
-        best = BestWeights(replica, Untrained(replica), comm, RANKING)
+        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
         for epoch in range(1, len(LOSSES) + 1):
             set_to(replica, epoch)
             comm.barrier()
@@ -82,7 +83,7 @@ def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int,
 def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
     def first(comm: Communicator) -> State:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, Untrained(replica), comm, RANKING)
+        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
         for epoch in range(1, 5):
             set_to(replica, epoch)
             best.keep(epoch)
@@ -97,7 +98,7 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
 
     def second(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, Untrained(replica), comm, RANKING)
+        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
         best.load_state(saved[comm.rank])
         set_to(replica, 5)
         best.keep(5)
@@ -115,7 +116,7 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
 def test_without_any_result_all_stays_as_it_is() -> None:
     def trained(comm: Communicator) -> dict[str, Tensor]:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, Untrained(replica), comm, RANKING)
+        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
         set_to(replica, 1)
         best.keep(1)
         set_to(replica, 2)

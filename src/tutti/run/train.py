@@ -64,7 +64,7 @@ from tutti.run.saving import refuse_over, saving
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
-from tutti.state import Saved
+from tutti.state import Saved, in_own_memory
 from tutti.strategies import Strategy
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
@@ -419,13 +419,13 @@ def _run(
             summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.starts().records))
             folder.write(summary)
             book.finish(summary)
-    weights = _own(state) if job.bring_weights else None
+    weights = in_own_memory(state) if job.bring_weights else None
     noted = () if callbacks is None or not job.bring_weights else tuple(callbacks.attributes())
     outcome = RunOutcome(
         config, history, summary, facts, path, data.shape, outputs_for(data), weights, None, noted
     )
     if job.bring_weights and isinstance(parts.portion, Whole):
-        outcome = replace(outcome, attributes=_own(trainer.noted()))
+        outcome = replace(outcome, attributes=in_own_memory(trainer.noted()))
     if speaks:
         _print_end(outcome, summary, data, pipeline)
     return outcome
@@ -585,12 +585,3 @@ def _print_end(
     if outcome.folder is not None:
         print(f"run folder: {outcome.folder}")
     sys.stdout.flush()
-
-
-def _own(state: Any) -> Any:
-    """A tree of values in memory of its own: views would be pickled with all that they are views of."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().cpu().clone()
-    if type(state) is list:
-        return list(map(_own, state))
-    return {name: _own(one) for name, one in state.items()} if type(state) is dict else state

@@ -19,8 +19,9 @@ from torch import Tensor
 from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
-from tutti.state import Held, Saved, State, TensorPiece, fill, find, name_of, pieces_of, whole_piece
+from tutti.state import Held, Saved, State, TensorPiece, Values, fill, find, name_of, pieces_of, whole_piece
 from tutti.training.evaluation import load_buffers, named_buffers
+from tutti.training.module_memory import ModuleMemory
 from tutti.training.stopping import Ranking
 from tutti.training.untrained import Untrained
 
@@ -36,11 +37,13 @@ class KeptEpoch:
         pieces: this rank's slice of the weights, and its parts of those that torch.distributed has divided.
         buffers: all by name, the same on every rank that holds them.
         moved: parameters that are not trained, and were changed nevertheless, such as averages of others.
+        known: what its modules knew besides, as `ModuleMemory` copies it.
     """
 
     pieces: list[TensorPiece]
     buffers: dict[str, Tensor]
     moved: dict[str, Tensor]
+    known: Values
 
 
 class BestWeights:
@@ -49,21 +52,29 @@ class BestWeights:
     Args:
         replica: the model.
         untrained: its parameters that are not trained.
+        memory: what its modules know besides.
         comm: the ranks that hold the same weights.
         ranking: which epoch is the best.
     """
 
-    def __init__(self, replica: Replica, untrained: Untrained, comm: Communicator, ranking: Ranking) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        untrained: Untrained,
+        memory: ModuleMemory,
+        comm: Communicator,
+        ranking: Ranking,
+    ) -> None:
         self._replica, self._comm, self._ranking = replica, comm, ranking
         self._kept: dict[int, KeptEpoch] = {}
-        self._untrained = untrained
+        self._untrained, self._memory = untrained, memory
 
     def keep(self, epoch: int) -> None:
-        """Copy the weights and buffers that the replica has after an epoch (collective)."""
+        """Copy the weights and all else that the replica has after an epoch (collective)."""
         pieces = [replace(piece, values=piece.values.clone()) for piece in self._pieces(epoch)]
         buffers = {name: buffer.clone() for name, buffer in named_buffers(self._replica.module).items()}
         moved = {name: parameter.clone() for name, parameter in self._untrained.moved().items()}
-        self._kept[epoch] = KeptEpoch(pieces, buffers, moved)
+        self._kept[epoch] = KeptEpoch(pieces, buffers, moved, self._memory.copied())
         # Ranks that see the same weights must not train on before all have their copy.
         self._comm.barrier()
 
@@ -75,7 +86,7 @@ class BestWeights:
                 self._kept.pop(record.epoch, None)
 
     def restore(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
-        """Give every replica the weights and buffers of the best of these epochs (collective).
+        """Give every replica the weights and all else of the best of these epochs (collective).
 
         Returns:
             That epoch; None where nothing is known of any: then all stays as it is.
@@ -92,6 +103,7 @@ class BestWeights:
                 self._comm.all_gather(flat.weights)
         load_buffers(self._replica.module, kept.buffers)
         self._untrained.load(kept.moved)
+        self._memory.load_state(kept.known, anew=True)
         return best
 
     def state(self) -> State:
@@ -99,14 +111,17 @@ class BestWeights:
         joint = Held([piece for kept in self._kept.values() for piece in kept.pieces])
         buffers = {str(epoch): kept.buffers for epoch, kept in self._kept.items()}
         moved = {str(epoch): kept.moved for epoch, kept in self._kept.items()}
-        return State(joint, shared={"buffers": buffers, "moved": moved})
+        known = {str(epoch): kept.known for epoch, kept in self._kept.items()}
+        return State(joint, shared={"buffers": buffers, "moved": moved, "known": known})
 
     def load_state(self, saved: Saved) -> None:
         """Go on with what was kept."""
-        moved = saved.shared.get("moved", {})  # Earlier versions had none.
+        # Earlier versions had none.
+        moved, known = saved.shared.get("moved", {}), saved.shared.get("known", {})
         for epoch, buffers in saved.shared.get("buffers", {}).items():
             pieces = list(self._read(saved, int(epoch)))
-            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, moved.get(epoch, {}))
+            there = moved.get(epoch, {}), known.get(epoch, {})
+            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, *there)
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
         return self._ranking.best(record for record in history if record.epoch in self._kept)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakSet
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from tutti.checksum import checksum
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.object_state import as_values, from_values
 from tutti.optim.attribute_reader import AttributeReader
 from tutti.optim.attributes import (
@@ -32,7 +34,7 @@ from tutti.optim.attributes import (
     leaves_in,
     lost_in,
 )
-from tutti.state import Values
+from tutti.state import Values, in_own_memory
 from tutti.training.evaluation import load_buffers, named_buffers
 
 _MODULES: Final[WeakSet[nn.Module]] = WeakSet()
@@ -94,11 +96,17 @@ class ModuleMemory:
         buffers = {name: one for name, one in self._module.named_buffers() if name not in stored}
         return {**known, "buffers": buffers}
 
-    def meet(self, comm: Communicator) -> None:
-        """Have the modules of all ranks know what rank 0's know, but for their modes (collective).
+    def copied(self) -> Values:
+        """Return a copy of what they know, without modes, and extra states that no checkpoint can have."""
+        extra = dict[str, Any]()
+        for name, module in self._with_extra_state():
+            with suppress(BadOption):
+                extra[name] = as_values(module.get_extra_state(), f"the extra state of '{name}'")
+        changes = _without_modes(self._changes(list(self._all())))
+        return cast("Values", in_own_memory({**changes, "extra": extra}))
 
-        No tensor is written to: an attribute may be a batch, which is a part of the data.
-        """
+    def meet(self, comm: Communicator) -> None:
+        """Have the modules of all ranks know what rank 0's know, but for their modes (collective)."""
         if comm.size == 1:
             return
         extra = [module for _, module in self._with_extra_state()]
@@ -106,7 +114,7 @@ class ModuleMemory:
         told = (_without_modes(self._changes(list(self._all()))), states) if comm.rank == 0 else None
         known, states = cast("tuple[Values, list[Any]]", comm.broadcast_object(told))
         if comm.rank > 0:
-            self._load(known, AttributeReader(self._names(), anew=True))
+            self.load_state(known, anew=True)
             for module, state in zip(extra, states, strict=True):
                 module.set_extra_state(state)
 
@@ -128,13 +136,15 @@ class ModuleMemory:
             "gone": gone,
         }
 
-    def load_state(self, values: Values) -> None:
-        """Have the modules know what others of the same names knew."""
-        self._load(values, AttributeReader(self._names()))
+    def load_state(self, values: Values, anew: bool = False) -> None:
+        """Have the modules know what others of the same names knew.
 
-    def _load(self, values: Values, reader: AttributeReader) -> None:
-        owners = dict(self._owners())
-        for path, found in values["attributes"].items():
+        Args:
+            values: from them.
+            anew: no tensor is written to: an attribute may be a batch, which is a part of the data.
+        """
+        owners, reader = dict(self._owners()), AttributeReader(self._names(), anew)
+        for path, found in values.get("attributes", {}).items():
             name, _, attribute = path.rpartition("/")
             if name in owners:
                 with torch.no_grad():

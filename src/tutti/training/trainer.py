@@ -150,13 +150,14 @@ class Trainer:
         self._ending = ending or Ending()
         self._untrained = Untrained(self.replica)
         self._best: BestWeights | None = None
-        if self._ending.restores_best:
-            self._best = BestWeights(self.replica, self._untrained, self.comm, self._ending.ranking)
         function = objective.loss.function
         # Of a loss that is a function there is nothing to remember.
         self._loss_module = function if isinstance(function, nn.Module) else nn.Module()
         modules = self.replica.module, self._loss_module
         self._memories = tuple(ModuleMemory(module, modes=True) for module in modules)
+        if self._ending.restores_best:
+            about = self._untrained, self._memories[0], self.comm
+            self._best = BestWeights(self.replica, *about, self._ending.ranking)
         self.stopped: str | None = None
         self.ended: str | None = None
         self.restored: EpochRecord | None = None
