@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -82,6 +83,21 @@ def test_a_forward_that_writes_a_weight_is_refused(model: Callable[[], nn.Module
 
     with pytest.raises(BadModel, match=f"forward writes its weight {name}.*such as --strategy local"):
         look_twice()
+
+
+def test_a_write_that_begins_later_is_found() -> None:
+    module = Decaying(through_data=True, first=30)
+    writes = ForwardWrites(Replica(module), refuses=True)
+    deadline = time.monotonic() + 60
+
+    def look_often() -> None:
+        while time.monotonic() < deadline:
+            with writes.watched():
+                module(torch.zeros(2, 6))
+
+    with pytest.raises(BadModel, match=r"'layer\.weight'"):
+        look_often()
+    assert module.looks >= 30
 
 
 def test_what_only_reads_is_let_be() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
+from time import perf_counter
 from typing import Final
 
 from torch import Tensor, nn
@@ -23,11 +24,15 @@ from tutti.replica import Replica
 
 _version: Final = attrgetter("_version")
 
+_LOOKS: Final = 200
+"""How many times as long as the sums of one side take the next comparison is waited for."""
+
 
 class ForwardWrites:
     """Looks after the trained weights while the model computes.
 
-    Torch counts the writes to a tensor, but for those through `.data`: at first the values are compared.
+    Torch counts the writes to a tensor, but for those through `.data`, such as a limit that is not reached at
+    first: the values are compared as often as that takes a hundredth of the time.
 
     Args:
         replica: the model.
@@ -35,7 +40,8 @@ class ForwardWrites:
     """
 
     def __init__(self, replica: Replica, *, refuses: bool) -> None:
-        self._replica, self._refuses, self._compares = replica, refuses, refuses
+        self._replica, self._refuses = replica, refuses
+        self._compares_at = 0.0
         self._parameters = list(replica.names)
         self._places = [parameter.data for parameter in self._parameters]
         self._addresses = self._addresses_now()
@@ -48,11 +54,15 @@ class ForwardWrites:
             BadModel: it has written a weight, and may not; or has replaced one by another kind of tensor.
         """
         self._bring_back()  # An evaluation may have replaced some.
-        before, sums = self._writes(), self._sums()
+        began, before = perf_counter(), self._writes()
+        compares = self._refuses and began >= self._compares_at
+        sums = self._sums() if compares else []
+        took = perf_counter() - began
         yield
         self._refuse_differing(before, self._writes())
-        self._refuse_differing(sums, self._sums())
-        self._compares = False
+        if compares:
+            self._refuse_differing(sums, self._sums())
+            self._compares_at = perf_counter() + _LOOKS * took
         self._bring_back()
 
     def _bring_back(self) -> None:
@@ -82,8 +92,8 @@ class ForwardWrites:
         return [*map(_version, self._parameters)] if self._refuses else []
 
     def _sums(self) -> list[int]:
-        """The checksums of the values; none if they are not compared, or not any more."""
-        return [checksum(one.detach().cpu()) for one in self._parameters] if self._compares else []
+        """The checksums of the values."""
+        return [checksum(one.detach().cpu()) for one in self._parameters]
 
     def _refuse_differing(self, before: Sequence[int], now: Sequence[int]) -> None:
         """Refuse the model if a figure of a weight is another one than before."""
