@@ -24,7 +24,7 @@ from tutti.replica import Replica
 
 _version: Final = attrgetter("_version")
 
-_LOOKS: Final = 200
+_LOOKS: Final = 1000
 """How many times as long as the sums of one side take the next comparison is waited for."""
 
 
@@ -32,7 +32,7 @@ class ForwardWrites:
     """Looks after the trained weights while the model computes.
 
     Torch counts the writes to a tensor, but for those through `.data`, such as a limit that is not reached at
-    first: the values are compared as often as that takes a hundredth of the time.
+    first: the values are compared as often as that takes some thousandths of the time.
 
     Args:
         replica: the model.
