@@ -8,7 +8,8 @@ from typing import Final
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +29,13 @@ _NONE: Final = "-"
 
 _GAP: Final = 2
 """Columns of text between two columns of a table."""
+
+_BAR_COLUMNS: Final = 60
+
+
+def progress_bar(total: int, completed: int) -> RenderableType:
+    """A bar on a line of its own: rich's does not end its line."""
+    return Group(ProgressBar(total=total, completed=completed, width=_BAR_COLUMNS), Text())
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,14 @@ def test_blocks_jobs_epochs_the_best_and_the_time_left() -> None:
     assert "1 failed" in progress.headline(104.0)
 
 
+def test_the_bar_of_a_farm_has_a_line_of_its_own() -> None:
+    progress = FarmProgress(JOBS)
+    ended(progress, "a/fold-0", 0.8, 10.0)
+    progress.begin("a/fold-1", 0, 100.0)
+    _, bar, heads, *_ = shown(progress, 104.0).splitlines()
+    assert (set(bar), heads.split()[:2]) == ({"━"}, ["job", "block"])
+
+
 def test_each_job_that_ends_is_a_line_without_a_terminal() -> None:
     progress, stream = FarmProgress(JOBS), io.StringIO()
     ended(progress, "a/fold-0", 0.8, 10.0)

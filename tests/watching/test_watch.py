@@ -48,6 +48,13 @@ def test_once_shows_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert "100 MiB" in shown
 
 
+def test_the_bar_of_a_run_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", now(0), now(1), epochs=2)
+    main(["watch", str(folder), "--once"])
+    _, bar, heads, *_ = capsys.readouterr().out.splitlines()
+    assert (set(bar), heads.split()[:2]) == ({"━"}, ["epoch", "loss"])
+
+
 def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

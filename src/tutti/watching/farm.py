@@ -16,7 +16,6 @@ from typing import IO, Final
 
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from tutti.launch.launcher import mpi_place
@@ -25,7 +24,7 @@ from tutti.records.run import EpochRecord
 from tutti.records.run_folder import HISTORY, RunFolder
 from tutti.records.texts import duration, figures, is_share, metric_text
 from tutti.records.untrusted import printable
-from tutti.tables import FittingTable
+from tutti.tables import FittingTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.follow import REFRESH_S, Clock
 
@@ -139,7 +138,7 @@ class FarmProgress:
             table.add_row(job, str(block), *figures, duration(now - lane.began))
         parts: list[RenderableType] = [Text(self.headline(now))]
         if self.epochs:
-            parts.append(ProgressBar(total=len(self.epochs), completed=len(self.done), width=60))
+            parts.append(progress_bar(total=len(self.epochs), completed=len(self.done)))
         best = self.best()
         return Group(*parts, table, *([Text(f"best so far: {best}")] if best else []))
 

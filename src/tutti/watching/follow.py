@@ -12,14 +12,13 @@ from typing import IO, Final
 
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation, RunStart
 from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, resumed_text
 from tutti.records.untrusted import printable
-from tutti.tables import FittingTable
+from tutti.tables import FittingTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.health import Condition, Health, Limits, examine
 from tutti.watching.snapshot import Snapshot, Watched
@@ -47,7 +46,7 @@ def screen(run: Snapshot, health: Health) -> RenderableType:
     front = _front(run)
     if front is not None and health.condition is Condition.RUNNING:
         span = _length(front)
-        parts.append(ProgressBar(total=span.updates, completed=span.place(front.step), width=60))
+        parts.append(progress_bar(total=span.updates, completed=span.place(front.step)))
     if run.history:
         parts.append(_epochs(run.history[-EPOCHS:]))
     if run.beats and health.condition not in (Condition.FINISHED, Condition.STOPPED):
