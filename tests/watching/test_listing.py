@@ -60,6 +60,14 @@ def test_the_newest_comes_first_and_those_of_comparisons_are_there(folder: Path)
     assert [Path(run.folder).name for run in list_runs(folder, newest=1)] == ["first"]
 
 
+@pytest.mark.parametrize("where", [".", "farms", "farms/first"])
+def test_those_of_farms_are_there_however_deep_their_names_are(tmp_path: Path, where: str) -> None:
+    farm = tmp_path / "farms" / "first"
+    write_run(farm / "jobs" / "lenet" / "cosine" / "lr=0.01" / "fold-0", [(10, 0.5)], config=CONFIG)
+    (farm / "farm.json").write_text("{}")
+    assert [Path(run.folder).name for run in list_runs(tmp_path / where)] == ["fold-0"]
+
+
 def test_a_run_folder_itself_is_a_list_of_one(folder: Path) -> None:
     assert [run.state for run in list_runs(folder / "first")] == ["finished"]
 

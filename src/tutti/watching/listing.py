@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadRunFolder
+from tutti.records.farm_folder import FARM, JOBS
 from tutti.records.json_lines import Record
 from tutti.records.run import Evaluation, ranks_in_turn
 from tutti.records.run_folder import CONFIG, refuse_no_folder
@@ -23,6 +24,9 @@ from tutti.watching.snapshot import Snapshot, Watched
 
 DEEP: Final = 3
 """Folders below the one that is given in which runs are looked for: those of a comparison lie deepest."""
+
+_DEEP_IN_FARMS: Final = 32
+"""Folders below the jobs of a farm: their names have a part for each option that is swept."""
 
 DAMAGED: Final = "damaged"
 """The state of a run whose records cannot be read."""
@@ -93,6 +97,8 @@ def _run_folders(folder: Path, deep: int) -> Iterator[Path]:
     if (folder / CONFIG).is_file():
         yield folder
         return
+    if (folder / FARM).is_file():
+        folder, deep = folder / JOBS, _DEEP_IN_FARMS
     with suppress(OSError):
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if deep and entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
