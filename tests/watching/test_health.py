@@ -82,6 +82,13 @@ def test_a_rank_that_failed_comes_first_with_its_error() -> None:
     assert (first.rank, second.rank) == (1, 0)
 
 
+def test_a_rank_that_ended_with_a_lost_one_comes_last_and_is_not_said_to_have_a_traceback() -> None:
+    ended = beat(0, state=FAILED, error="PeerLost: lost rank 1: its process ended")
+    first, second = findings(seen(ended, beat(1), usage=(usage("gone", "gone"),)))
+    assert (first.rank, first.what) == (1, "is gone since step 1,000")
+    assert (second.rank, second.remedy) == (0, "what the run printed last says why")
+
+
 def test_a_rank_that_makes_fewer_steps_is_behind() -> None:
     (found,) = findings(seen(beat(0), beat(1), beat(2, step=850)))
     assert (found.rank, found.lost) == (2, False)

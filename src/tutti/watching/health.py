@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tutti.errors import PeerLost
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.stragglers import straggler
 from tutti.records.usage import GONE, STOPPED
@@ -38,6 +39,9 @@ HELD_UP: Final = 0.3
 
 LONG_STEPS: Final = 10.0
 """The multiple of a usual step's time that a rank may take for one before it is stuck."""
+
+_HAS_LOST: Final = f"{FAILED}: {PeerLost.__name__}: "
+"""The beginning of what is said of a rank that ended because another one was lost."""
 
 
 class Condition(enum.Enum):
@@ -117,8 +121,8 @@ def examine(run: Snapshot, limits: Limits) -> Health:
         slow = [found for beat in well if (found := _late(run, beat, well, limits)) is not None]
         slow = slow or _awaited(run, well)
         slow = slow or ([] if lost else _stuck(well, limits))
-    # A rank that gives its error comes first: the others have only lost it.
-    lost.sort(key=lambda one: not one.what.startswith(FAILED))
+    # A rank that gives its error comes first, and those that have only lost another one last.
+    lost.sort(key=lambda one: 2 if one.what.startswith(_HAS_LOST) else not one.what.startswith(FAILED))
     return Health(condition, (*lost, *slow), _unseen(run, limits))
 
 
@@ -173,7 +177,9 @@ def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
     if beat.state == FINISHED:
         return None
     if beat.state == FAILED:
-        what, remedy = f"failed: {beat.error}", "its traceback is the last thing printed"
+        what, remedy = f"{FAILED}: {beat.error}", "its traceback is the last thing printed"
+        if what.startswith(_HAS_LOST):
+            remedy = "what the run printed last says why"
     elif state in STOPPED:
         what = f"is stopped in {step}"
         remedy = f"somebody has stopped {place}; 'kill -CONT {beat.process}' there lets it go on"
