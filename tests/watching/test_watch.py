@@ -137,7 +137,7 @@ def test_a_run_that_failed_is_said_to_have(tmp_path: Path, capsys: pytest.Captur
     assert main(["watch", str(folder)]) == 1
     shown = capsys.readouterr().out
     assert "rank 1 failed: KeyError: 'x'" in shown
-    assert "the run failed after 1 complete record" in shown
+    assert "the run failed after 1 complete epoch:" in shown
 
 
 def followed(folder: Path, *events: Callable[[], None], terminal: bool = False) -> tuple[bool, str]:

@@ -90,7 +90,9 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
     if health.condition in (Condition.FAILED, Condition.STOPPED) and run.resumable:
         yield False, f"go on with it by: tutti train --resume {shlex.quote(str(run.folder))}"
     if health.condition is Condition.FAILED:
-        at = f"after {len(run.history)} complete records" if run.history else "before its first epoch ended"
+        epochs = len(run.history)
+        ended = f"after {epochs} complete epoch{'' if epochs == 1 else 's'}"
+        at = ended if epochs else "before its first epoch ended"
         yield True, f"the run failed {at}: it has no summary, and its ranks cannot go on; see what it printed"
     if health.unseen and health.condition is Condition.RUNNING:
         ranks = ", ".join(map(str, health.unseen))
