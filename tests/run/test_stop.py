@@ -20,6 +20,7 @@ from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch.mpirun import command_line, find_mpirun, settings
 from tutti.launch.placement import Host
 from tutti.records.folder_lock import LOCK
+from tutti.records.run_folder import RunFolder
 
 TRAIN = ["train", "mlp", "--epochs", "100000"]
 
@@ -53,7 +54,11 @@ def test_ctrl_c_saves_and_the_way_to_go_on_is_named(tmp_path: Path) -> None:
     said = stopped_by(signal.SIGINT, [sys.executable, "-m", "tutti", *TRAIN, "-n", "2"], tmp_path / "run")
     assert said.count("tutti: saving, then stopping; Ctrl-C again ends at once\n") == 1
     way = f"as it was asked to; go on with it by: tutti train --resume {tmp_path}/run"
-    assert re.search(rf"stopped after step [\d,]+, {re.escape(way)}\n", said)
+    found = re.search(rf"stopped after step ([\d,]+), {re.escape(way)}\n", said)
+    assert found
+    # So 'tutti watch' says the same.
+    beats = RunFolder(tmp_path / "run").heartbeats().records
+    assert [beat.step for beat in beats] == [int(found[1].replace(",", ""))] * 2
 
 
 def has_reserve(run: psutil.Process) -> bool:

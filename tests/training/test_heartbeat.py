@@ -21,7 +21,7 @@ from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
 from tutti.training import heartbeat as module
 from tutti.training.heartbeat import HeartbeatThread
-from tutti.training.progress import Moment
+from tutti.training.progress import Moment, Several
 
 PATIENCE_S = 60.0
 
@@ -83,6 +83,14 @@ def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
         assert beat.began is not None
         heart.doing(TESTING)
         assert wait_until(run, TESTING).step == 20
+
+
+def test_the_last_sign_of_a_run_that_stops_has_the_step_after_which_it_does(run: Path) -> None:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
+        heart.begin(RunLength(200, 50))
+        heart.moment(moment(1, 20, 640))
+        Several(heart).stopping(23)
+    assert (newest(run).state, newest(run).step) == (FINISHED, 23)
 
 
 @pytest.mark.usefixtures("fast")

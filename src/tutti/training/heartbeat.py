@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tutti.activity import be_bystander
 from tutti.errors import no_thread
-from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
+from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, SAVING, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
@@ -90,6 +90,10 @@ class HeartbeatThread(Progress):
     def doing(self, what: str) -> None:
         """The rank does something else than to train: one of the states of `tutti.records.heartbeat`."""
         self._note(state=what)
+
+    def stopping(self, step: int) -> None:
+        """The run stops; its last moment may be a second old."""
+        self._note(state=SAVING, step=step)
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TextIO
 
+from tutti.records.heartbeat import SAVING
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength, duration, epoch_text, figures
 
@@ -64,6 +65,10 @@ class Progress:
 
     def doing(self, what: str) -> None:
         """The rank does something else than to train: one of the states of `tutti.records.heartbeat`."""
+
+    def stopping(self, step: int) -> None:
+        """The run saves its state, to stop after `step` updates."""
+        self.doing(SAVING)
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
@@ -245,6 +250,11 @@ class Several(Progress):
         """The rank does something else than to train."""
         for way in self._due:
             way.doing(what)
+
+    def stopping(self, step: int) -> None:
+        """The run stops."""
+        for way in self._due:
+            way.stopping(step)
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""

@@ -464,7 +464,7 @@ class Trainer:
             if (decision.save or decision.copy) and self._hooks.save is not None:
                 if decision.final:
                     # A slow disk may take any time.
-                    self._progress.doing(SAVING)
+                    self._progress.stopping(self._made)
                 self._hooks.save(self._made, self._state(open_epoch, places), decision)
             self.stopped = decision.stop
         self.worker.resume()
@@ -702,7 +702,7 @@ class Trainer:
                 places = self._places(open_epoch, ended=True)
                 if decision.final:
                     # A slow disk may take any time.
-                    self._progress.doing(SAVING)
+                    self._progress.stopping(self._made)
                 self._hooks.save(self._made, self._state(open_epoch, places), decision)
             self.worker.resume()
             self.worker.finish()
