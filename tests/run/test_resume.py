@@ -11,6 +11,7 @@ import tutti
 from tutti.cli.main import main
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
+from tutti.records.folder_lock import FolderLock
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
 from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
 from tutti.run.config import TrainConfig
@@ -136,6 +137,14 @@ def test_what_cannot_be_resumed_is_refused_with_what_to_do(tmp_path: Path) -> No
     ):
         with pytest.raises(kind, match=said):
             Resume.find(str(where), None if out is None else str(out))
+
+
+def test_a_run_that_has_no_checkpoint_because_it_has_only_begun_is_not_to_be_trained_again(
+    tmp_path: Path,
+) -> None:
+    run = left_by(tmp_path / "run")
+    with FolderLock(run), pytest.raises(BadRunFolder, match="is being written by process"):
+        Resume.find(str(run), None)
 
 
 def test_options_that_decide_what_is_learned_must_be_as_they_were() -> None:

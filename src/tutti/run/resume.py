@@ -12,6 +12,7 @@ from typing import Final
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.records import checkpoints
+from tutti.records.folder_lock import refuse_locked
 from tutti.records.json_lines import Json
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import OBJECT, TrainConfig, flag
@@ -109,6 +110,8 @@ class Resume:
             )
         found = cls(folder, checkpoint)
         if not found.goes_on:
+            # A run that has only begun is to be waited for, not to be trained again.
+            refuse_locked(folder)
             raise BadRunFolder(
                 f"{folder} has no checkpoint to go on from; train again, with --checkpoint 1m or the like, "
                 "or with --resume auto, which begins a run that has none"
