@@ -42,6 +42,8 @@ def test_json_brings_the_same_configuration_back(tmp_path: Path) -> None:
         ({"stop": "loss < 1"}, "--stop is 'loss < 1': 'training', 'validation' or 'after' is expected first"),
         ({"stop": 3}, "--stop is 3; give a text"),
         ({"time_limit": "90"}, "--time-limit is '90'; give a length of time with its units"),
+        ({"hang_timeout": "0"}, "a length of time with its units, such as 3h50m, 90s or 2d, or off"),
+        ({"hang_timeout": "0s"}, "a length of time above 0, such as 3h50m, 90s or 2d, or off"),
         ({"time_limit": "0s"}, "--time-limit is '0s'; give a length of time above 0"),
         ({"checkpoint": "never"}, "--checkpoint is 'never'; give an interval, such as 10m"),
         ({"keep": 0}, "--keep is 0; the smallest possible is 1"),

@@ -552,7 +552,7 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
     if c.time_limit is not None:
         seconds_of(c.time_limit, "--time-limit")
     if c.hang_timeout != OFF:
-        seconds_of(c.hang_timeout, "--hang-timeout")
+        seconds_of(c.hang_timeout, "--hang-timeout", or_else=OFF)
     Every.parse(c.checkpoint, "--checkpoint")
     if c.levels == 2 and not c.servers:
         yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"

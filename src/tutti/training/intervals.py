@@ -23,25 +23,27 @@ _DURATION: Final = re.compile(r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit
 _COUNT: Final = re.compile(r"([0-9]{1,15})?\s*(step|epoch)s?")
 
 
-def seconds_of(text: str, flag: str) -> float:
+def seconds_of(text: str, flag: str, or_else: str = "") -> float:
     """Parse a length of time, such as 3h50m, 90s or 2d.
 
     Args:
         text: of numbers, each with its unit.
         flag: the option that it was given for.
+        or_else: what else that takes, such as `OFF`, for the message.
 
     Raises:
         BadOption: it is none, or not above 0.
     """
     # Of a caller in Python it may be a number.
     found = _DURATION.fullmatch(str(text).strip())
+    such = "such as 3h50m, 90s or 2d" + (f", or {or_else}" if or_else else "")
     if found is None or not any(found.groups()):
-        raise BadOption(f"{flag} is '{text}'; give a length of time with its units, such as 3h50m, 90s or 2d")
+        raise BadOption(f"{flag} is '{text}'; give a length of time with its units, {such}")
     seconds = sum(
         float(number or 0) * unit for number, unit in zip(found.groups(), UNITS.values(), strict=True)
     )
     if not 0 < seconds < math.inf:
-        raise BadOption(f"{flag} is '{text}'; give a length of time above 0, such as 3h50m, 90s or 2d")
+        raise BadOption(f"{flag} is '{text}'; give a length of time above 0, {such}")
     return seconds
 
 
