@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
+from torch import Tensor, nn
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
@@ -31,6 +32,7 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.model_parallel.base import Whole
+from tutti.optim.attribute_memory import memory_of
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
@@ -212,6 +214,8 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
             task = prepare_task(job, dataset)
             if around.prepare is not None:
                 job = around.prepare(job, dataset)
+            elif not job.takes_over:
+                warn_if_shown(task.module, comm)
                 checkpoint = _checkpoint(comm, job)
             check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
@@ -305,6 +309,30 @@ def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def warn_if_shown(module: nn.Module, comm: Communicator) -> None:
+    """Warn of plain attributes that lie in the memory of trained weights, which get other memory.
+
+    Args:
+        module: the model, before its weights do.
+        comm: all ranks.
+    """
+    if comm.rank > 0:
+        return
+    weights = memory_of(one for one in module.parameters() if one.requires_grad)
+    for name, owner in module.named_modules():
+        for attribute, value in vars(owner).items():
+            # Old torch's spectral_norm computes it anew in each pass.
+            anew = f"{attribute}_orig" in owner._parameters
+            if isinstance(value, Tensor) and not anew and weights.around(value):
+                path = f"{name}.{attribute}" if name else attribute
+                print(
+                    f"tutti: warning: the attribute '{path}' of the model shows a weight, and will go on "
+                    "showing what that was before training; take it from the weight in forward()",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def warn_if_much(task: Task, comm: Communicator) -> None:

@@ -154,7 +154,9 @@ def refuse_own_folds(config: TrainConfig) -> None:
     Raises:
         BadOption: one is given.
     """
-    for name in ("split", "validation", "predictions", "hosts", "out", "time_limit", "workers"):
+    of_runs = ("split", "validation", "predictions", "hosts", "out", "time_limit", "workers")
+    of_losses = ("on_failure", "hang_timeout", "standby", "on_shrink", "max_failures")
+    for name in (*of_runs, *of_losses):
         if getattr(config, name) != getattr(TrainConfig, name):
             raise BadOption(f"{flag(name)} is for a single run: {NOT_SWEPT[name]}")
 
