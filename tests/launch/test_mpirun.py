@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -287,6 +288,27 @@ def test_ranks_in_reserve_are_looked_after_though_something_is_said_all_the_time
     with SignalWatch() as signals, ranks:
         ranks.wait(Stopping(signals), None, None, Reserve("package:entry", lambda: None, Stopping(signals)))
     assert looks
+
+
+def test_those_that_train_go_on_without_a_reserve_that_cannot_be_started(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    placement = place_ranks(1, hosts="localhost:1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (
+        SignalWatch() as signals,
+        closing(RanksInReserve("package:entry", lambda: (placement, b""), Stopping(signals))) as reserve,
+        open(os.devnull) as last,
+    ):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
+        try:
+            reserve.look()
+            reserve.look()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (said,) = capfd.readouterr().err.splitlines()
+    assert "there are no ranks in reserve (too many open files: raise the limit" in said
+    assert "from here on new ones are started when one is lost" in said
 
 
 def test_another_mpirun_is_tried_once(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import HostLost, LauncherLost, PeerLost, RankHung
+from tutti.errors import HostLost, LauncherLost, PeerLost, RankHung, UserError, no_process
 from tutti.launch.exit_reports import Report
 from tutti.launch.guard import JOB, guard
 from tutti.launch.hangs import LOOK_S, PAUSE_S, STOPPED, STOPPED_WHY, RemoteHangWatch, state_of
@@ -352,8 +352,17 @@ class RanksInReserve:
             self._lost += 1
             what = OTHERS_PREPARE if self._lost < RESERVES_LOST else NO_RESERVE
             warn_on_stderr(f"the ranks in reserve have ended; {what}")
-        may = begins and self._ranks is None and self._lost < RESERVES_LOST
-        if may and (wanted := self._wanted()) is not None:
+        if begins and self._ranks is None and self._lost < RESERVES_LOST:
+            try:
+                self._begin()
+            except (OSError, UserError) as error:
+                # Those that train need them only if one of them is lost.
+                self._lost = RESERVES_LOST
+                why = no_process(error) if isinstance(error, OSError) else error
+                warn_on_stderr(f"there are no ranks in reserve ({why}); {NO_RESERVE}")
+
+    def _begin(self) -> None:
+        if (wanted := self._wanted()) is not None:
             placement, payload = wanted
             self._ranks = RanksOnHosts(self._entry, payload, placement, goes_on=True, waits=True)
 
