@@ -238,6 +238,60 @@ def test_a_rank_that_failed_on_another_host_is_named_with_it() -> None:
             outcome([], 1, "", watch, [Host("a", 1), Host("b", 1)])
 
 
+HOSTS = [Host("a", 1), Host("b", 1)]
+
+
+@pytest.mark.parametrize(
+    ("reports", "ends", "said"),
+    [
+        ([], [RankEnd(1, 1.0, False, b"", -9)], "killed by signal 9"),
+        (
+            [Report(0, 1.0, None, None, "lost", lost=True)],
+            [RankEnd(1, 1.1, False, FAILED)],
+            "rank 1 failed on",
+        ),
+        ([Report(0, 1.0, None, None, "ValueError: no data")], [RankEnd(0, 1.1, False, FAILED)], "no data"),
+        ([], [RankEnd(0, 1.0, False, DONE)], None),
+    ],
+)
+def test_it_is_known_by_what_ranks_in_reserve_have_ended(
+    reports: list[Report], ends: list[RankEnd], said: str | None
+) -> None:
+    error = mpirun_outcome.why_ended(reports, ends, HOSTS)
+    assert (error is None) if said is None else (said in str(error))
+
+
+def test_others_prepare_themselves_only_where_no_exception_would_come_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[object] = []
+
+    class Ended(RanksOnHosts):
+        def __init__(self, *_: object, **__: object) -> None:
+            begun.append(self)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        @property
+        def live(self) -> bool:
+            return False
+
+        def why_ended(self) -> TuttiError:
+            return PeerLost([1], "killed") if len(begun) == 1 else RankFailed(1, "...\nValueError: no data")
+
+    monkeypatch.setattr(ranks_on_hosts, "RanksOnHosts", Ended)
+    placement = place_ranks(1, hosts="localhost:1")
+    with SignalWatch() as signals:
+        reserve = RanksInReserve("package:entry", lambda: (placement, b""), Stopping(signals))
+        for _ in range(4):
+            reserve.look()
+    first, second = capfd.readouterr().err.splitlines()
+    assert "the ranks in reserve have ended (lost rank 1: killed); others prepare themselves" in first
+    assert "the ranks in reserve have ended (ValueError: no data); from here on" in second
+    assert len(begun) == 2
+
+
 def test_a_host_without_room_for_mpirun_is_told_what_to_do() -> None:
     with pytest.raises(TuttiError, match=r"ended with exit code 213.*make room.*df /tmp"):
         outcome([], 213, "")

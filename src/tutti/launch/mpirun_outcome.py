@@ -92,12 +92,10 @@ def outcome(
     if returncode == UserError.exit_code:
         raise UserError("a rank on another host found that the input is wrong; its message stands above")
     if returncode != 0:
-        failed = next((end.rank for end in ends if end.letter == FAILED), None)
-        if failed is not None:
+        failed = _failed(ends, hosts)
+        if failed:
             # Its exception would come again.
-            raise TuttiError(
-                f"rank {failed} failed on host {host_of(failed, hosts)}; what it said stands above"
-            )
+            raise TuttiError(f"{failed}; what it said stands above")
         full = ", or make room for the temporary files there: df /tmp" * (returncode == _NO_FOLDER)
         raise LauncherLost(
             f"mpirun ended with exit code {returncode}; what it said stands above. "
@@ -105,6 +103,25 @@ def outcome(
         )
     values = [report.value for report in reports if report.value is not None]
     return pickle.loads(values[0]) if values else None
+
+
+def why_ended(reports: Sequence[Report], ends: Sequence[RankEnd], hosts: Sequence[Host]) -> TuttiError | None:
+    """The error that ranks ended with of which nobody has heard what mpirun says; None: it is not known.
+
+    Args:
+        reports: of ranks of this machine.
+        ends: of the ranks of all hosts.
+        hosts: theirs.
+    """
+    error, certain = cause(reports, _first_death(ends, [], hosts))
+    failed = "" if certain else _failed(ends, hosts)
+    return TuttiError(failed) if failed else error
+
+
+def _failed(ends: Sequence[RankEnd], hosts: Sequence[Host]) -> str:
+    """Name the first rank that has said that it failed, and its host; nothing if none has."""
+    failed = next((end.rank for end in ends if end.letter == FAILED), None)
+    return "" if failed is None else f"rank {failed} failed on host {host_of(failed, hosts)}"
 
 
 def _first_death(ends: Sequence[RankEnd], said: Sequence[Death], hosts: Sequence[Host]) -> list[Death]:

@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Final, Self
 
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import HostLost, LauncherLost, PeerLost, RankHung, UserError, no_process
+from tutti.errors import (
+    HostLost,
+    LauncherLost,
+    PeerLost,
+    RankHung,
+    TuttiError,
+    UserError,
+    in_one_line,
+    no_process,
+)
 from tutti.launch.exit_reports import Report
 from tutti.launch.guard import JOB, guard
 from tutti.launch.hangs import LOOK_S, PAUSE_S, STOPPED, STOPPED_WHY, RemoteHangWatch, state_of
@@ -39,7 +48,7 @@ from tutti.launch.mpirun import (
     settings,
 )
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
-from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outcome, ranks_of
+from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outcome, ranks_of, why_ended
 from tutti.launch.placement import Host, Placement, is_this_machine
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.stop_request import StopPage, Stopping
@@ -284,7 +293,7 @@ class RanksOnHosts:
             returncode: of mpirun; None: it was ended, as a rank was lost.
             said: the end of what mpirun has said.
         """
-        reports = [one for one in self._messages if isinstance(one, Report)]
+        reports = self._reports
         if self._loss.mpirun_stopped:
             raise LauncherLost(f"mpirun had started the ranks; {STOPPED_WHY}")
         if hung := self._loss.hung:
@@ -297,6 +306,14 @@ class RanksOnHosts:
             # A launcher that tolerates dead ranks says nothing of them.
             raise PeerLost([0], "it ended before it was done")
         return result
+
+    def why_ended(self) -> TuttiError | None:
+        """By what those in reserve have ended, once all are gone; None: it is not known."""
+        return why_ended(self._reports, self._watch.ends, self._hosts)
+
+    @property
+    def _reports(self) -> list[Report]:
+        return [one for one in self._messages if isinstance(one, Report)]
 
     def _owe_request(self) -> None:
         self._owes_request = True
@@ -348,18 +365,23 @@ class RanksInReserve:
                 theirs.
         """
         if self._ranks is not None and not self._ranks.live:
+            ranks = self._ranks
             self.close()
-            self._lost += 1
+            ended = ranks.why_ended()
+            # An exception would come again.
+            again = ended is None or isinstance(ended, PeerLost)
+            self._lost = self._lost + 1 if again else RESERVES_LOST
             what = OTHERS_PREPARE if self._lost < RESERVES_LOST else NO_RESERVE
-            warn_on_stderr(f"the ranks in reserve have ended; {what}")
+            why = "" if ended is None else f" ({in_one_line(str(ended))})"
+            warn_on_stderr(f"the ranks in reserve have ended{why}; {what}")
         if begins and self._ranks is None and self._lost < RESERVES_LOST:
             try:
                 self._begin()
             except (OSError, UserError) as error:
                 # Those that train need them only if one of them is lost.
                 self._lost = RESERVES_LOST
-                why = no_process(error) if isinstance(error, OSError) else error
-                warn_on_stderr(f"there are no ranks in reserve ({why}); {NO_RESERVE}")
+                refusal = no_process(error) if isinstance(error, OSError) else error
+                warn_on_stderr(f"there are no ranks in reserve ({refusal}); {NO_RESERVE}")
 
     def _begin(self) -> None:
         if (wanted := self._wanted()) is not None:
