@@ -226,6 +226,32 @@ def test_ranks_that_stand_by_have_read_the_data_before_they_are_needed(
     torch.testing.assert_close(survived, undisturbed, rtol=0, atol=1e-12)
 
 
+def score_of(process: int) -> str:
+    """How soon the kernel is to end a process, should the memory run out."""
+    return Path(f"/proc/{process}/oom_score_adj").read_text().strip()
+
+
+def test_ranks_that_stand_by_are_the_first_that_the_kernel_ends_for_memory(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
+        wait_for_reserve(hosts)
+        trains, stands_by = ranks_on(hosts, "b")
+        deadline = time.monotonic() + 60
+        while score_of(stands_by) != "1000":
+            assert time.monotonic() < deadline, "it would be ended last"
+            time.sleep(0.1)
+        assert score_of(trains) == score_of(os.getpid())
+        time.sleep(3)  # It has read the data.
+        os.kill(trains, signal.SIGKILL)
+        line_with("resumed after step", program)
+        assert ranks_on(hosts, "b")[0] == stands_by
+        assert score_of(stands_by) == score_of(os.getpid())
+        (tmp_path / "go-on").touch()
+        said = program.communicate(timeout=100)[0]
+    assert program.returncode == 0, said
+
+
 @pytest.mark.parametrize("when", ["before the loss", "after the loss"])
 def test_a_run_that_is_asked_to_stop_while_others_take_over_saves_and_stops(
     hosts: Hosts, tmp_path: Path, when: str

@@ -22,6 +22,7 @@ from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.hangs import print_stacks
 from tutti.launch.launcher import started_by
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessConnection, connect
+from tutti.launch.memory_shortage import be_ended_first
 from tutti.launch.mpirun_channel import Address, RankStarted
 from tutti.launch.orphans import end_at_once, end_with_daemon, follow, mpi_segments
 from tutti.launch.placement import share_host
@@ -157,8 +158,10 @@ def _run_in_reserve(
 
     def until_needed() -> bytes:
         connection.wait_until_needed()
+        be_ended_first(False)
         return _payload(start, comm)
 
+    be_ended_first(True)
     prepares = _payload(start, comm)
     return entry(comm, prepares, until_needed) if prepares else entry(comm, until_needed())
 

@@ -9,11 +9,10 @@ memory that it has from its parent page by page, and lets the libraries choose t
 from __future__ import annotations
 
 import gc
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 from typing_extensions import override
 
@@ -25,6 +24,7 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.memfd import FileAddress
 from tutti.data import DataSet
 from tutti.data.streaming.part import StreamedPart
+from tutti.launch.memory_shortage import be_ended_first
 from tutti.run.build import Task, prepare_task, seeded
 from tutti.run.checks import check_strategy
 from tutti.run.jobs import load_job
@@ -114,7 +114,7 @@ def open_beside_others(kept: KeptData, job: TrainJob, comm: Communicator) -> Dat
     If it is not kept, they wait until these are gone, whose memory they take.
     """
     if job.rehearses:
-        _be_killed_first(True)
+        be_ended_first(True)
     if not kept.is_there:
         _pass_gate(kept, job, comm)
     return kept.open(job, comm)
@@ -129,20 +129,7 @@ def _pass_gate(kept: KeptData, job: TrainJob, comm: Communicator) -> None:
         comm.peers.note_prepared()
     kept.pass_gate(job.gate)
     if job.rehearses:
-        _be_killed_first(False)
-
-
-def _be_killed_first(first: bool) -> None:
-    """Have the kernel end this process before those that train, or with them, should the memory run out."""
-    global _before
-    with suppress(OSError):
-        if first:
-            _before = _OUT_OF_MEMORY.read_text()
-        _OUT_OF_MEMORY.write_text("1000" if first else _before)
-
-
-_OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
-_before = "0"
+        be_ended_first(False)
 
 
 def until_needed(
