@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.programs import blocks_of, follow
+from tutti.launch import world
+from tutti.own_loop import distribute
 
 
 def without_numbers(text: str) -> str:
@@ -20,6 +22,9 @@ def test_a_reader_of_the_tutorial_gets_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # Another test may have closed the communicator of a loop of its own.
+    monkeypatch.setattr(distribute, "_loop", None)
+    monkeypatch.setattr(world, "_world", None)
     blocks = blocks_of("tutorial.md")
     assert sum(block.language == "bash" for block in blocks) >= 6
     follow(blocks, {})

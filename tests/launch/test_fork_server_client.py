@@ -42,10 +42,11 @@ def circumstances() -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", start("tests.launch.entries:circumstances", b"", TWO))
 
 
-def test_a_message_without_all_its_descriptors_is_none() -> None:
+def test_a_message_without_all_its_descriptors_is_none(tmp_path: Path) -> None:
     most, (here, there) = resource.getrlimit(resource.RLIMIT_NOFILE), socket.socketpair()
-    with here, there, open(os.devnull) as last:
-        send(here, Load("entry"), [0, 1, 2])
+    sent = tmp_path / "sent"
+    with here, there, sent.open("w") as file, open(os.devnull) as last:
+        send(here, Load("entry"), [file.fileno()] * 3)
         # One finds room, at least.
         resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 2, most[1]))
         try:
@@ -53,8 +54,8 @@ def test_a_message_without_all_its_descriptors_is_none() -> None:
                 receive(there)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, most)
-        with open(os.devnull) as after:
-            assert after.fileno() == last.fileno() + 1
+        found = [one for one in Path("/proc/self/fd").iterdir() if one.resolve() == sent]
+        assert [int(one.name) for one in found] == [file.fileno()]
 
 
 def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_other(

@@ -365,6 +365,19 @@ def test_those_that_train_go_on_without_a_reserve_that_cannot_be_started(
     assert "from here on new ones are started when one is lost" in said
 
 
+@needs_mpirun
+@pytest.mark.mpi
+def test_what_reaches_a_silent_host_ends_with_the_mpirun_that_asks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, started = tmp_path / "agent", tmp_path / "started"
+    agent.write_text(f"#!/bin/sh\necho $$ > {agent}-pid\nmv {agent}-pid {started}\nsleep 300\n")
+    agent.chmod(0o755)
+    monkeypatch.setenv("TUTTI_MPIRUN_ARGS", f"--prtemca plm_ssh_agent {agent}")
+    assert mpirun.answering(["node7.invalid"], over=started.exists) == []
+    assert wait_until_gone([int(started.read_text())]) == []
+
+
 def test_another_mpirun_is_tried_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

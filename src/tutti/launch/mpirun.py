@@ -203,6 +203,16 @@ def inherited() -> dict[str, str]:
     return environment
 
 
+def _children_of(process: int) -> list[int]:
+    """The processes that a process has started, and not waited for."""
+    found = list[int]()
+    with suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
 def end_mpirun(process: subprocess.Popen[bytes], patience_s: float = 0.0, *, at_once: bool = False) -> None:
     """End mpirun, which ends its ranks, and close what it could be heard by.
 
@@ -218,7 +228,11 @@ def end_mpirun(process: subprocess.Popen[bytes], patience_s: float = 0.0, *, at_
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        # Those by which it reaches other hosts, such as ssh, are each the leader of a group of their own.
+        agents = _children_of(process.pid)
+        for group in (process.pid, *agents):
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         process.wait()
     for pipe in filter(None, (process.stdout, process.stderr)):
         pipe.close()
