@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from tutti.errors import BadOption, HostLost, LauncherLost, PeerLost
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Host, Placement, place_ranks
+from tutti.launch.ranks_on_hosts import RanksInReserve
+from tutti.run import survival_on_hosts
 from tutti.run.config import TrainConfig
-from tutti.run.survival_on_hosts import SLOW_S, after_loss
+from tutti.run.survival_on_hosts import AHEAD_BYTES, SLOW_S, after_loss, survive_on_hosts
 from tutti.run.train_job import TrainJob
 
 
@@ -141,3 +144,37 @@ def test_the_first_host_has_to_be_this_machine_and_the_launcher_ours(monkeypatch
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(BadOption, match=r"not for ranks that mpirun starts.*--resume auto"):
         job.check(Placement(2, 1, launcher=Launcher.MPIRUN))
+
+
+@pytest.mark.parametrize("policy", ["respawn", "shrink"])
+@pytest.mark.parametrize("nbytes", [AHEAD_BYTES, AHEAD_BYTES + 1, None])
+def test_ranks_in_reserve_prepare_themselves_for_the_run_without_a_rank_unless_the_data_are_large(
+    monkeypatch: pytest.MonkeyPatch, policy: str, nbytes: int | None
+) -> None:
+    found: list[tuple[Placement, bytes] | None] = []
+
+    def train(
+        entry: str, sent: bytes, placement: Placement, *, reserve: RanksInReserve, **options: object
+    ) -> str:
+        place = pickle.loads(sent).memory
+        found.append(reserve._wanted())
+        place.publish(1, {})
+        if nbytes is not None:
+            place.note_data(nbytes)
+        found.append(reserve._wanted())
+        return "done"
+
+    monkeypatch.setattr(survival_on_hosts, "start", train)
+    config = TrainConfig(model="mlp", data="digits", hosts="localhost:3", on_failure=policy, standby=True)
+    placement = placed("localhost:3")
+    assert survive_on_hosts(TrainJob(config), placement, None) == "done"
+    early, (of_next, payload) = found
+    workers = 3 - (policy == "shrink")
+    assert early is None  # There is nothing to go on from.
+    assert of_next.workers == workers
+    if nbytes != AHEAD_BYTES:
+        assert payload == b""
+    else:
+        job = pickle.loads(payload)
+        assert job.takes_over
+        assert job.config.workers == str(workers)
