@@ -168,9 +168,10 @@ def test_ranks_in_reserve_prepare_themselves_for_the_run_without_a_rank_unless_t
     config = TrainConfig(model="mlp", data="digits", hosts="localhost:3", on_failure=policy, standby=True)
     placement = placed("localhost:3")
     assert survive_on_hosts(TrainJob(config), placement, None) == "done"
-    early, (of_next, payload) = found
     workers = 3 - (policy == "shrink")
-    assert early is None  # There is nothing to go on from.
+    assert found[0] is None  # There is nothing to go on from.
+    assert found[1] is not None
+    of_next, payload = found[1]
     assert of_next.workers == workers
     if nbytes != AHEAD_BYTES:
         assert payload == b""
