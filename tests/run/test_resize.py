@@ -73,7 +73,7 @@ class Resizes(tutti.Callback):
         if course.rank != 0:
             return
         if any(thread.is_alive() for thread in self.asking):
-            time.sleep(0.5)
+            time.sleep(0.25)
             return
         for step, workers in self._workers.items():
             note = self._notes / f"asked-{step}"
