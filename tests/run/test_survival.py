@@ -305,7 +305,9 @@ def test_ranks_in_reserve_go_on_with_the_state(tmp_path: Path, policy: str, left
     ended = pids(tmp_path, "ended")
     assert len(ended) == left
     assert ended < {*(tmp_path / "killed").read_text().split()}
-    assert [one.epoch for one in RunFolder(tmp_path / "run").history().records] == [1, 2, 3, 4, 5, 6]
+    folder = RunFolder(tmp_path / "run")
+    assert [one.epoch for one in folder.history().records] == [1, 2, 3, 4, 5, 6]
+    assert folder.starts().records[-1].step > 0
 
 
 def test_ranks_in_reserve_leave_the_memory_alone_into_which_data_are_streamed(tmp_path: Path) -> None:

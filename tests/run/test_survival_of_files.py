@@ -12,6 +12,7 @@ import torch
 
 import tutti
 from tests.run.test_survival import INPUTS, OPTIONS, TARGETS, UPDATES, Killed, model, weights_of
+from tutti.records.run_folder import RunFolder
 
 
 def hdf5_list(folder: Path) -> dict[str, Any]:
@@ -43,7 +44,11 @@ def test_new_ranks_read_on_in_the_files(
     options = {**OPTIONS, **files(data), "workers": 2}
     alone = tutti.train(model(), **options)
     killed = Killed(notes, [(1, 3), (0, 2 * UPDATES + 1), (1, 3 * UPDATES)])
-    survived = tutti.train(model(), callbacks=killed, on_failure="respawn", standby=standby, **options)
+    options |= {"on_failure": "respawn", "standby": standby, "out": str(tmp_path / "run")}
+    survived = tutti.train(model(), callbacks=killed, **options)
     assert len(list(notes.iterdir())) == 3
     assert torch.equal(weights_of(survived), weights_of(alone))
     assert [one.train for one in survived.history] == [one.train for one in alone.history]
+    starts = [one.step for one in RunFolder(tmp_path / "run").starts().records]
+    assert len(starts) == 4
+    assert min(starts[1:]) > 0  # They began from a copy of the state.

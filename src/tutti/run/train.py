@@ -214,9 +214,9 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
             task = prepare_task(job, dataset)
             if around.prepare is not None:
                 job = around.prepare(job, dataset)
+                checkpoint = _checkpoint(comm, job)
             elif not job.takes_over:
                 warn_if_shown(task.module, comm)
-                checkpoint = _checkpoint(comm, job)
             check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)
