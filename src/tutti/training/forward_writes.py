@@ -32,7 +32,7 @@ class ForwardWrites:
     """Looks after the trained weights while the model computes.
 
     Torch counts the writes to a tensor, but for those through `.data`, such as a limit that is not reached at
-    first: the values are compared as often as that takes some thousandths of the time.
+    first: the values are compared as often as that takes two thousandths of the time.
 
     Args:
         replica: the model.
