@@ -174,6 +174,37 @@ def test_ranks_come_and_go_while_others_are_killed(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(weights_of(training.result), weights_of(alone), rtol=0, atol=1e-12)
 
 
+def test_ranks_that_were_replaced_are_not_counted_while_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, before, until = 2, 2, 0.0
+
+    def look(self: RunningRanks) -> dict[int, RankSeen]:
+        steps = int(time.monotonic() * 100)
+        count = before if time.monotonic() < until else workers
+        return {rank: RankSeen(1000 * count + rank, steps) for rank in range(count)}
+
+    def resized(run: object, count: int) -> str:
+        nonlocal workers, before, until
+        before, workers, until = workers, count, time.monotonic() + 0.3
+        return ""
+
+    monkeypatch.setattr(RunningRanks, "look", look)
+    monkeypatch.setattr(disturbance, "resize", resized)
+    told: list[Event] = []
+    training = cast(
+        "Any", SimpleNamespace(process=SimpleNamespace(pid=os.getpid()), losses=[], over=False, folder=None)
+    )
+
+    def tell(event: Event) -> None:
+        told.append(event)
+        training.over = len(told) == 3
+
+    faults = Disturbance(training, Promise(True, 10, None), tell)
+    kinds = ("remove", "add", "add")
+    faults.follow((Moment(0.0, kind, 0.9) for kind in kinds), kinds, most=None)
+    assert [(one.kind, one.ranks) for one in told] == [("remove", (1,)), ("add", (1,)), ("add", (2,))]
+    assert all(one.next_s is not None and one.next_s > 0.29 for one in told)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_chaos_that_is_ended_leaves_no_training_behind(tmp_path: Path, signum: signal.Signals) -> None:
     words = ["chaos", "--every", "60", "train", "mlp", "--epochs", "100000", "-n", "2"]
@@ -216,12 +247,15 @@ def test_of_two_groups_of_ranks_the_one_that_trains_is_seen(monkeypatch: pytest.
     for group, process in zip(words, (1001, 1002), strict=True):
         group[line + PID] = process
     ranks = RunningRanks(os.getpid())
-    for trains in (0, 1, 0):
+    for trains in (0, 1):
         words[trains][line + BEAT], words[1 - trains][line + BEAT] = 8, 0
         assert ranks.look() == {0: RankSeen(1001 + trains, 7)}
         # Between two epochs nobody does.
         words[trains][line + BEAT] = 0
         assert ranks.look() == {0: RankSeen(1001 + trains, None)}
+    # Others took over from it, and it is about to end.
+    words[0][line + BEAT] = 9
+    assert ranks.look() == {0: RankSeen(1002, None)}
     for arena in arenas:
         arena.close()
 

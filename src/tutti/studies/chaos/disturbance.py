@@ -159,7 +159,8 @@ class Disturbance:
             ranks = self._ranks.look()
             if self.began is None and any(one.steps is not None for one in ranks.values()):
                 self.began = time.monotonic()
-            self._note_workers(ranks)
+            self._note_steps(ranks)
+            self._workers |= {rank for rank, one in ranks.items() if one.steps is not None}
             if self.began is not None and time.monotonic() > self.began + 0.5:
                 self._most = len(self._workers) + MORE
                 return True
@@ -182,17 +183,15 @@ class Disturbance:
         until = time.monotonic() + seconds
         while not self._training.over and time.monotonic() < until:
             ranks = self._ranks.look()
-            self._note_workers(ranks)
+            self._note_steps(ranks)
             self._note_progress(ranks)
             self.alarms += self._news()
             time.sleep(_CALM_S if self._behind is None else _BACK_S)
         return not self._training.over
 
-    def _note_workers(self, ranks: Ranks) -> None:
-        steps = {rank: one.steps for rank, one in ranks.items() if one.steps is not None}
-        self._workers |= steps.keys()
+    def _note_steps(self, ranks: Ranks) -> None:
         # Between two epochs nobody tells of steps.
-        self._furthest = max(self._furthest, *steps.values(), 0)
+        self._furthest = max(self._furthest, *(one.steps or 0 for one in ranks.values()), 0)
 
     def _note_progress(self, ranks: Ranks) -> None:
         """Note when the training is as far as before the last fault."""
@@ -213,22 +212,24 @@ class Disturbance:
         hit = _chosen(moment, ranks)
         if not hit or self.began is None:
             return
-        self._note_workers(ranks)
+        self._note_steps(ranks)
         furthest, self._furthest, self._behind = self._furthest, 0, None
         now = time.monotonic()
         event = Event(now - self.began, moment.kind, hit)
         self.events.append(event)
         said: list[LossSaid] = []
+        replaced: set[int] = set()
         if KINDS[moment.kind].losses:
             over = self._lose(moment, event, ranks, said)
         elif moment.kind in (ADD, REMOVE):
             over = self._resize(event)
+            replaced = {one.process for one in ranks.values()}
             now = time.monotonic()
         else:
             over = self._disturb(event, ranks)
             now = time.monotonic()
         if not over:
-            over = self._wait_for_step(event, now, furthest)
+            over = self._wait_for_step(event, now, furthest, replaced)
         said += self._news()
         event.said, event.named = tuple(said), is_named(event.kind, event.ranks, said)
         event.survived = event.next_s is not None or (over and self._training.wait() == 0)
@@ -302,14 +303,21 @@ class Disturbance:
                 time.sleep(_RUNNING_S)
         return self._training.over
 
-    def _wait_for_step(self, event: Event, since: float, furthest: int) -> bool:
-        """Wait until all ranks have made a step, and are as far as before; returns whether it is over."""
+    def _wait_for_step(self, event: Event, since: float, furthest: int, replaced: Collection[int]) -> bool:
+        """Wait until all ranks have made a step; returns whether it is over.
+
+        Args:
+            event: the fault.
+            since: when they were to go on.
+            furthest: the step before it.
+            replaced: processes that are to go, whose steps do not count.
+        """
         deadline = time.monotonic() + PATIENCE_S
         first: dict[int, tuple[int, int]] = {}
         moved: set[int] = set()
         while not self._training.over and time.monotonic() < deadline:
             for rank, one in self._ranks.look().items():
-                if one.steps is None:
+                if one.steps is None or one.process in replaced:
                     continue
                 process, steps = first.setdefault(rank, (one.process, one.steps))
                 if process != one.process:

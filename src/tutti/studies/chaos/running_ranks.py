@@ -53,6 +53,7 @@ class RunningRanks:
         self._starter = starter
         self._arenas: dict[int, memoryview] = {}
         self._trained = 0
+        self._over: set[int] = set()
         self._search_again = 0.0
         self._servers: set[int] = set()
 
@@ -69,8 +70,10 @@ class RunningRanks:
             self._arenas = dict(self._found())
             groups, broken = self._look()
         for file, ranks in groups.items():
-            # What is left of a group that has lost a rank takes a while to end.
-            if file not in broken and any(one.steps is not None for one in ranks.values()):
+            # What is left of a group that has lost a rank, or was replaced, takes a while to end.
+            over = file == self._trained or file in self._over or file in broken
+            if not over and any(one.steps is not None for one in ranks.values()):
+                self._over.add(self._trained)
                 self._trained = file
         return groups.get(self._trained) or next(iter(groups.values()), {})
 
