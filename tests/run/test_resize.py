@@ -68,13 +68,16 @@ class Resizes(tutti.Callback):
 
     def __init__(self, folder: Path, notes: Path, workers: Mapping[int, int]) -> None:
         self._folder, self._notes, self._workers = folder, notes, workers
+        self._waited = 0
 
     def step(self, course: tutti.Course) -> None:
         if course.rank != 0:
             return
         if any(thread.is_alive() for thread in self.asking):
-            time.sleep(0.25)
+            self._waited += 1
+            time.sleep(0.25 if self._waited < 8 else 2)  # There are only so many steps.
             return
+        self._waited = 0
         for step, workers in self._workers.items():
             note = self._notes / f"asked-{step}"
             if course.step >= step and not note.exists():
@@ -137,8 +140,10 @@ class EndsBehind(tutti.Callback):
                 unfinished = self._kept.with_suffix(".unfinished")
                 # Others are removed meanwhile.
                 others = [name for name in found if int(name.rpartition("-")[2]) != self._step]
-                shutil.copytree(self._out, unfinished, ignore=shutil.ignore_patterns(".*", *others))
-                unfinished.rename(self._kept)
+                shutil.rmtree(unfinished, ignore_errors=True)
+                with suppress(FileNotFoundError, shutil.Error):  # Files are replaced meanwhile.
+                    shutil.copytree(self._out, unfinished, ignore=shutil.ignore_patterns(".*", *others))
+                    unfinished.rename(self._kept)
             time.sleep(0.01)
         raise RuntimeError("that is far enough")
 
