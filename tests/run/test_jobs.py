@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import command
 from tutti.cli.main import main
-from tutti.errors import PeerLost
+from tutti.errors import BadOption, PeerLost
 from tutti.launch.mpirun import command_line, find_mpirun, settings
 from tutti.launch.placement import Host
 from tutti.records.run_folder import RunFolder
@@ -185,3 +186,14 @@ def wait_until(true: Callable[[], bool], patience_s: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("asked", "refused"), [("10s", True), ("off", False), ("60s", False)])
+def test_a_time_out_that_nobody_would_watch_is_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: str, refused: bool
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    job = TrainJob(TrainConfig(model="mlp", hang_timeout=asked, out="run"), quiet=True)
+    with pytest.raises(BadOption, match="nobody would watch") if refused else nullcontext():
+        job.check(job.placement())

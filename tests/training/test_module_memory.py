@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tutti
 from tutti.training.module_memory import ModuleMemory
 
 
@@ -202,3 +203,29 @@ def test_what_is_odd_goes_on_or_is_named() -> None:
         [1, 2, 1],
     )
     assert [modules[1].drawn() for _ in range(3)] == [modules[0].drawn() for _ in range(3)]
+
+
+class InASet(nn.Linear):
+    """Has an extra state that no checkpoint can have."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.seen: set[int] = set()
+
+    def get_extra_state(self) -> set[int]:  # type: ignore[override]
+        return self.seen
+
+    def set_extra_state(self, state: set[int]) -> None:  # type: ignore[override]
+        self.seen = state
+
+
+def test_an_extra_state_that_no_checkpoint_can_have_is_copied_nevertheless() -> None:
+    module = InASet()
+    memory = ModuleMemory(module)
+    module.seen.add(1)
+    copied = memory.copied()
+    module.seen.add(2)
+    memory.load_state(copied)
+    assert module.seen == {1}
+    with pytest.raises(tutti.BadOption, match="the extra state of '' is of type set"):
+        memory.state()

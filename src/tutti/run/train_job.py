@@ -150,6 +150,13 @@ class TrainJob(Job):
                 )
         if self.config.on_failure != "stop":
             _refuse_elsewhere(self.config, placement)
+        launcher = started_by().launcher
+        if launcher is not Launcher.ALONE and self.config.hang_timeout not in (TrainConfig.hang_timeout, OFF):
+            raise BadOption(
+                f"--hang-timeout {self.config.hang_timeout} is for ranks that tutti starts, and nobody "
+                f"would watch those that {launcher.value} starts; give --hang-timeout {OFF}, or leave "
+                f"{launcher.value} out and name the hosts by --hosts"
+            )
         if self.config.standby and self.config.on_failure == "stop":
             raise BadOption(
                 "--standby keeps ranks ready for --on-failure respawn or shrink; give one of these, or leave "
@@ -173,7 +180,7 @@ class TrainJob(Job):
                 f"--profile-ranks names rank {missing[0]}, but the job has {ranks} "
                 f"rank{'' if ranks == 1 else 's'}, counted from 0"
             )
-        if started_by().launcher is Launcher.ALONE and not placement.hosts:
+        if launcher is Launcher.ALONE and not placement.hosts:
             if self.resume is None:
                 check_writable(self.config.out if self.write else None)
             else:

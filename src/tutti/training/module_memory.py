@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from copy import deepcopy
 from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakSet
@@ -97,11 +97,14 @@ class ModuleMemory:
         return {**known, "buffers": buffers}
 
     def copied(self) -> Values:
-        """Return a copy of what they know, without modes, and extra states that no checkpoint can have."""
+        """Return a copy of what they know, without modes."""
         extra = dict[str, Any]()
         for name, module in self._with_extra_state():
-            with suppress(BadOption):
-                extra[name] = as_values(module.get_extra_state(), f"the extra state of '{name}'")
+            state = module.get_extra_state()
+            try:
+                extra[name] = as_values(state, f"the extra state of '{name}'")
+            except BadOption:  # No checkpoint is asked for.
+                extra[name] = deepcopy(state)
         changes = _without_modes(self._changes(list(self._all())))
         return cast("Values", in_own_memory({**changes, "extra": extra}))
 
