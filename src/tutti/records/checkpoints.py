@@ -54,6 +54,7 @@ _UNFINISHED: Final = ".unfinished"
 _NAME: Final = re.compile(rf"step-(\d{{8,}})({re.escape(_BEFORE)})?")
 _CHUNK: Final = 1 << 20
 _MOST_MANIFEST_BYTES: Final = 64 << 20
+_REMEDY: Final = "; resume from another one"  # Of those that are passed over another one is found.
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,7 @@ def _first_good(paths: Iterable[Path]) -> tuple[FoundCheckpoint | None, list[str
         except NewerFormat:
             raise
         except BadCheckpoint as error:
-            passed_over.append(str(error))
+            passed_over.append(str(error).removesuffix(_REMEDY))
     return None, passed_over
 
 
@@ -374,7 +375,7 @@ def _sealed(values: Json) -> bytes:
 
 
 def _bad(path: Path, why: str) -> BadCheckpoint:
-    return BadCheckpoint(f"checkpoint {path} cannot be used: {why}; resume from another one")
+    return BadCheckpoint(f"checkpoint {path} cannot be used: {why}{_REMEDY}")
 
 
 def _shown(path: Path) -> str:
