@@ -21,11 +21,12 @@ from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadOption, PeerLost
 from tutti.records.run_folder import RunFolder
+from tutti.run.assembled import Surroundings
 from tutti.run.batch_rule import resized, resized_text
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume
-from tutti.run.train import Surroundings, train
+from tutti.run.train import train
 from tutti.run.train_job import TrainJob
 from tutti.strategies import STRATEGIES
 from tutti.strategies.base import Pace

@@ -11,8 +11,8 @@ from torch import nn
 from tutti.data import Batches, Part
 from tutti.errors import BadOption
 from tutti.replica import Replica
+from tutti.run.capturing import captured_by
 from tutti.run.config import TrainConfig
-from tutti.run.train import captured_by
 from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES, Loss
 

@@ -27,7 +27,8 @@ from tutti.farm.shared_data import SharedData
 from tutti.launch.control_channel import Channel, own
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
-from tutti.run.train import Surroundings, train
+from tutti.run.assembled import Surroundings
+from tutti.run.train import train
 from tutti.training.progress import Progress
 
 PRUNED: Final = "those who compare it with other runs have ended it"

@@ -35,11 +35,11 @@ from tutti.run.build import (
     resolved,
     seeded,
 )
+from tutti.run.capturing import captured_by
 from tutti.run.checks import check_job, check_predictions, check_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.restore import found_by, load_model, refuse_shorter, saved_for
-from tutti.run.train import captured_by
 from tutti.strategies import Solo, Strategy
 from tutti.strategies.base import Home, Pace
 from tutti.studies.dry_run_job import DryRunJob

@@ -1,0 +1,399 @@
+"""A run that is assembled: it trains, evaluates, writes its folder and prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.comm.blocking import BlockingCommunicator
+from tutti.data import DataSet
+from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming.quality import quality_of
+from tutti.errors import StateLost
+from tutti.launch.launcher import started_by
+from tutti.launch.stop_request import stoppable
+from tutti.launch.usage_sampler import Sampler
+from tutti.model_parallel.base import Whole
+from tutti.records.folder_lock import FolderLock
+from tutti.records.heartbeat import TESTING
+from tutti.records.pipeline import PipelineRecord
+from tutti.records.run import EpochRecord, RunStart, Summary, ranks_in_turn
+from tutti.records.run_folder import RunFolder, StrategyFacts
+from tutti.run import summary_lines
+from tutti.run.build import Assembly, open_config_data, outputs_for, trained_on
+from tutti.run.config import TrainConfig
+from tutti.run.recording import Recording, observed
+from tutti.run.restore import history_of
+from tutti.run.resume import way_on
+from tutti.run.rollback import take_back_after_me
+from tutti.run.saving import Saving, saving
+from tutti.run.train_job import RunOutcome, TrainJob
+from tutti.run.trust import seal
+from tutti.state import Saved, in_own_memory
+from tutti.strategies import Strategy
+from tutti.training.callbacks import Callbacks
+from tutti.training.loggers import logger_names, loggers_of
+from tutti.training.loggers.base import Logbook
+from tutti.training.losses import weights_in
+from tutti.training.losses.class_weights import BALANCED
+from tutti.training.points import Points
+from tutti.training.prediction import predict, predictions_of
+from tutti.training.progress import Progress, Several, progress_on
+from tutti.training.run_parts import Hooks
+from tutti.training.trainer import Trainer
+from tutti.training.weights import refuse_unstorable, weights_to_bytes
+
+GONE_S: Final = 10.0
+"""The time that a killed process may take to be gone."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The surroundings of a run: what it shares with others, where it is one of many.
+
+    Attributes:
+        follower: is told how the run goes, on each rank.
+        open_data: opens the data of the configuration (collective).
+        ends: says after each epoch whether the run is to end with it, and why (collective over the workers).
+        successor: a path that is there once others have taken the run over; None: nobody does.
+        alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
+            files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
+        on_step: called before each step of this rank, with the number of updates made before.
+        prepare: for ranks that prepare themselves while others may still train: called with the data when
+            all that needs no state is prepared, returns when they are needed, with the job as it is by then.
+    """
+
+    follower: Progress = field(default_factory=Progress)
+    open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data
+    ends: Callable[[Communicator], str | None] | None = None
+    successor: Path | None = None
+    alone: bool = True
+    on_step: Callable[[int], None] | None = None
+    prepare: Callable[[TrainJob, DataSet], TrainJob] | None = None
+
+
+class Pulse(Progress):
+    """The sign that a rank does something else than to train, which may take any time.
+
+    Args:
+        comm: all ranks of the job.
+    """
+
+    def __init__(self, comm: BlockingCommunicator) -> None:
+        self._peers = comm.peers
+
+    def doing(self, what: str) -> None:
+        """The rank does something else."""
+        self._peers.beat(None)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended; callbacks are to be told."""
+        self._peers.beat(None)
+
+    def end(self) -> None:
+        """Training has ended."""
+        self._peers.beat(None)
+
+
+@dataclass(frozen=True)
+class AssembledRun:
+    """A run with all its parts, on one rank of those that train.
+
+    Attributes:
+        job: what is asked for.
+        comm: the ranks that train.
+        parts: the model, the workers, the schedule and the rules by which it ends.
+        strategy: how the workers train.
+        around: what the run shares with others.
+        sampler: samples what cores and memory are used for; None: nobody does.
+        recording: traces and profiles.
+        saved: the state to go on from; None: the run begins.
+        start: where and how it begins, or goes on.
+        callbacks: that the user has given; None: none.
+    """
+
+    job: TrainJob
+    comm: Communicator
+    parts: Assembly
+    strategy: Strategy
+    around: Surroundings
+    sampler: Sampler | None
+    recording: Recording
+    saved: Saved | None
+    start: RunStart
+    callbacks: Callbacks | None
+
+    def carry_out(self) -> RunOutcome:
+        """Train, evaluate, write and print (collective)."""
+        job, comm, data = self.job, self.comm, self.parts.task.dataset
+        if job.write:
+            refuse_unstorable(self.parts.task.module)
+        if self._speaks and not job.takes_over:
+            _print_beginning(self.parts)
+        names, weights = logger_names(job.config.log), dict[str, Any]()
+        with (
+            _run_folder(self) as folder,
+            saving(job, comm, self.parts, folder) as saver,
+            # On the rank that has the run folder.
+            Logbook(loggers_of(folder, names) if folder else {}, self._config.as_json()) as book,
+            # The others wait for rank 0 here, not in their first step: loggers take seconds to begin.
+            observed(comm, folder, self.sampler, wanted=job.write) as heart,
+        ):
+            trainer = self._trainer(folder, saver, book, heart, weights)
+            with stoppable(goes_on=job.memory is not None) if job.write else nullcontext():
+                history = trainer.fit(self.saved)
+                comm.barrier()
+            outcome = RunOutcome(
+                self._config,
+                history,
+                None,
+                self._facts,
+                None if folder is None else str(folder.path),
+                data.shape,
+                outputs_for(data),
+                None,
+            )
+            if trainer.stopped is not None:
+                if folder is not None:
+                    folder.release_weights()
+                assert saver is not None, "nothing else stops a run"
+                return self._stopped(outcome, trainer.stopped, saver, book)
+            heart.doing(TESTING)
+            summary = self._judge(trainer, history)
+            self._predict(folder)
+            pipeline = self.parts.portion.record()
+            if folder is not None:
+                if pipeline is not None:
+                    folder.write(pipeline)
+                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.starts().records))
+                folder.write(summary)
+                book.finish(summary)
+        outcome = replace(outcome, summary=summary)
+        if self._speaks:
+            _print_end(outcome, summary, data, pipeline)
+        return self._with_model(outcome, trainer, weights) if job.bring_weights else outcome
+
+    @property
+    def _speaks(self) -> bool:
+        return self.comm.rank == 0 and not self.job.quiet
+
+    @property
+    def _config(self) -> TrainConfig:
+        # Whoever repeats the run writes another folder.
+        return replace(self.parts.config, out=None)
+
+    @property
+    def _facts(self) -> StrategyFacts:
+        return self.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
+
+    def _trainer(
+        self,
+        folder: RunFolder | None,
+        saver: Saving | None,
+        book: Logbook,
+        heart: Progress,
+        weights: dict[str, Any],
+    ) -> Trainer:
+        """Return the trainer, with all that is to be told of its steps and epochs.
+
+        Args:
+            folder: of the run, on the rank that has it.
+            saver: writes checkpoints; None: nobody does.
+            book: the loggers.
+            heart: the signs of life in the run folder.
+            weights: is given the trained weights by name.
+        """
+
+        def keep() -> None:
+            weights.update(self.parts.portion.state())
+            if folder is not None:
+                folder.write_weights(weights_to_bytes(weights))
+
+        # mpirun gives its ranks a terminal even where what they print goes into a file.
+        bar, quiet = not started_by().given, self.job.quiet
+        shown = (
+            Progress() if quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=self.job.notebook)
+        )
+        points = Progress() if folder is None else Points(folder)
+        hooks = Hooks(
+            Several(shown, heart, points, self.around.follower),
+            book.epoch,
+            _both(self.recording.profiler, self.around.on_step),
+            keep,
+            None if saver is None else saver.save,
+            self.recording.trace,
+            self.callbacks,
+        )
+        earlier = [] if self.saved is None else history_of(self.saved)
+        if self.job.resume is not None:
+            book.go_on(earlier)
+        if earlier and self.around.ends is not None:
+            # The run may have been told to end with this epoch, and then killed.
+            self.around.follower.epoch(earlier[-1])
+        return self.parts.trainer(hooks, None if saver is None else saver.agenda(self.strategy))
+
+    def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
+        """Return the outcome of a run that goes on later.
+
+        Raises:
+            StateLost: its state could not be saved.
+        """
+        if saver.lost:
+            raise StateLost(
+                "the run has stopped, but its state could not be saved, as the warning above says; mend "
+                f"that, then 'tutti train --resume {saver.folder}' goes on from the checkpoint before, "
+                "if there is one"
+            )
+        book.stop()
+        if self._speaks:
+            way = way_on(outcome.folder, self.job.objects)
+            print(summary_lines.stopped(why, saver.step, way), flush=True)
+        return replace(outcome, stopped=why)
+
+    def _judge(self, trainer: Trainer, history: list[EpochRecord]) -> Summary:
+        """Evaluate the model that the run has ended with (collective)."""
+        task, ranking = self.parts.task, self.parts.ending.ranking
+        best = trainer.restored or ranking.best(history)
+        test = task.evaluate(task.dataset.test, self.parts.workers.comm)
+        return replace(
+            Summary.of(history, test, task.parameters, self.start.world),
+            validation=trainer.final,
+            ended_early=trainer.ended,
+            best_epoch=None if best is None else best.epoch,
+            best_by=str(ranking.quantity),
+            restored=trainer.restored is not None,
+        )
+
+    def _predict(self, folder: RunFolder | None) -> None:
+        """Write predictions of the validation part, if they are asked for (collective)."""
+        task, part = self.parts.task, self.parts.task.dataset.validation
+        if not self._config.predictions or part is None:
+            return
+        outputs = predict(task.module, part, self.parts.workers.comm, task.objective.arithmetic)
+        if folder is not None and outputs is not None:
+            found = predictions_of(part, outputs, task.objective.loss.ignored)
+            folder.write_predictions(found.as_bytes())
+
+    def _with_model(self, outcome: RunOutcome, trainer: Trainer, weights: dict[str, Any]) -> RunOutcome:
+        """Return the outcome with all that whoever has asked for the run needs to have its model."""
+        noted = () if self.callbacks is None else tuple(self.callbacks.attributes())
+        outcome = replace(outcome, weights=in_own_memory(weights), callbacks=noted)
+        if isinstance(self.parts.portion, Whole):
+            outcome = replace(outcome, attributes=in_own_memory(trainer.noted()))
+        return outcome
+
+
+def _both(
+    one: Callable[[int], None] | None, other: Callable[[int], None] | None
+) -> Callable[[int], None] | None:
+    """Return what calls both functions, of which there may be fewer."""
+    if one is None or other is None:
+        return one or other
+    first, second = one, other
+
+    def call(made: int) -> None:
+        first(made)
+        second(made)
+
+    return call
+
+
+@contextmanager
+def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
+    """The run folder, with what is known before training in it; None on the ranks that write none.
+
+    If the run fails the folder stays, unless that is in the first epoch: its name is free again then. Whoever
+    has started the ranks sees to that, if it can: this one may be ended before it comes to it.
+    """
+    job, around, task, config = run.job, run.around, run.parts.task, run._config
+    if run.comm.rank or not job.write:
+        yield None
+        return
+    data = task.dataset
+    if job.resume is not None:
+        folder = RunFolder(job.resume.folder)
+    elif around.alone:
+        folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
+    else:
+        folder = RunFolder.take(cast("str", job.config.out))
+    if job.memory is not None:
+        # At once: ranks that come after these must know it as theirs, whenever these are lost.
+        job.memory.note_folder(folder.path.absolute())
+    # Ranks that were lost may not be gone yet, though they write no more.
+    with FolderLock(folder.path, GONE_S if job.takes_over else 0.0) as lock:
+        folder = replace(folder, lock=lock, together=not around.alone, successor=around.successor)
+        if lock.problem is not None:
+            print(
+                f"tutti: warning: the file system of {folder.path} has no locks ({lock.problem}); see to it "
+                "that no other job is given this folder",
+                file=sys.stderr,
+                flush=True,
+            )
+        if job.resume is not None:
+            folder.begin_again()
+        told = not around.alone or (job.starter is not None and job.starter.send(folder.path.absolute()))
+        if not told and run.comm.size > 1:
+            take_back_after_me(folder)
+        try:
+            folder.reserve_weights(task.nbytes)
+            folder.write_config(config.as_json(), seal(config.as_json()))
+            of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
+            folder.write(trained_on(data, of_classes))
+            folder.write(run._facts)
+            folder.note_start(run.start, flush=not job.takes_over)
+            yield folder
+        except Exception:
+            if folder.begun or not around.alone:
+                folder.release_weights()
+                run.recording.rescue(folder)
+            elif not told:
+                if run.sampler is not None:
+                    run.sampler.abandon()
+                folder.remove()
+            raise
+
+
+def _print_beginning(parts: Assembly) -> None:
+    task, train = parts.task, parts.task.dataset.train
+    together = not parts.schedule.batches.own
+    print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
+    if isinstance(train, StreamedPart):
+        print(*_of_stream(train, parts.config), sep="\n", flush=True)
+
+
+def _of_stream(part: StreamedPart, config: TrainConfig) -> Iterator[str]:
+    """Describe how a part is streamed, and how good its shuffle is."""
+    stored, windows = part.stored_inputs, part.windows
+    assert isinstance(stored, torch.Tensor), "what is streamed has one input"
+    assert windows is not None, "the training part is streamed in windows"
+    each = stored[:1].nbytes
+    yield (
+        f"streaming {stored.nbytes / 1e9:.2f} GB: blocks of {windows.block:,} samples, windows of "
+        f"{windows.largest * each / 1e6:.1f} MB, of which one is in use and the next is read meanwhile"
+    )
+    yield str(quality_of(windows, part.targets, config.batch_size, config.seed))
+
+
+def _print_end(
+    outcome: RunOutcome, summary: Summary, dataset: DataSet, pipeline: PipelineRecord | None
+) -> None:
+    history, validate = outcome.history, outcome.config.validate
+    print(*summary_lines.result(summary, dataset.labels), sep="\n")
+    if isinstance(dataset.train, StreamedPart):
+        print(summary_lines.loading(history))
+    for line in summary_lines.exchanges(history):
+        print(line)
+    if pipeline is not None:
+        print(summary_lines.bubble(pipeline))
+    if validate != "pause" and dataset.validation is not None:
+        print(summary_lines.validation(validate, history))
+    if outcome.folder is not None:
+        print(f"run folder: {outcome.folder}")
+    sys.stdout.flush()
