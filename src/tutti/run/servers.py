@@ -10,9 +10,9 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.launch.placement import split_off_servers
 from tutti.launch.stop_request import stoppable
-from tutti.run.build import build_optimizer
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
+from tutti.run.optimization import build_optimizer
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Home
 from tutti.strategies.centred import Centred

@@ -28,7 +28,6 @@ from tutti.run import summary_lines
 from tutti.run.build import (
     Task,
     assemble,
-    build_optimizer,
     callbacks_of,
     open_config_data,
     prepare_task,
@@ -39,6 +38,7 @@ from tutti.run.capturing import captured_by
 from tutti.run.checks import check_job, check_predictions, check_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of, load_job
+from tutti.run.optimization import build_optimizer
 from tutti.run.restore import found_by, load_model, refuse_shorter, saved_for
 from tutti.strategies import Solo, Strategy
 from tutti.strategies.base import Home, Pace

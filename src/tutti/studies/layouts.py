@@ -11,8 +11,9 @@ from tutti.errors import BadModel, UserError
 from tutti.model_parallel.base import Workload
 from tutti.model_parallel.layout import DATA, WAYS, Layout
 from tutti.model_parallel.memory import MemoryNeed, held, of_teams, on_meta, peak_of_step, state_per_byte
-from tutti.run.build import build_optimizer, open_config_data, prepare_task, seeded
+from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
+from tutti.run.optimization import build_optimizer
 from tutti.studies.layouts_job import LayoutsJob
 
 HEADS = ("weights", "gradients", "optimizer", "activations", "in all")

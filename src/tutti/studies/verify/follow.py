@@ -32,8 +32,6 @@ from tutti.run.build import (
     assemble,
     augmentation,
     build_chances,
-    build_optimizer,
-    build_schedule,
     open_config_data,
     passes_of,
     prepare_task,
@@ -42,6 +40,7 @@ from tutti.run.build import (
 )
 from tutti.run.checks import check_strategy
 from tutti.run.jobs import layout_of, load_job
+from tutti.run.optimization import build_optimizer, build_schedule
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.strategies import Clip, Strategy
 from tutti.studies.verify.causes import MICROBATCH, by_design, cut_batch, is_random, of_the_loss

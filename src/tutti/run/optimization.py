@@ -1,0 +1,200 @@
+"""The optimizer and the learning-rate schedule of a run, by its configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from tutti import optim
+from tutti.errors import BadOption
+from tutti.optim.sharded import announce
+from tutti.run.config import SCALE, Options
+from tutti.run.jobs import Job
+from tutti.run.pickled_arguments import named_or_given
+from tutti.state import Saved, Values
+from tutti.training.run_parts import Schedule
+
+OF_SCHEDULES: Final = frozenset(
+    {"lr", "initial_lr", "max_lr", "min_lr", "betas", "momentum", "base_momentum", "max_momentum"}
+)
+"""Options of param groups that a learning-rate schedule sets."""
+
+TELLING_STEPS: Final = 1000
+"""Steps after which a schedule has shown whether its rates follow that of the optimizer."""
+
+
+def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
+    """The optimizer of the configuration over the module's trainable parameters.
+
+    Raises:
+        UnknownName, BadOption: there is none of this name, or its options are wrong.
+    """
+    config, given = job.config, named_or_given(job, "optimizer")
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if isinstance(given, str):
+        return optim.build(given, parameters, config.lr, config.optimizer_options)
+    options: Options = dict(config.optimizer_options)
+    theirs = "the optimizer is made by a function of yours: set lr and its other options there"
+    if isinstance(given, type):
+        options |= {} if config.lr is None else {"lr": config.lr}
+    elif options:
+        raise BadOption(theirs)
+    optimizer = given(parameters, **options)
+    if not isinstance(optimizer, Optimizer):
+        raise BadOption(
+            f"optimizer '{config.optimizer}' made a {type(optimizer).__name__}; "
+            f"it must return a torch.optim.Optimizer"
+        )
+    if not isinstance(given, type) and config.on_shrink == SCALE:
+        raise BadOption(f"--on-shrink {SCALE} changes the learning rate, and {theirs}; leave it out")
+    # The configuration of an earlier run has the learning rate that the function has set.
+    if not isinstance(given, type) and config.lr not in (None, optimizer.param_groups[0]["lr"]):
+        raise BadOption(theirs)
+    return optimizer
+
+
+def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+    """The learning-rate schedule of the configuration, stepped after each of so many updates.
+
+    Raises:
+        UnknownName, BadOption: there is none of this name, or it does not go with the run.
+    """
+    if job.config.on_shrink == SCALE:
+        _refuse_own_rates(job, optimizer, updates)
+    schedule = _built_schedule(job, optimizer, updates)
+    if isinstance(schedule, ReduceLROnPlateau):
+        if job.compared:
+            raise BadOption(
+                "schedule ReduceLROnPlateau follows the loss of each epoch, and single steps are "
+                "compared here; leave --schedule out"
+            )
+        if job.config.validate != "pause":
+            raise BadOption(
+                "schedule ReduceLROnPlateau needs the loss of each epoch before the next one begins; use "
+                f"--validate pause instead of --validate {job.config.validate}"
+            )
+    return schedule
+
+
+def _refuse_own_rates(job: Job, optimizer: Optimizer, updates: int) -> None:
+    """Refuse a schedule whose rates do not follow that of the optimizer, which is to be scaled.
+
+    Raises:
+        BadOption: it has rates of its own.
+    """
+    plain = optim.state.options_of(optimizer)
+    first = [float(group["lr"]) for group in optimizer.param_groups]
+    found = []
+    announce(optimizer)
+    for scale in (1.0, 0.5):
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * scale
+        schedule = _built_schedule(job, optimizer, updates)
+        found.append(list(_rates(schedule, optimizer, min(updates, TELLING_STEPS))))
+        for group, options in zip(optimizer.param_groups, plain, strict=True):
+            for name in group.keys() - options.keys() - {"params", "param_names"}:
+                del group[name]
+            group.update(options)
+    if not all(
+        math.isclose(half, whole / 2, abs_tol=1e-9 * rate)
+        for rates in zip(*found, strict=True)
+        for whole, half, rate in zip(*rates, first, strict=True)
+    ):
+        raise BadOption(
+            f"--on-shrink {SCALE} changes the learning rate, and schedule '{job.config.schedule}' has rates "
+            "of its own; leave them out of its options, or use --on-shrink keep-batch"
+        )
+
+
+def _rates(schedule: LRScheduler | None, optimizer: Optimizer, steps: int) -> Iterator[list[float]]:
+    """Yield the rates that a schedule sets at first and in its next steps, of all param groups."""
+    yield [float(group["lr"]) for group in optimizer.param_groups]
+    if schedule is None or isinstance(schedule, ReduceLROnPlateau):
+        return  # One that follows the loss has its bounds scaled.
+    for _ in range(1, steps):
+        schedule.step()
+        yield [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+    given, options = named_or_given(job, "schedule"), job.config.schedule_options
+    if given is None:
+        if options:
+            raise BadOption(f"schedule options are given ({', '.join(options)}), but no --schedule; name one")
+        return None
+    if isinstance(given, str):
+        return optim.schedule(given, optimizer, updates, options)
+    schedule = given(optimizer, **options)
+    if not hasattr(schedule, "step"):
+        raise BadOption(
+            f"schedule '{job.config.schedule}' made a {type(schedule).__name__}; it must return a scheduler "
+            "of torch.optim.lr_scheduler"
+        )
+    return cast("LRScheduler", schedule)
+
+
+def load_optimizer(
+    optimizer: Optimizer, module: nn.Module, saved: Saved, updates: Schedule, foreign: bool = False
+) -> int:
+    """Give an optimizer, whose schedule is made already, the state of a checkpoint.
+
+    Args:
+        optimizer: of the model.
+        module: the model.
+        saved: has the state.
+        updates: of the run. If it was to make others, its schedule is stepped from the beginning, and what
+            that sets stays.
+        foreign: the strategy is somebody else's, so its worker may step the optimizer itself, in place: what
+            the optimizer gets must not lie in a file.
+
+    Returns:
+        How often the schedule was stepped here.
+
+    Raises:
+        BadCheckpoint: it has other param groups.
+    """
+    training = saved.part("training")
+    schedule = (training.own or training.shared)["schedule"]
+    options: list[Values] = schedule["options"]
+    stepped = 0
+    scale = updates.batches.batch_size / saved.part("batches").shared["batch_size"]
+    if isinstance(updates.lr, ReduceLROnPlateau):
+        # What it has set came of the losses so far: to step it anew would not give that.
+        options = [{**group, "lr": group["lr"] * scale} for group in options]
+    elif updates.lr is None:
+        options = [{**group, "lr": group["lr"] * scale} for group in options]
+    elif not updates.has_length_of(training.shared) or scale != 1 or schedule["state"] is None:
+        # As far as it is sure to stand: the rest of the way is known when the batches are.
+        begun = training.shared["epoch"] * updates.batches.updates
+        stepped = min(schedule["made"], max(1, begun), updates.updates)
+        kept = OF_SCHEDULES | _set_by(updates.lr, optimizer, stepped)
+        options = [{name: value for name, value in group.items() if name not in kept} for group in options]
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    optim.state.load(optimizer, names, saved, options, copy=foreign)
+    return stepped
+
+
+def _set_by(schedule: LRScheduler, optimizer: Optimizer, steps: int) -> set[str]:
+    """Step a schedule; returns the names of the options of param groups that it sets."""
+    found, before = set[str](), deepcopy(optim.state.options_of(optimizer))
+    announce(optimizer)
+    for _ in range(steps):
+        schedule.step()
+        after = deepcopy(optim.state.options_of(optimizer))
+        for old, new in zip(before, after, strict=True):
+            found |= {name for name, value in new.items() if name not in old or not _equal(old[name], value)}
+        before = after
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(one == other)
