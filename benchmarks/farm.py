@@ -350,8 +350,8 @@ class Worked:
 
 def work_through(folder: Path, file: Path, trials: int, loss: str = "auto") -> Worked:
     """Have one block do so many small jobs."""
-    from tutti.farm.blocks import work_on
     from tutti.farm.jobs import FarmJob, JobList
+    from tutti.farm.work import work_on
     from tutti.records.farm_folder import FarmFolder
     from tutti.records.run import Summary
     from tutti.records.run_folder import RunFolder

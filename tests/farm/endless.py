@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-from tutti.farm.blocks import work_on
 from tutti.farm.coordinator import EpochEnded, Happening
 from tutti.farm.jobs import FarmJob, JobList
+from tutti.farm.work import work_on
 from tutti.records.farm_folder import FarmFolder
 from tutti.run.config import TrainConfig
 

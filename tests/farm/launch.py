@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
-from tutti.farm.blocks import work_on
 from tutti.farm.coordinator import Happening, JobBegan
 from tutti.farm.jobs import FarmJob, JobList
+from tutti.farm.work import work_on
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run import EpochRecord
 from tutti.run.config import TrainConfig

@@ -18,9 +18,11 @@ import tutti
 from tests.preloaded import interpreter
 from tutti.errors import BadOption, BadRunFolder, DiskFull, TuttiError
 from tutti.farm.block_main import PRUNED
-from tutti.farm.blocks import ENTRY, HostPool, place_blocks, work_on
+from tutti.farm.block_placement import place_blocks
+from tutti.farm.blocks import ENTRY, HostPool
 from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
 from tutti.farm.jobs import FarmJob, JobList, JobOutcome
+from tutti.farm.work import work_on
 from tutti.launch import fork_server_client
 from tutti.launch.cores import Cores
 from tutti.records.farm_folder import FarmFolder, JobState

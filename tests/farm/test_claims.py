@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from tests.farm.launch import JOBS, LONG, work
 from tests.preloaded import interpreter
-from tutti.farm.blocks import work_on
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import Happening, JobBegan, JobEnded, JobFound
 from tutti.farm.jobs import FarmJob, JobList
+from tutti.farm.work import work_on
 from tutti.records.checkpoints import present
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.run.config import TrainConfig

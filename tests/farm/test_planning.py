@@ -10,7 +10,7 @@ import pytest
 from tutti.cli.engines import ranks_by_block
 from tutti.cli.main import main
 from tutti.errors import BadOption
-from tutti.farm.blocks import place_blocks, settings_of
+from tutti.farm.block_placement import place_blocks, settings_of
 from tutti.launch.cores import BINDING, Cores
 from tutti.model_parallel.layout import Layout
 

@@ -15,34 +15,24 @@ from __future__ import annotations
 import os
 import pickle
 import selectors
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Integral
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
-from tutti.errors import BadOption, DiskFull, PeerLost, TuttiError, in_one_line
-from tutti.farm.claims import Unclaimed
+from tutti.errors import DiskFull, PeerLost, TuttiError, in_one_line
+from tutti.farm.block_placement import all_serve, settings_of
 from tutti.farm.coordinator import (
     BlockFailed,
-    Coordinator,
     EpochOver,
-    FarmOutcome,
-    Happening,
-    JobBegan,
-    JobEnded,
     JobOver,
-    Listener,
     PoolEvent,
     StopAsked,
 )
-from tutti.farm.finisher import Finisher
-from tutti.farm.host_team import job_name
-from tutti.farm.jobs import FarmJob, JobSource, blocks_for
+from tutti.farm.jobs import FarmJob
 from tutti.farm.messages import (
     INDEX_BYTES,
     BlockReady,
@@ -53,23 +43,18 @@ from tutti.farm.messages import (
     TrainTask,
 )
 from tutti.launch.control_channel import Channel
-from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.crew import CAUSE_S
 from tutti.launch.exit_reports import cause
-from tutti.launch.fork_server_client import ForkServer, fork_server
-from tutti.launch.launcher import Launcher, started_by
-from tutti.launch.malloc import give_back_memory
-from tutti.launch.placement import Placement, refuse_too_many, share_host
+from tutti.launch.fork_server_client import ForkServer
+from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
     RankSetting,
     note_server_message,
     out_of_memory_kills,
     start_ranks,
 )
-from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
-from tutti.launch.usage_sampler import Sampler
-from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.farm_folder import FarmFolder
 from tutti.records.launches import Launch
 from tutti.records.run_folder import CONFIG, LOG, RunFolder
 from tutti.run.resume import Resume
@@ -89,228 +74,6 @@ ENTRY: Final = "tutti.farm.block_main:work"
 
 class EndedBySignal(Exception):
     """A signal ends everything at once."""
-
-
-def work_on(
-    folder: FarmFolder,
-    source: JobSource,
-    *,
-    block: int = 1,
-    blocks: int | None = None,
-    threads: int | None = None,
-    jobs: int | None = None,
-    servers: int = 0,
-    job_timeout_s: float | None = None,
-    time_limit_s: float | None = None,
-    listener: Listener | None = None,
-    shared: bool = False,
-) -> FarmOutcome:
-    """Work on the jobs of a farm with blocks of ranks on this host, until there are none left.
-
-    The source hears at once of jobs that have finished earlier; jobs that had stopped go on from their newest
-    checkpoint, and those that had failed are tried again.
-
-    Args:
-        folder: of the farm.
-        source: the jobs.
-        block: the ranks of each block.
-        blocks: how many there are; None: as many as the cores allow, and no more than help with `jobs`.
-        threads: of each rank; None: those of earlier launches of the farm, or else what the cores allow.
-        jobs: how many the source will give, if that is known.
-        servers: how many ranks of each block keep a parameter centre in every job, and need no core.
-        job_timeout_s: after how many seconds a job counts as hanging: it fails. None: never.
-        time_limit_s: after how many seconds the farm saves and stops; None: never.
-        listener: is told of all that happens.
-        shared: other launches may work on the same jobs meanwhile: each job is one launch's alone, and all
-            end with the last job. Else this one works on the farm alone.
-
-    Returns:
-        How the work has ended. If it was asked to stop, all jobs that had begun can go on later.
-
-    Raises:
-        BadOption: this host has no room for such blocks, or those of earlier launches had other ranks or
-            threads.
-        BadRunFolder: another process works on the farm, and it is not shared.
-        KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
-        DiskFull: there is no room for what a job writes; all that had begun can go on when there is.
-        TuttiError: blocks do not come to work.
-    """
-    known = folder.threads
-    if known is not None and threads not in (None, known):
-        raise BadOption(
-            f"--threads is {threads}, and the ranks of {folder.path} have had {known} each so far; leave it "
-            "out, as with other threads results have other last bits"
-        )
-    placement, count = place_blocks(block, blocks, known or threads, jobs, servers)
-    ranks = folder.settle_block(block)
-    if ranks != block:
-        raise BadOption(
-            f"--block is {block}, and was {ranks} for all jobs of {folder.path} so far; give --block {ranks} "
-            f"(workers={ranks} in Python), as results depend on the number of ranks"
-        )
-    settled = folder.settle_threads(placement.threads or 1)
-    if settled != placement.threads:
-        placement, count = place_blocks(block, blocks, settled, jobs, servers)
-    for warning in placement.warnings:
-        print(f"tutti: warning: {warning}", file=sys.stderr, flush=True)
-    # This process waits from now on.
-    give_back_memory()
-    with (
-        nullcontext() if shared else folder.lock(),
-        folder.launch(job_name(os.environ)) as launch,
-        SignalWatch() as signals,
-    ):
-        # The farm itself looks for requests all the time.
-        stopping = Stopping(signals, StopPage())
-        stopping.page.stoppable = True
-        outcome = None
-        with ExitStack() as stack:
-            crowded = bool(placement.warnings)
-            if launch.shares_cores():
-                # Ranks that are bound, and threads that wait busily, would keep the others from working.
-                placement, crowded = replace(placement, cores=()), True
-            server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
-            pool = HostPool(server, folder, launch, placement, count, stopping)
-            # One for all jobs: to start one for each would take longer than many a job.
-            sampler = Sampler({}, allowed_cores().logical)
-            stack.callback(sampler.abandon)
-            sampler.begin(launch.usage)
-            finisher = stack.enter_context(Finisher())
-            # Before the finisher ends.
-            stack.callback(pool.close)
-            recorder = _Recorder(folder, launch, finisher, listener)
-            left = Unclaimed(folder, launch, source, recorder.note)
-            coordinator = Coordinator(
-                pool,
-                left,
-                job_timeout_s,
-                time_limit_s,
-                recorder.note,
-                left.elsewhere,
-                left.lost,
-                left.choose_ahead,
-            )
-            with suppress(EndedBySignal):
-                pool.gather()
-                outcome = coordinator.run()
-    stopping.act()
-    assert outcome is not None, "a signal that ends everything raises"
-    return outcome
-
-
-def place_blocks(
-    block: int,
-    blocks: int | None,
-    threads: int | None,
-    jobs: int | None,
-    servers: int = 0,
-    cores: Cores | None = None,
-) -> tuple[Placement, int]:
-    """Decide how many blocks there are, and where their ranks run.
-
-    Args:
-        block: the ranks of each block, servers included.
-        blocks: as in `work_on`.
-        threads: as in `work_on`.
-        jobs: as in `work_on`.
-        servers: as in `work_on`.
-        cores: that may be used; by default what the kernel allows this process.
-
-    Returns:
-        The placement of all ranks, block after block, and the number of blocks. Its workers are those of all
-        blocks, and so are its servers.
-
-    Raises:
-        BadOption: this host has no room for such blocks.
-    """
-    cores = cores or allowed_cores()
-    if started_by().launcher is not Launcher.ALONE:
-        raise BadOption(
-            f"a farm starts its ranks itself, but {started_by().launcher.value} has started this process; "
-            "run the command without it"
-        )
-    given: dict[str, object] = {"--block": block, "--blocks": blocks, "--threads": threads}
-    for name, value in given.items():
-        if value is not None and (not isinstance(value, Integral) or value < 1):
-            raise BadOption(f"{name} is {value}; give a whole number of at least 1")
-    workers = block - servers
-    if workers < 1:
-        raise BadOption(all_serve(block, servers))
-    if blocks is None:
-        if workers > cores.usable:
-            raise BadOption(
-                f"--block is {block}, but this host has {cores.usable} cores that may be used; give at most "
-                "as many, or --blocks 1 for ranks that take turns"
-            )
-        most = cores.usable // (workers * (threads or 1)) or 1
-        blocks = most if jobs is None else blocks_for(jobs, most)
-    if blocks * block > cores.usable:
-        refuse_too_many(blocks * block)
-    placement = share_host(cores, blocks * workers, threads)
-    if placement.warnings:
-        each = placement.threads or 1
-        crowd = (
-            f"blocks x ranks x threads = {blocks} x {workers} x {each} = {blocks * workers * each}, "
-            f"more than the {cores.usable} cores that may be used: they take turns; "
-            "give fewer --blocks or --threads"
-        )
-        placement = replace(placement, warnings=(crowd,))
-    return replace(placement, servers=blocks * servers), blocks
-
-
-def all_serve(block: int, servers: int) -> str:
-    """Say that a block has so many servers that nobody trains."""
-    ranks = f"{block} rank{'' if block == 1 else 's'}"
-    why = f"--servers is {servers}, but the block has {ranks}, which leaves none to train"
-    return f"{why}; give a larger --block"
-
-
-def settings_of(placement: Placement, blocks: int, allowed: Sequence[int]) -> list[list[RankSetting]]:
-    """Return the threads and cores of each rank of each block.
-
-    A server sleeps most of the time: it has one thread, and the cores of its block's workers.
-
-    Args:
-        placement: as `place_blocks` gives it.
-        blocks: how many there are.
-        allowed: the logical CPUs of ranks that are not bound.
-    """
-    workers, servers = placement.workers // blocks, placement.servers // blocks
-    cores = placement.cores or (tuple(allowed),) * placement.workers
-    found = []
-    for first in range(0, placement.workers, workers):
-        own = cores[first : first + workers]
-        shared = tuple(sorted({cpu for group in own for cpu in group}))
-        found.append(
-            [RankSetting(placement.threads or 1, one) for one in own] + [RankSetting(1, shared)] * servers
-        )
-    return found
-
-
-class _Recorder:
-    """Writes into the folder of the farm what happens, and tells who else wants to know."""
-
-    def __init__(
-        self, folder: FarmFolder, launch: Launch, finisher: Finisher, listener: Listener | None
-    ) -> None:
-        self._folder, self._launch = folder, launch
-        self._finisher, self._listener = finisher, listener
-
-    def note(self, what: Happening) -> None:
-        """Note what has happened."""
-        now, folder, launch = time.time(), self._folder, self._launch
-        if isinstance(what, JobBegan):
-            launch.note(FarmEvent(now, "began", what.job.name, what.block, launch=launch.name))
-        elif isinstance(what, JobEnded):
-            outcome = what.outcome
-            if outcome.state is JobState.FINISHED:
-                self._finisher.add(folder.job(what.job.name))
-            elif outcome.state is JobState.FAILED:
-                folder.write_error(what.job.name, what.traceback or outcome.why)
-            how = outcome.state.value, outcome.seconds, outcome.why
-            launch.note(FarmEvent(now, "ended", what.job.name, what.block, *how, launch.name))
-        if self._listener is not None:
-            self._listener(what)
 
 
 class Block:

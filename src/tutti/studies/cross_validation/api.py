@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
-from tutti.farm.blocks import place_blocks
+from tutti.farm.block_placement import place_blocks
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS

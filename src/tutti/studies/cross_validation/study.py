@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti.errors import BadData, BadOption, BadRunFolder
-from tutti.farm.blocks import ENTRY, place_blocks, work_on
+from tutti.farm.block_placement import place_blocks
+from tutti.farm.blocks import ENTRY
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
+from tutti.farm.work import work_on
 from tutti.launch.fork_server_client import prepare_ranks
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.files import make_file, refusing
@@ -78,7 +80,7 @@ OF_CLASSES: Final = ("auto", "cross_entropy", "nll", "focal")
 
 @dataclass(frozen=True)
 class Blocks:
-    """The ranks of a farm, and how long they may work; as in `tutti.farm.blocks.work_on`."""
+    """The ranks of a farm, and how long they may work; as in `tutti.farm.work.work_on`."""
 
     block: int = 1
     blocks: int | None = None
@@ -90,7 +92,7 @@ class Blocks:
         """Start what the ranks will come from: it imports torch while this process does other things.
 
         Args:
-            jobs: as in `tutti.farm.blocks.work_on`.
+            jobs: as in `tutti.farm.work.work_on`.
             servers: likewise.
 
         Raises:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
-from tutti.farm.blocks import place_blocks
+from tutti.farm.block_placement import place_blocks
 from tutti.run.api import (
     TrainOptions,
     other_floats,

@@ -21,9 +21,10 @@ import optuna
 from numpy.typing import NDArray
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.farm.blocks import place_blocks, work_on
+from tutti.farm.block_placement import place_blocks
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
+from tutti.farm.work import work_on
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder
 from tutti.records.files import refusing, replace_shared_file
 from tutti.records.json_lines import Json

@@ -1,0 +1,172 @@
+"""A launch of a farm on this host: blocks of ranks work on jobs until there are none left. No torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
+
+from tutti.errors import BadOption
+from tutti.farm.block_placement import place_blocks
+from tutti.farm.blocks import EndedBySignal, HostPool
+from tutti.farm.claims import Unclaimed
+from tutti.farm.coordinator import Coordinator, FarmOutcome, Happening, JobBegan, JobEnded, Listener
+from tutti.farm.finisher import Finisher
+from tutti.farm.host_team import job_name
+from tutti.farm.jobs import JobSource
+from tutti.launch.cores import allowed_cores
+from tutti.launch.fork_server_client import fork_server
+from tutti.launch.malloc import give_back_memory
+from tutti.launch.placement import Placement
+from tutti.launch.signals import SignalWatch
+from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.usage_sampler import Sampler
+from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.launches import Launch
+
+
+def work_on(
+    folder: FarmFolder,
+    source: JobSource,
+    *,
+    block: int = 1,
+    blocks: int | None = None,
+    threads: int | None = None,
+    jobs: int | None = None,
+    servers: int = 0,
+    job_timeout_s: float | None = None,
+    time_limit_s: float | None = None,
+    listener: Listener | None = None,
+    shared: bool = False,
+) -> FarmOutcome:
+    """Work on the jobs of a farm with blocks of ranks on this host, until there are none left.
+
+    The source hears at once of jobs that have finished earlier; jobs that had stopped go on from their newest
+    checkpoint, and those that had failed are tried again.
+
+    Args:
+        folder: of the farm.
+        source: the jobs.
+        block: the ranks of each block.
+        blocks: how many there are; None: as many as the cores allow, and no more than help with `jobs`.
+        threads: of each rank; None: those of earlier launches of the farm, or else what the cores allow.
+        jobs: how many the source will give, if that is known.
+        servers: how many ranks of each block keep a parameter centre in every job, and need no core.
+        job_timeout_s: after how many seconds a job counts as hanging: it fails. None: never.
+        time_limit_s: after how many seconds the farm saves and stops; None: never.
+        listener: is told of all that happens.
+        shared: other launches may work on the same jobs meanwhile: each job is one launch's alone, and all
+            end with the last job. Else this one works on the farm alone.
+
+    Returns:
+        How the work has ended. If it was asked to stop, all jobs that had begun can go on later.
+
+    Raises:
+        BadOption: this host has no room for such blocks, or those of earlier launches had other ranks or
+            threads.
+        BadRunFolder: another process works on the farm, and it is not shared.
+        KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
+        DiskFull: there is no room for what a job writes; all that had begun can go on when there is.
+        TuttiError: blocks do not come to work.
+    """
+    placement, count = _settle(folder, block, blocks, threads, jobs, servers)
+    for warning in placement.warnings:
+        print(f"tutti: warning: {warning}", file=sys.stderr, flush=True)
+    # This process waits from now on.
+    give_back_memory()
+    with (
+        nullcontext() if shared else folder.lock(),
+        folder.launch(job_name(os.environ)) as launch,
+        SignalWatch() as signals,
+    ):
+        # The farm itself looks for requests all the time.
+        stopping = Stopping(signals, StopPage())
+        stopping.page.stoppable = True
+        outcome = None
+        with ExitStack() as stack:
+            crowded = bool(placement.warnings)
+            if launch.shares_cores():
+                # Ranks that are bound, and threads that wait busily, would keep the others from working.
+                placement, crowded = replace(placement, cores=()), True
+            server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
+            pool = HostPool(server, folder, launch, placement, count, stopping)
+            # One for all jobs: to start one for each would take longer than many a job.
+            sampler = Sampler({}, allowed_cores().logical)
+            stack.callback(sampler.abandon)
+            sampler.begin(launch.usage)
+            finisher = stack.enter_context(Finisher())
+            # Before the finisher ends.
+            stack.callback(pool.close)
+            recorder = _Recorder(folder, launch, finisher, listener)
+            left = Unclaimed(folder, launch, source, recorder.note)
+            coordinator = Coordinator(
+                pool,
+                left,
+                job_timeout_s,
+                time_limit_s,
+                recorder.note,
+                left.elsewhere,
+                left.lost,
+                left.choose_ahead,
+            )
+            with suppress(EndedBySignal):
+                pool.gather()
+                outcome = coordinator.run()
+    stopping.act()
+    assert outcome is not None, "a signal that ends everything raises"
+    return outcome
+
+
+def _settle(
+    folder: FarmFolder, block: int, blocks: int | None, threads: int | None, jobs: int | None, servers: int
+) -> tuple[Placement, int]:
+    """Place blocks whose ranks and threads are those of earlier launches; all as in `work_on`.
+
+    Raises:
+        BadOption: they cannot be.
+    """
+    known = folder.threads
+    if known is not None and threads not in (None, known):
+        raise BadOption(
+            f"--threads is {threads}, and the ranks of {folder.path} have had {known} each so far; leave it "
+            "out, as with other threads results have other last bits"
+        )
+    placement, count = place_blocks(block, blocks, known or threads, jobs, servers)
+    ranks = folder.settle_block(block)
+    if ranks != block:
+        raise BadOption(
+            f"--block is {block}, and was {ranks} for all jobs of {folder.path} so far; give --block {ranks} "
+            f"(workers={ranks} in Python), as results depend on the number of ranks"
+        )
+    settled = folder.settle_threads(placement.threads or 1)
+    if settled != placement.threads:
+        placement, count = place_blocks(block, blocks, settled, jobs, servers)
+    return placement, count
+
+
+class _Recorder:
+    """Writes into the folder of the farm what happens, and tells who else wants to know."""
+
+    def __init__(
+        self, folder: FarmFolder, launch: Launch, finisher: Finisher, listener: Listener | None
+    ) -> None:
+        self._folder, self._launch = folder, launch
+        self._finisher, self._listener = finisher, listener
+
+    def note(self, what: Happening) -> None:
+        """Note what has happened."""
+        now, folder, launch = time.time(), self._folder, self._launch
+        if isinstance(what, JobBegan):
+            launch.note(FarmEvent(now, "began", what.job.name, what.block, launch=launch.name))
+        elif isinstance(what, JobEnded):
+            outcome = what.outcome
+            if outcome.state is JobState.FINISHED:
+                self._finisher.add(folder.job(what.job.name))
+            elif outcome.state is JobState.FAILED:
+                folder.write_error(what.job.name, what.traceback or outcome.why)
+            how = outcome.state.value, outcome.seconds, outcome.why
+            launch.note(FarmEvent(now, "ended", what.job.name, what.block, *how, launch.name))
+        if self._listener is not None:
+            self._listener(what)
