@@ -25,7 +25,8 @@ from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import forked_mpi_ranks, interpreter
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadData, LauncherLost, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
-from tutti.launch import guard, mpirun, mpirun_outcome, ranks_on_hosts
+from tutti.launch import guard, mpirun, mpirun_outcome, ranks_on_hosts, reserve_on_hosts
+from tutti.launch.crew import Orders
 from tutti.launch.exit_reports import Report
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessWatch, RankEnd
 from tutti.launch.mpi_rank import START, MpiStart
@@ -33,7 +34,8 @@ from tutti.launch.mpirun import Mpirun, command_line, find_mpirun, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.mpirun_outcome import outcome
 from tutti.launch.placement import Host, Placement, place_ranks
-from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksInReserve, RanksOnHosts
+from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksOnHosts
+from tutti.launch.reserve_on_hosts import RanksInReserve
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.start import start
 from tutti.launch.stop_request import Stopping
@@ -261,6 +263,29 @@ def test_it_is_known_by_what_ranks_in_reserve_have_ended(
     assert (error is None) if said is None else (said in str(error))
 
 
+class Nobody:
+    """Nobody has asked for other ranks."""
+
+    def asked_for(self) -> Orders | None:
+        return None
+
+    def may_take_over(self) -> bool:
+        raise AssertionError
+
+    def take_over(self) -> Orders | None:
+        raise AssertionError
+
+    def refuse(self, why: TuttiError) -> None:
+        raise AssertionError
+
+    def note_stop(self) -> None:
+        pass
+
+
+def in_reserve(signals: SignalWatch, placement: Placement) -> RanksInReserve:
+    return RanksInReserve("package:entry", lambda: Orders(b"", placement), Stopping(signals), Nobody())
+
+
 def test_others_prepare_themselves_only_where_no_exception_would_come_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,10 +305,10 @@ def test_others_prepare_themselves_only_where_no_exception_would_come_again(
         def why_ended(self) -> TuttiError:
             return PeerLost([1], "killed") if len(begun) == 1 else RankFailed(1, "...\nValueError: no data")
 
-    monkeypatch.setattr(ranks_on_hosts, "RanksOnHosts", Ended)
+    monkeypatch.setattr(reserve_on_hosts, "RanksOnHosts", Ended)
     placement = place_ranks(1, hosts="localhost:1")
     with SignalWatch() as signals:
-        reserve = RanksInReserve("package:entry", lambda: (placement, b""), Stopping(signals))
+        reserve = in_reserve(signals, placement)
         for _ in range(4):
             reserve.look()
     first, second = capfd.readouterr().err.splitlines()
@@ -334,13 +359,15 @@ def test_ranks_in_reserve_are_looked_after_though_something_is_said_all_the_time
     looks: list[float] = []
 
     class Reserve(RanksInReserve):
-        def look(self, begins: bool = True) -> None:
+        def look(self, begins: bool = True) -> bool:
             assert not begins  # None of those before them has made a step.
             looks.append(time.monotonic())
+            return False
 
     ranks = started_as(monkeypatch, "for one in {1..40}; do echo said >&2; sleep 0.05; done")
     with SignalWatch() as signals, ranks:
-        ranks.wait(Stopping(signals), None, None, Reserve("package:entry", lambda: None, Stopping(signals)))
+        stopping = Stopping(signals)
+        ranks.wait(stopping, None, None, Reserve("package:entry", lambda: None, stopping, Nobody()))
     assert looks
 
 
@@ -351,7 +378,7 @@ def test_those_that_train_go_on_without_a_reserve_that_cannot_be_started(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with (
         SignalWatch() as signals,
-        closing(RanksInReserve("package:entry", lambda: (placement, b""), Stopping(signals))) as reserve,
+        closing(in_reserve(signals, placement)) as reserve,
         open(os.devnull) as last,
     ):
         resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))

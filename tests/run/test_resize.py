@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import tutti
+from tests.mpi.mpirun import needs_mpirun
 from tests.run.test_survival import (
     OPTIONS,
     UPDATES,
@@ -190,6 +191,37 @@ def test_every_kind_of_worker_may_come_and_go(tmp_path: Path, strategy: str, ser
     assert weights_of(found).isfinite().all()
 
 
+@needs_mpirun
+@pytest.mark.mpi
+@pytest.mark.parametrize(("standby", "sizes"), [(False, {3: 3, 4: 1}), (True, {3: 1})])
+def test_a_run_on_hosts_has_more_and_fewer_ranks_when_somebody_asks(
+    tmp_path: Path, standby: bool, sizes: dict[int, int]
+) -> None:
+    found, ranks = resized_run(tmp_path, sizes, hosts="localhost:3", standby=standby)
+    assert ranks == [2, *sizes.values()]
+    steps = [start.step for start in RunFolder(tmp_path / "run").starts().records]
+    assert all(before < after for before, after in pairwise(steps))
+    torch.testing.assert_close(weights_of(found), left_alone(), rtol=0, atol=1e-12)
+    assert [one.train.samples for one in found.history] == [48] * 6
+    assert found.config.workers == "1"
+
+
+@needs_mpirun
+@pytest.mark.mpi
+def test_a_run_on_hosts_goes_on_when_those_who_are_asked_for_cannot_train(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {3: 7, 4: 9, 5: 2}
+    found, ranks = resized_run(tmp_path, sizes, hosts="localhost:8")
+    assert ranks == [2]
+    said = {note.name: note.read_text() for note in tmp_path.glob("asked-*")}
+    assert "batch" in said["asked-3"]
+    assert "the hosts have places for 8 workers, not for 9" in said["asked-4"]
+    assert said["asked-5"] == ""
+    assert "somebody asked for 7 ranks, in vain: " in capfd.readouterr().err
+    assert len(found.history) == 6
+
+
 def test_ranks_in_reserve_are_replaced_by_those_who_are_asked_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,7 +365,7 @@ def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> N
         with pytest.raises(BadOption, match=r"keeps no copies .*\. Stop it, by .* -n 2 --on-failure respawn"):
             resize(run, 2)
         RunFolder(run).write_config(TrainConfig("mlp", data="digits", hosts="a:2").as_json())
-        with pytest.raises(BadOption, match="was started with --hosts"):
+        with pytest.raises(BadOption, match=r"-n 2 --hosts \.\.\. --on-failure respawn"):
             resize(run, 2)
     assert not (run / REQUEST).exists()
     (tmp_path / "farm.json").touch()

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tutti.errors import BadOption, HostLost, LauncherLost, PeerLost
+from tutti.launch.crew import Orders
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Host, Placement, place_ranks
-from tutti.launch.ranks_on_hosts import RanksInReserve
+from tutti.launch.reserve_on_hosts import RanksInReserve
 from tutti.run import survival_on_hosts
 from tutti.run.config import TrainConfig
-from tutti.run.survival_on_hosts import AHEAD_BYTES, SLOW_S, after_loss, survive_on_hosts
+from tutti.run.lineup import AHEAD_BYTES
+from tutti.run.survival_on_hosts import SLOW_S, after_loss, survive_on_hosts
 from tutti.run.train_job import TrainJob
 
 
@@ -151,7 +153,7 @@ def test_the_first_host_has_to_be_this_machine_and_the_launcher_ours(monkeypatch
 def test_ranks_in_reserve_prepare_themselves_for_the_run_without_a_rank_unless_the_data_are_large(
     monkeypatch: pytest.MonkeyPatch, policy: str, nbytes: int | None
 ) -> None:
-    found: list[tuple[Placement, bytes] | None] = []
+    found: list[Orders | None] = []
 
     def train(
         entry: str, sent: bytes, placement: Placement, *, reserve: RanksInReserve, **options: object
@@ -171,8 +173,8 @@ def test_ranks_in_reserve_prepare_themselves_for_the_run_without_a_rank_unless_t
     workers = 3 - (policy == "shrink")
     assert found[0] is None  # There is nothing to go on from.
     assert found[1] is not None
-    of_next, payload = found[1]
-    assert of_next.workers == workers
+    payload = found[1].payload
+    assert found[1].placement.workers == workers
     if nbytes != AHEAD_BYTES:
         assert payload == b""
     else:

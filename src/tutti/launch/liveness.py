@@ -6,8 +6,8 @@
 
 MPI's own launcher sees that after minutes, may call it a success, and may blame a rank that failed as a
 consequence. After the greeting a rank gives a sign each second, and sends a letter at its end; its witness
-says by what it has ended. The launching process asks for the stacks of a rank that hangs, and says to those
-in reserve that they are needed.
+says by what it has ended. The launching process asks for the stacks of a rank that hangs. Those in reserve
+say that they are prepared, and are told that they are needed.
 Both sides prove in the greeting that they know the secret of the run:
 
     launching process ── nonce S ──► rank
@@ -48,6 +48,7 @@ FAILED: Final = b"F"
 SIGN_S: Final = 1.0
 """Time between two signs of a rank."""
 
+_READY: Final = b"R"
 _SIGN: Final = b"S"
 _SIGN_BODY: Final = struct.Struct("<q?")
 _ENDED: Final = b"E"
@@ -150,6 +151,7 @@ class LivenessWatch:
         seen: the ranks that have connected.
         ends: those whose connections have ended, in that order.
         signs: the last sign of each that has given one.
+        ready: those in reserve that have prepared themselves.
     """
 
     def __init__(self, ranks: int, silence_s: int, *, elsewhere: bool) -> None:
@@ -166,6 +168,7 @@ class LivenessWatch:
         self.seen: set[int] = set()
         self.ends: list[RankEnd] = []
         self.signs: dict[int, Sign] = {}
+        self.ready: set[int] = set()
 
     @property
     def complete(self) -> bool:
@@ -272,6 +275,8 @@ class LivenessWatch:
             if letter == _SIGN:
                 beat, waits = _SIGN_BODY.unpack_from(one.received, 1)
                 self.signs[rank] = Sign(beat, waits, time.monotonic())
+            elif letter == _READY:
+                self.ready.add(rank)
             elif letter == _ENDED:
                 (one.returncode,) = _ENDED_BODY.unpack_from(one.received, 1)
             else:
@@ -352,10 +357,13 @@ class LivenessConnection:
         self._course, self._print_stacks = course, print_stacks
 
     def wait_until_needed(self) -> None:
-        """Sleep until the launching process says that this rank, one in reserve, is needed.
+        """Say that this rank, one in reserve, is prepared, and sleep until it is needed.
 
-        It does not notice that process's end itself: see `end_when_lost`.
+        It does not notice the end of the launching process itself: see `end_when_lost`.
         """
+        with self._lock, suppress(OSError):
+            self._socket.sendall(self._unsent + _READY)
+            self._unsent = b""
         self._needed.wait()
 
     def fileno(self) -> int:

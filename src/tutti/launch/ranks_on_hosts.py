@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import (
@@ -25,9 +25,6 @@ from tutti.errors import (
     PeerLost,
     RankHung,
     TuttiError,
-    UserError,
-    in_one_line,
-    no_process,
 )
 from tutti.launch.exit_reports import Report
 from tutti.launch.guard import JOB, guard
@@ -38,7 +35,6 @@ from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import (
     EXTRA_ARGUMENTS,
     GRACE_S,
-    HASTE_S,
     PROBE_S,
     answering,
     command_line,
@@ -52,7 +48,6 @@ from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outco
 from tutti.launch.placement import Host, Placement, is_this_machine
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.stop_request import StopPage, Stopping
-from tutti.launch.succession import NO_RESERVE, OTHERS_PREPARE, RESERVES_LOST
 from tutti.terminal import warn_on_stderr
 
 LARGEST_IN_ENVIRONMENT: Final = 48 << 10
@@ -80,6 +75,25 @@ _TAIL_BYTES = 64 << 10
 _NAP_S: Final = 0.02
 
 
+class Replaced(Exception):
+    """The ranks were ended, as others that somebody has asked for are ready to take over."""
+
+
+class Reserve(Protocol):
+    """Ranks that prepare themselves while others work."""
+
+    def take(self, payload: bytes, placement: Placement) -> RanksOnHosts | None:
+        """Have them begin; None if there are none with this placement, and then none are left."""
+
+    def look(self, begins: bool) -> bool:
+        """Look after them; returns whether they are to take over at once.
+
+        Args:
+            begins: they may be started now: those before them train. While these begin, their cores are
+                theirs.
+        """
+
+
 def run_on_hosts(
     entry: str,
     payload: bytes,
@@ -88,7 +102,7 @@ def run_on_hosts(
     prefix: bool = False,
     goes_on: bool = False,
     hang_timeout_s: float | None = None,
-    reserve: RanksInReserve | None = None,
+    reserve: Reserve | None = None,
     stopping: Stopping | None = None,
 ) -> object:
     """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
@@ -96,6 +110,9 @@ def run_on_hosts(
     Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS. Where others take over from lost
     ranks (`goes_on`), a host that is silent is soon taken for lost. A rank that makes no step for
     `hang_timeout_s` is lost, too.
+
+    Raises:
+        Replaced: others that somebody has asked for are to take over.
     """
     with ExitStack() as stack:
         told = stopping or Stopping(stack.enter_context(SignalWatch()))
@@ -109,6 +126,8 @@ def run_on_hosts(
             warn_on_stderr(f"mpirun has started no rank within {FIRST_S:g} s; another one is tried")
     if stopping is None:
         told.act()
+    if ranks.replaced and not told.ended_by:
+        raise Replaced
     return None if told.ended_by else ranks.result(returncode, said)
 
 
@@ -222,6 +241,11 @@ class RanksOnHosts:
         awake = [rank for rank, sign in self._watch.signs.items() if now - sign.at <= QUICK_S]
         return len(awake) == self.placement.ranks and state_of(self._process.pid) != STOPPED
 
+    @property
+    def ready(self) -> bool:
+        """Whether all ranks are in reserve, have prepared themselves by now, and wait."""
+        return self.prepared and len(self._watch.ready) == self.placement.ranks
+
     def hosts_there(self, patience_s: float) -> set[str]:
         """The hosts whose ranks have all connected, and live.
 
@@ -248,12 +272,17 @@ class RanksOnHosts:
         """Whether mpirun was given up as it started no rank."""
         return self._loss.nobody
 
+    @property
+    def replaced(self) -> bool:
+        """Whether the ranks were ended as others are to take over."""
+        return self._loss.replaced
+
     def wait(
         self,
         stopping: Stopping,
         hang_timeout_s: float | None,
         first_s: float | None,
-        reserve: RanksInReserve | None,
+        reserve: Reserve | None,
     ) -> tuple[int | None, str]:
         """Wait for mpirun's end, or that by a signal, or until a rank is lost.
 
@@ -264,7 +293,7 @@ class RanksOnHosts:
             reserve: is looked after meanwhile.
 
         Returns:
-            Its exit code, None if it is to be ended as a rank was lost, and the end of its stderr.
+            Its exit code, None if it was ended as a rank is lost or others take over; the end of its stderr.
         """
         self._over = False
         # Ranks of other hosts do not see the page.
@@ -340,93 +369,18 @@ class RanksOnHosts:
             Path(segment).unlink(missing_ok=True)
 
 
-class RanksInReserve:
-    """Ranks on hosts that have started and imported everything before they are needed.
-
-    Args:
-        entry: the function that they will call.
-        wanted: their placement, and the payload by which they prepare themselves, which may be empty; None:
-            not yet.
-        stopping: tells of signals.
-    """
-
-    def __init__(
-        self, entry: str, wanted: Callable[[], tuple[Placement, bytes] | None], stopping: Stopping
-    ) -> None:
-        self._entry, self._wanted, self._stopping = entry, wanted, stopping
-        self._ranks: RanksOnHosts | None = None
-        self._lost = 0
-
-    def look(self, begins: bool = True) -> None:
-        """Start them once they are wanted; say so if they have ended, and start others a few times.
-
-        Args:
-            begins: they may be started now: those before them train. While these begin, their cores are
-                theirs.
-        """
-        if self._ranks is not None and not self._ranks.live:
-            ranks = self._ranks
-            self.close()
-            ended = ranks.why_ended()
-            # An exception would come again.
-            again = ended is None or isinstance(ended, PeerLost)
-            self._lost = self._lost + 1 if again else RESERVES_LOST
-            what = OTHERS_PREPARE if self._lost < RESERVES_LOST else NO_RESERVE
-            why = "" if ended is None else f" ({in_one_line(str(ended))})"
-            warn_on_stderr(f"the ranks in reserve have ended{why}; {what}")
-        if begins and self._ranks is None and self._lost < RESERVES_LOST:
-            try:
-                self._begin()
-            except (OSError, UserError) as error:
-                # Those that train need them only if one of them is lost.
-                self._lost = RESERVES_LOST
-                refusal = no_process(error) if isinstance(error, OSError) else error
-                warn_on_stderr(f"there are no ranks in reserve ({refusal}); {NO_RESERVE}")
-
-    def _begin(self) -> None:
-        if (wanted := self._wanted()) is not None:
-            placement, payload = wanted
-            self._ranks = RanksOnHosts(self._entry, payload, placement, goes_on=True, waits=True)
-
-    def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
-        """Return those of the hosts that answer: where they live nobody is asked (see `answering`)."""
-        there = set[str]() if self._ranks is None else self._ranks.hosts_there(HASTE_S)
-        others = [host for host in hosts if host not in there]
-        asked = answering(others, patience_s, self._stopping.over)
-        return [host for host in hosts if host in there or host in asked]
-
-    def take(self, payload: bytes, placement: Placement) -> RanksOnHosts | None:
-        """Have them begin; None if there are none with this placement, and then none are left."""
-        ranks = self._ranks
-        # One that was stopped would keep all waiting, and new ones are no slower than those that still begin.
-        usable = ranks is not None and ranks.live and ranks.prepared
-        if ranks is None or not usable or ranks.placement.hosts != placement.hosts:
-            self.close()
-            return None
-        self._ranks, self._lost = None, 0
-        ranks.need(payload)
-        return ranks
-
-    def close(self) -> None:
-        """End them."""
-        ranks, self._ranks = self._ranks, None
-        if ranks is not None:
-            with ranks:
-                return
-
-
 def _copy_stderr(
     process: subprocess.Popen[bytes],
     stopping: Stopping,
     watch: LivenessWatch,
     loss: _Loss,
-    reserve: RanksInReserve | None,
+    reserve: Reserve | None,
     pass_on: Callable[[], None],
 ) -> tuple[str, bool]:
     """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal, or as a rank is lost.
 
     Returns:
-        Its last part, and whether a rank is lost while mpirun runs.
+        Its last part, and whether mpirun runs, and is to be ended: a rank is lost, or others take over.
     """
     assert process.stderr is not None
     said = bytearray()
@@ -454,8 +408,10 @@ def _copy_stderr(
                 return said.decode(errors="replace"), True
             # Not only when nothing has come: ranks give signs all the time.
             if reserve is not None and time.monotonic() - looked_at >= RESERVE_S:
-                reserve.look(begins=any(sign.beat for sign in watch.signs.values()))
+                loss.replaced = reserve.look(begins=any(sign.beat for sign in watch.signs.values()))
                 looked_at = time.monotonic()
+                if loss.replaced:
+                    return said.decode(errors="replace"), True
     return said.decode(errors="replace"), False
 
 
@@ -517,6 +473,7 @@ class _Loss:
     Attributes:
         mpirun_stopped: a signal has stopped mpirun for that time.
         nobody: none has begun in time.
+        replaced: none is lost, but others take over.
         roll: asks the hosts while they begin; None: mpirun waits for them.
         gone: those that do not answer.
         hung: the ranks that are lost as they hang.
@@ -531,7 +488,7 @@ class _Loss:
         late_s: float | None,
         hang_timeout_s: float | None,
     ) -> None:
-        self._watch, self.nobody = watch, False
+        self._watch, self.nobody, self.replaced = watch, False, False
         self.roll: _Roll | None = None
         self.gone = list[str]()
         self._mpirun, self.mpirun_stopped, self._hang_timeout_s = mpirun, False, hang_timeout_s

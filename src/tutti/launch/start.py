@@ -16,7 +16,7 @@ from tutti.launch.succession import Succession
 from tutti.launch.world import end_mpi_job, join, refuse_stranger, warn_of_crowding
 
 if TYPE_CHECKING:
-    from tutti.launch.ranks_on_hosts import RanksInReserve
+    from tutti.launch.ranks_on_hosts import Reserve
     from tutti.launch.stop_request import Stopping
 
 ONE_AT_A_TIME: Final = threading.RLock()
@@ -33,7 +33,7 @@ def start(
     hang_timeout_s: float | None = None,
     succession: Succession | None = None,
     goes_on: bool = False,
-    reserve: RanksInReserve | None = None,
+    reserve: Reserve | None = None,
     stopping: Stopping | None = None,
 ) -> object:
     """Run `entry` on every rank of the placement, and wait for it.

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Final
+
+from typing_extensions import override
 
 from tutti.checkpoint.memory_files import StateMemory
+from tutti.errors import BadOption
 from tutti.launch.crew import Orders
-from tutti.launch.placement import Placement
+from tutti.launch.placement import Placement, fill
 from tutti.run.batch_rule import resized, resized_text
 from tutti.run.train_job import TrainJob, again
+
+AHEAD_BYTES: Final = 512 << 20
+"""The largest data set that ranks in reserve on hosts read ahead, so that each host has it twice."""
 
 
 class Lineup:
@@ -58,6 +65,43 @@ class Lineup:
         self.job, self.placement = again(replace(job, takes_over=True)), placement
         self.memory.place.note_takeover(why)
         return resized_text(self.job, self._first)
+
+
+class LineupOnHosts(Lineup):
+    """Who trains now, on hosts of which the first is this machine."""
+
+    @override
+    def of(self, workers: int) -> tuple[TrainJob, Placement]:
+        places = self.placement.places
+        room = sum(host.ranks for host in places)
+        if workers > room:
+            raise BadOption(
+                f"the hosts have places for {ranks_text(room, 'worker')}, not for {workers}; ask for "
+                "fewer, or stop the run, and go on with it by --resume and more --hosts"
+            )
+        placement = replace(self.placement, workers=workers, hosts=fill(places, workers))
+        job = self.job_on(placement)
+        if not self._reads_ahead:
+            from tutti.run.checks import check_job  # It imports torch.
+
+            check_job(job, placement.ranks, len(placement.hosts))
+        return job, placement
+
+    @override
+    def in_reserve(self, job: TrainJob, placement: Placement) -> Orders:
+        job = replace(job, memory=None, takes_over=True)
+        return Orders(pickle.dumps(job) if self._reads_ahead else b"", placement, waits=True)
+
+    def job_on(self, placement: Placement) -> TrainJob:
+        """Return the job of others, which has the hosts that are left for those who resume it later."""
+        job = resized(self.job, self._first, self._workers, placement.workers)
+        hosts = ",".join(f"{host.name}:{host.ranks}" for host in placement.places)
+        return replace(job, config=replace(job.config, workers=str(placement.workers), hosts=hosts))
+
+    @property
+    def _reads_ahead(self) -> bool:
+        nbytes = self.memory.place.data_bytes
+        return nbytes is not None and nbytes <= AHEAD_BYTES
 
 
 def ranks_text(count: int, kind: str = "rank") -> str:

@@ -39,9 +39,9 @@ def resize(run: str | Path, workers: int) -> str:
 
     It trains on until the new ranks have prepared themselves, and these go on from a copy of its state in
     memory that is taken then. With strategy `sync` or `paramserver` the batch stays the same, and so does
-    what is learned. It needs the run to be on this machine, and to survive the loss of ranks, by
-    `on_failure`. In a callback, which would keep the run from copying its state while it waits, call
-    `course.resize(workers)` instead.
+    what is learned. It needs the run to be on this machine, the first of its `hosts`, and to survive the loss
+    of ranks, by `on_failure`. Hosts take as many workers as they have places. In a callback, which would keep
+    the run from copying its state while it waits, call `course.resize(workers)` instead.
 
     Args:
         run: its folder.
@@ -64,7 +64,7 @@ def resize(run: str | Path, workers: int) -> str:
     folder = _found(path)
     seen = _last_seen(folder, count, time.monotonic())
     config = TrainConfig.from_json(folder.config())
-    if config.on_failure == STOP or config.hosts is not None:
+    if config.on_failure == STOP:
         raise BadOption(_unchangeable(path, config, count))
     with closing(Asking(path, count)) as asking:
         while (found := asking.answer()) is None:
@@ -109,13 +109,13 @@ class RankAsks:
         self._waits.start()
 
     def _folder(self, workers: int) -> Path:
-        memory, config = self._job.memory, self._job.config
+        memory = self._job.memory
         folder = None if memory is None else memory.folder
         if folder is None and (memory is not None or not self._job.write):
             raise BadOption("a run without a folder cannot change its number of ranks; name one with out=...")
-        if folder is None or config.hosts is not None:
-            place = self._job.config.out or "RUN"
-            raise BadOption(_unchangeable(Path(place), config, workers))
+        if folder is None:
+            config = self._job.config
+            raise BadOption(_unchangeable(Path(config.out or "RUN"), config, workers))
         return folder
 
     def _ask(self, folder: Path, workers: int) -> None:
@@ -183,12 +183,12 @@ def _found(path: Path) -> RunFolder:
 
 def _unchangeable(path: Path, config: TrainConfig, workers: int) -> str:
     """Say why a run cannot change while it trains, and what to do."""
-    way = f"Stop it, by Ctrl-C or SIGTERM, and go on by: tutti train --resume {shlex.quote(str(path))}"
-    if config.hosts is not None:
-        why = "was started with --hosts, so the number of its ranks cannot change while it trains"
-        return f"{path} {why}. {way} -n {workers}"
-    why = "was started without --on-failure, so it keeps no copies of its state from which others could go on"
-    return f"{path} {why}. {way} -n {workers} --on-failure respawn"
+    hosts = "" if config.hosts is None else " --hosts ..."
+    way = f"tutti train --resume {shlex.quote(str(path))} -n {workers}{hosts} --on-failure respawn"
+    return (
+        f"{path} was started without --on-failure, so it keeps no copies of its state from which others "
+        f"could go on. Stop it, by Ctrl-C or SIGTERM, and go on by: {way}"
+    )
 
 
 def _last_seen(folder: RunFolder, workers: int, seen: float) -> float:

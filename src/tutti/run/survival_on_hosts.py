@@ -14,31 +14,30 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import HostLost, LauncherLost, PeerLost
+from tutti.launch.crew import Orders
 from tutti.launch.mpirun import PROBE_S
 from tutti.launch.placement import Host, Placement, fill
-from tutti.launch.ranks_on_hosts import RanksInReserve
+from tutti.launch.ranks_on_hosts import Replaced
+from tutti.launch.reserve_on_hosts import RanksInReserve
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import Stopping
-from tutti.run.batch_rule import resized, resized_text
-from tutti.run.config import SHRINK, TrainConfig
+from tutti.run.config import SHRINK
+from tutti.run.lineup import LineupOnHosts
 from tutti.run.losses import Losses
-from tutti.run.resume import Resume
+from tutti.run.resize_answers import ResizeAnswers
 from tutti.run.survival import last_copy_kept
 from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr
 
 SLOW_S: Final = 60.0
 """Time of hosts to answer that no other can take the place of: they may be no more than busy."""
-
-AHEAD_BYTES: Final = 512 << 20
-"""The largest data set that ranks in reserve read ahead, so that each host has it twice."""
 
 Answering = Callable[[Sequence[str], float], Sequence[str]]
 """Tells which of some hosts answer within some seconds."""
@@ -68,59 +67,52 @@ def _survive(
     job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: Stopping
 ) -> object:
     """Do the same; returns as well once a signal is to end everything."""
-    first, before = job.config, placement.workers
     shrinks = job.config.on_failure == SHRINK
+    with ExitStack() as stack:
+        memory = stack.enter_context(closing(StateMemory()))
+        stack.enter_context(last_copy_kept(job, memory.place))
+        lineup = LineupOnHosts(replace(job, memory=memory.place), placement, memory)
+        others = stack.enter_context(closing(ResizeAnswers(lineup)))
 
-    def job_for(ranks: Placement) -> TrainJob:
-        sized = resized(job, first, before, ranks.workers) if ranks.workers < before else job
-        return replace(sized, config=_placed(sized, ranks), takes_over=True)
+        def for_loss() -> Orders | None:
+            wanted = job.config.standby and memory.place.whole
+            after = _without_a_rank(lineup.placement, shrinks) if wanted else None
+            return None if after is None else lineup.in_reserve(lineup.job_on(after), after)
 
-    def next_one() -> tuple[Placement, bytes] | None:
-        after = _without_a_rank(placement, shrinks) if job.config.standby and memory.place.whole else None
-        if after is None:
-            return None
-        nbytes = memory.place.data_bytes
-        ahead = nbytes is not None and nbytes <= AHEAD_BYTES
-        return after, pickle.dumps(job_for(after)) if ahead else b""
-
-    with (
-        closing(StateMemory()) as memory,
-        last_copy_kept(job, memory.place),
-        closing(RanksInReserve(job.entry, next_one, stopping)) as reserve,
-    ):
+        reserve = stack.enter_context(closing(RanksInReserve(job.entry, for_loss, stopping, others)))
         losses = Losses(job.config.max_failures, memory)
         while True:
-            sent = pickle.dumps(replace(job, memory=memory.place))
             try:
                 return start(
                     job.entry,
-                    sent,
-                    placement,
+                    pickle.dumps(lineup.job),
+                    lineup.placement,
                     announce=announce,
                     hang_timeout_s=job.hang_timeout_s,
                     goes_on=True,
                     reserve=reserve,
                     stopping=stopping,
                 )
+            except Replaced:
+                others.take_over()
             except PeerLost as lost:
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.
                 losses.note(lost)
-                memory.place.note_takeover(str(lost))
-                workers = placement.workers
+                others.note_loss()
+                workers = lineup.placement.workers
                 try:
-                    placement = after_loss(placement, lost, reserve.answering, shrinks=shrinks)
+                    after = after_loss(lineup.placement, lost, reserve.answering, shrinks=shrinks)
                 except PeerLost:
                     if stopping.ended_by:
                         return None
                     raise
                 if stopping.ended_by:
                     return None
-                job, announce = job_for(placement), None
-                of_fewer = resized_text(job, first) if placement.workers < workers else ""
-                say_on_stderr(f"{lost}; going on with {placement.describe()}{of_fewer}")
-            if job.resume is None and (folder := memory.place.folder) is not None:
-                job = replace(job, resume=Resume(folder, auto=True, again=True))
+                batch = lineup.change_to(lineup.job_on(after), after, str(lost))
+                of_fewer = batch if after.workers < workers else ""
+                say_on_stderr(f"{lost}; going on with {after.describe()}{of_fewer}")
+            announce = None
 
 
 def _without_a_rank(placement: Placement, shrinks: bool) -> Placement | None:
@@ -191,12 +183,6 @@ def _lost_workers(placement: Placement, ranks: Sequence[int], gone: set[str]) ->
         count += host.ranks if host.name in gone else len(set(own) & set(ranks))
         first += with_servers.ranks
     return count
-
-
-def _placed(job: TrainJob, placement: Placement) -> TrainConfig:
-    """The configuration of a job with the hosts that are left, for those who resume it later."""
-    hosts = ",".join(f"{host.name}:{host.ranks}" for host in placement.places)
-    return replace(job.config, workers=str(placement.workers), hosts=hosts)
 
 
 def _names(hosts: Sequence[Host]) -> str:
