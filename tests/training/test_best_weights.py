@@ -124,3 +124,31 @@ def test_without_any_result_all_stays_as_it_is() -> None:
         return seen(replica)
 
     assert same(VirtualWorld(1).run(trained)[0], expected(2))
+
+
+class Held:
+    """An object that gives its own tensor as its state."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.tensor.copy_(state["tensor"])
+
+
+def test_an_object_has_the_state_of_the_best_epoch_again() -> None:
+    def trained(comm: Communicator) -> list[float]:
+        module, held = model(), Held()
+        module.held = held
+        replica = place(module, comm, Home.PRIVATE)
+        best = BestWeights(replica, Untrained(replica), ModuleMemory(module), comm, RANKING)
+        for epoch in range(1, len(LOSSES) + 1):
+            held.tensor.fill_(epoch)
+            best.keep(epoch)
+        best.restore(history())
+        return held.tensor.tolist()  # type: ignore[no-any-return]
+
+    assert VirtualWorld(1).run(trained) == [[2, 2]]

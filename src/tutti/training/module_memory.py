@@ -106,7 +106,7 @@ class ModuleMemory:
             except BadOption:  # No checkpoint is asked for.
                 extra[name] = deepcopy(state)
         changes = _without_modes(self._changes(list(self._all())))
-        return cast("Values", in_own_memory({**changes, "extra": extra}))
+        return cast("Values", in_own_memory(_in_dictionaries({**changes, "extra": extra})))
 
     def meet(self, comm: Communicator) -> None:
         """Have the modules of all ranks know what rank 0's know, but for their modes (collective)."""
@@ -251,6 +251,15 @@ def _without_modes(known: Values) -> Values:
 
 def _shown(path: str) -> str:
     return path.lstrip("/").replace("/", ".")
+
+
+def _in_dictionaries(values: Any) -> Any:
+    """Return values with plain dictionaries in the place of leaves: their tensors are copied as well."""
+    if type(values) is list:
+        return [_in_dictionaries(item) for item in values]
+    if isinstance(values, AttributeLeaf) or type(values) is dict:
+        return {key: _in_dictionaries(item) for key, item in values.items()}
+    return values
 
 
 def _is_kept(values: Any) -> bool:
