@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -152,3 +154,27 @@ def test_an_object_has_the_state_of_the_best_epoch_again() -> None:
         return held.tensor.tolist()  # type: ignore[no-any-return]
 
     assert VirtualWorld(1).run(trained) == [[2, 2]]
+
+
+def test_attributes_that_change_after_the_best_epoch_are_what_they_were() -> None:
+    def trained(comm: Communicator) -> list[object]:
+        module: Any = model()
+        module.scale, module.table = 1.0, torch.ones(2)
+        module.first = module.second = [0]
+        replica = place(module, comm, Home.PRIVATE)
+        memory = ModuleMemory(module, modes=True)
+        best = BestWeights(replica, Untrained(replica), memory, comm, RANKING)
+        for epoch in range(1, len(LOSSES) + 1):
+            if epoch == 4:
+                module.scale, module.late = -1.0, 5
+                module.table.zero_()
+                module.second = [7]
+                del module.first
+                module[0].weight.requires_grad_(False)
+            best.keep(epoch)
+        best.restore(history())
+        kept = module.first is module.second, module.first, hasattr(module, "late")
+        return [module.scale, module.table.tolist(), *kept, module[0].weight.requires_grad]
+
+    for found in VirtualWorld(2).run(trained):
+        assert found == [1.0, [1, 1], True, [0], False, True]

@@ -68,6 +68,7 @@ class BestWeights:
         self._replica, self._comm, self._ranking = replica, comm, ranking
         self._kept: dict[int, KeptEpoch] = {}
         self._untrained, self._memory = untrained, memory
+        self._first = memory.all_copied()
 
     def keep(self, epoch: int) -> None:
         """Copy the weights and all else that the replica has after an epoch (collective)."""
@@ -103,7 +104,7 @@ class BestWeights:
                 self._comm.all_gather(flat.weights)
         load_buffers(self._replica.module, kept.buffers)
         self._untrained.load(kept.moved)
-        self._memory.load_state(kept.known, anew=True)
+        self._memory.go_back(self._first, kept.known)
         return best
 
     def state(self) -> State:

@@ -108,6 +108,32 @@ class ModuleMemory:
         changes = _without_modes(self._changes(list(self._all())))
         return cast("Values", in_own_memory(_in_dictionaries({**changes, "extra": extra})))
 
+    def all_copied(self) -> Values:
+        """Return a copy of all attributes that can be kept, changed or not, without modes."""
+        found = {path: values for path, _, values in self._all() if _is_kept(values)}
+        known = _without_modes({"attributes": found})
+        return cast("Values", in_own_memory(_in_dictionaries(known["attributes"])))
+
+    def go_back(self, first: Values, known: Values) -> None:
+        """Have the modules know what they knew before, and nothing of what came later.
+
+        Args:
+            first: what `all_copied` returned when this was made.
+            known: what `copied` has returned since.
+        """
+        changes = _without_modes(self._changes(list(self._all())))
+        changed = {*changes["attributes"], *changes["gone"]}
+        shared = {path for path, values in first.items() if _is_shared(values)}
+        if shared & changed:
+            changed |= shared
+        begun = {
+            "attributes": {path: values for path, values in first.items() if path in changed},
+            "needed": {name: self._needed[name] for name in changes["needed"]},
+            "gone": sorted(changed - self._marks.keys()),
+        }
+        self.load_state(begun, anew=True)
+        self.load_state(known, anew=True)
+
     def meet(self, comm: Communicator) -> None:
         """Have the modules of all ranks know what rank 0's know, but for their modes (collective)."""
         if comm.size == 1:
