@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import tutti
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.training.module_memory import ModuleMemory
 
 
@@ -229,3 +231,21 @@ def test_an_extra_state_that_no_checkpoint_can_have_is_copied_nevertheless() -> 
     assert module.seen == {1}
     with pytest.raises(tutti.BadOption, match="the extra state of '' is of type set"):
         memory.state()
+
+
+def test_what_only_other_ranks_have_changed_is_rank_0_s_again() -> None:
+    def program(comm: Communicator) -> list[object]:
+        module: Any = nn.Linear(2, 2)
+        module.scale, module.table, module.gone = 1.0, torch.ones(2), 2
+        memory = ModuleMemory(module, modes=True)
+        if comm.rank:
+            module.scale, module.late = -3.0, 5
+            module.table.zero_()
+            del module.gone
+            module.bias.requires_grad_(False)
+        memory.meet(comm)
+        known = module.scale, module.table.tolist(), module.gone, hasattr(module, "late")
+        return [*known, module.bias.requires_grad]
+
+    for found in VirtualWorld(2).run(program):
+        assert found == [1.0, [1, 1], 2, False, True]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
@@ -140,7 +140,12 @@ class ModuleMemory:
             return
         extra = [module for _, module in self._with_extra_state()]
         states = [module.get_extra_state() for module in extra]
-        told = (_without_modes(self._changes(list(self._all()))), states) if comm.rank == 0 else None
+        found = list(self._all())
+        mine = {part: set(names) for part, names in _without_modes(self._changes(found)).items()}
+        # What only others have changed, rank 0 tells as well.
+        touched = cast("list[dict[str, set[str]]]", comm.all_gather_objects(mine))
+        anywhere = {part: set[str]().union(*(one[part] for one in touched)) for part in mine}
+        told = (_without_modes(self._changes(found, anywhere)), states) if comm.rank == 0 else None
         known, states = cast("tuple[Values, list[Any]]", comm.broadcast_object(told))
         if comm.rank > 0:
             self.load_state(known, anew=True)
@@ -152,15 +157,18 @@ class ModuleMemory:
         self._note_lost(found, last)
         return {**self._changes(found), "lost": sorted(self._lost)}
 
-    def _changes(self, found: Sequence[_Found]) -> Values:
+    def _changes(self, found: Sequence[_Found], also: Mapping[str, Set[str]] | None = None) -> Values:
+        """Return what is not as it was; and `also` all that is named there, as it is."""
+        also = also or dict.fromkeys(("attributes", "needed", "gone"), frozenset())
         needed = {
             name: one.requires_grad
             for name, one in self._module.named_parameters()
-            if one.requires_grad != self._needed.get(name, one.requires_grad)
+            if name in also["needed"] or one.requires_grad != self._needed.get(name, one.requires_grad)
         }
-        gone = sorted(self._marks.keys() - {path for path, _, _ in found})
+        paths = also["attributes"] | also["gone"]
+        gone = sorted((self._marks.keys() | paths) - {path for path, _, _ in found})
         return {
-            "attributes": self._changed(found),
+            "attributes": self._changed(found, paths),
             "needed": needed,
             "gone": gone,
         }
@@ -192,10 +200,14 @@ class ModuleMemory:
             if name in values.get("extra", {}):
                 module.set_extra_state(from_values(values["extra"][name]))
 
-    def _changed(self, found: Iterable[_Found]) -> Values:
+    def _changed(self, found: Iterable[_Found], also: Set[str]) -> Values:
         """Return the attributes that are not what they were; of objects in several places, all the places."""
         attributes = {path: values for path, _, values in found if _is_kept(values)}
-        changed = {path for path, values in attributes.items() if self._marks.get(path) != _mark(values)}
+        changed = {
+            path
+            for path, values in attributes.items()
+            if path in also or self._marks.get(path) != _mark(values)
+        }
         shared = {path for path, values in attributes.items() if _is_shared(values)}
         if shared & changed:
             changed |= shared
