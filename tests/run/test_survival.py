@@ -966,3 +966,30 @@ def test_a_server_that_cannot_be_started_again_is_started_a_little_later(
     else:
         with pytest.raises(PeerLost, match=r"that forked all ranks ended.*; no further process can be start"):
             run(model())
+
+
+class Fades(nn.Module):
+    """Counts its passes in a buffer, where those of long ago count less."""
+
+    seen: torch.Tensor
+
+    def __init__(self, stored: bool) -> None:
+        super().__init__()
+        self.layer = model()
+        self.register_buffer("seen", torch.tensor(0), persistent=stored)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = 0.9 * self.seen + 1
+        return self.layer(inputs) / (1 + self.seen)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_buffer_of_integers_that_has_become_a_float_stays_one(tmp_path: Path, stored: bool) -> None:
+    alone = tutti.train(Fades(stored), workers=2, **OPTIONS)
+    killed = Killed(tmp_path, [(1, UPDATES + 3)])
+    survived = tutti.train(Fades(stored), workers=2, callbacks=killed, on_failure="respawn", **OPTIONS)
+    assert torch.equal(weights_of(survived), weights_of(alone))
+    found, expected = survived.model.get_buffer("seen"), alone.model.get_buffer("seen")
+    assert torch.equal(found, expected)
+    assert found.is_floating_point()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -150,3 +151,16 @@ def test_a_mixed_sample_counts_as_the_class_with_the_largest_share_without_a_mat
     shares = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.3, 0.7], [0.9, 0.0, 0.1]])
     tally.add(0.0, outputs, shares)
     assert tally.here().metrics["accuracy"] == 2 / 3
+
+
+def test_buffers_are_loaded_in_the_type_that_they_have_become_and_others_go() -> None:
+    before: Any = nn.BatchNorm1d(3)
+    after: Any = nn.BatchNorm1d(3)
+    before.num_batches_tracked = torch.tensor(1.5)
+    before.running_mean = before.running_mean.double() + 1 / 3
+    before.running_var = None
+    load_buffers(after, named_buffers(before))
+    assert after.num_batches_tracked.item() == 1.5
+    assert after.running_mean.dtype is torch.float64
+    assert torch.equal(after.running_mean, before.running_mean)
+    assert after.running_var is None

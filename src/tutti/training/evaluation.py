@@ -423,13 +423,17 @@ def average(tensors: Sequence[Tensor], comm: Communicator) -> None:
 def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     """Overwrite the buffers of a module by others of the same names.
 
-    What the module has set to a tensor of another shape, or to one at all, gets a copy of that.
+    What the module has set to a tensor of another shape or type, or to one at all, gets a copy of that, and
+    what has no value among the others has none.
     """
     there, modules = named_buffers(module), dict(module.named_modules())
+    for name in there.keys() - buffers.keys():
+        owner, _, own = name.rpartition(".")
+        modules[owner]._buffers[own] = None
     for name, value in buffers.items():
         owner, _, own = name.rpartition(".")
         registered = owner in modules and own in modules[owner]._buffers
-        if registered and (name not in there or there[name].shape != value.shape):
+        if registered and (name not in there or _kind(there[name]) != _kind(value)):
             device = there[name].device if name in there else value.device
             modules[owner]._buffers[own] = value.to(device, copy=True)
     for name, buffer in named_buffers(module).items():
@@ -437,6 +441,10 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
         # What is expanded cannot be written to, and is the same everywhere.
         if buffer.layout is not torch.strided or not torch.equal(buffer, value):
             buffer.copy_(value)
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 def named_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -195,7 +195,11 @@ class ModuleMemory:
             if name in parameters:
                 parameters[name].requires_grad_(needed)
         if buffers := values.get("buffers"):
-            load_buffers(self._module, {**named_buffers(self._module), **buffers})
+            there = named_buffers(self._module)
+            load_buffers(
+                self._module,
+                {**there, **{name: _as_there(one, there.get(name)) for name, one in buffers.items()}},
+            )
         for name, module in self._with_extra_state():
             if name in values.get("extra", {}):
                 module.set_extra_state(from_values(values["extra"][name]))
@@ -277,6 +281,13 @@ def _pickle(value: Any) -> bytes | None:
     except Exception:  # Whatever a class of somebody's raises.
         return None
     return hashlib.sha256(written.getbuffer()).digest()
+
+
+def _as_there(value: Tensor, there: Tensor | None) -> Tensor:
+    """Return a value in the precision of what is there, as that of the ranks may be another one."""
+    if there is None or not (there.is_floating_point() and value.is_floating_point()):
+        return value
+    return value.to(there.dtype)
 
 
 def _without_modes(known: Values) -> Values:

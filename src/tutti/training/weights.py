@@ -128,7 +128,19 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
                 "which cannot be given the trained ones; give a function that makes the model instead"
             )
         weights = {names[other]: trained for other, trained in weights.items()}
+    _exchange_buffers(weights, module)
     module.load_state_dict(weights)
+
+
+def _exchange_buffers(weights: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Exchange buffers of integers for floats, or the reverse, where the trained copy has done so."""
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner._buffers.items():
+            trained = weights.get(f"{prefix}.{name}" if prefix else name)
+            if buffer is None or not isinstance(trained, Tensor):
+                continue
+            if buffer.is_floating_point() != trained.is_floating_point():
+                owner._buffers[name] = trained.to(buffer.device, copy=True)
 
 
 def _by_name(own: Iterable[str], weights: Iterable[str]) -> dict[str, str]:
