@@ -120,6 +120,27 @@ def test_views_come_to_the_ranks_as_views(workers: int) -> None:
     torch.testing.assert_close(model.row, model.table[1])
 
 
+class Bank(nn.Module):
+    """Has tables of the caller's, which it exchanges for others."""
+
+    def __init__(self, table: Tensor, array: np.ndarray[Any, Any]) -> None:
+        super().__init__()
+        self.linear, self.table, self.array = nn.Linear(6, 5), table, array
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.table, self.array = self.table + 1, self.array + 1
+        return self.linear(inputs)  # type: ignore[no-any-return]
+
+
+def test_the_caller_s_tables_stay_though_the_module_gets_others() -> None:
+    table, array = torch.zeros(3), np.zeros(3)
+    model = Bank(table, array)
+    tutti.train(model, DATA, **ONE)
+    assert (table.tolist(), array.tolist()) == ([0] * 3, [0] * 3)
+    assert model.table[0] == model.array[0] > 1
+
+
 class Shows(nn.Module):
     """Shows its weight, and a spectral norm of another one, in plain attributes."""
 
