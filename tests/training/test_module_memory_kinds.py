@@ -348,3 +348,14 @@ def test_what_earlier_checkpoints_have_comes_back_as_it_did() -> None:
     assert net.order == OrderedDict(b=2, a=1)
     assert (net.last, net.last.maxlen) == (deque([1, 2]), 2)
     assert (net.leaf.tolist(), net.leaf.requires_grad) == ([1, 1], True)
+
+
+def test_an_array_with_a_mask_is_named() -> None:
+    def begin(net: Any) -> None:
+        net.array = np.ma.zeros(2)
+
+    def change(net: Any) -> None:
+        net.array = np.ma.masked_array(np.ones(2), mask=[True, False])
+
+    assert gone_on(begin, change)[2] == ["'array' (MaskedArray) of the model"]
+    assert gone_on(begin, lambda net: None)[2] == []

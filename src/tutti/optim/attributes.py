@@ -348,6 +348,8 @@ class AttributeWriter:
     def _array(self, value: np.ndarray[Any, Any]) -> Any:
         if self._of_model.around(value):
             return self._same(value)
+        if type(value) not in (np.ndarray, np.memmap):  # One with a mask has more than its elements.
+            return self._lost(value)
         if value in self._blocks:
             return self._view(value)
         array = _as_tensor(value)
