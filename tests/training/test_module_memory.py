@@ -249,3 +249,19 @@ def test_what_only_other_ranks_have_changed_is_rank_0_s_again() -> None:
 
     for found in VirtualWorld(2).run(program):
         assert found == [1.0, [1, 1], 2, False, True]
+
+
+def test_what_a_hook_writes_to_is_still_the_attribute_after_ranks_have_met() -> None:
+    def program(comm: Communicator) -> tuple[bool, list[float], list[float]]:
+        module: Any = nn.Linear(2, 2)
+        module.mean, data = torch.zeros(2), torch.full((2,), float(comm.rank))
+        module.last, hooked = torch.zeros(2), module.mean
+        memory = ModuleMemory(module, modes=True)
+        module.mean.fill_(5 + comm.rank)
+        module.last = data
+        memory.meet(comm)
+        assert module.last.tolist() == [0, 0]
+        return module.mean is hooked, hooked.tolist(), data.tolist()
+
+    for rank, found in enumerate(VirtualWorld(2).run(program)):
+        assert found == (True, [5, 5], [rank, rank])

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.object_state import RANDOM, kind_of, load_state_of, new_generator
-from tutti.optim.attribute_memory import THINGS, Stretch, extent, live_bytes, place_in, thing_in
+from tutti.optim.attribute_memory import THINGS, Stretch, Stretches, extent, live_bytes, place_in, thing_in
 from tutti.state import Values
 
 _DICTIONARIES: Final[dict[str, Any]] = {"/pairs": dict, "/OrderedDict": OrderedDict, "/Counter": Counter}
@@ -35,11 +35,12 @@ class AttributeReader:
 
     Args:
         names: as the writer has them.
-        anew: tensors and arrays, but for parameters, are replaced, not written to.
+        own: memory that may be written to; tensors and arrays that lie elsewhere are replaced, but for
+            parameters. None: any may.
     """
 
-    def __init__(self, names: Mapping[Any, str], anew: bool = False) -> None:
-        self._anew = anew
+    def __init__(self, names: Mapping[Any, str], own: Stretches | None = None) -> None:
+        self._own = own
         self._named = {name: thing for thing, name in names.items()}
         tensors = [one for one in names if isinstance(one, Tensor)]
         self._model_s = [extent(one) for one in tensors]
@@ -108,7 +109,7 @@ class AttributeReader:
 
     def _takes(self, value: Tensor, now: Tensor) -> bool:
         """Tell whether these values may be written to a tensor, which then has them."""
-        if self._anew and not isinstance(now, nn.Parameter):
+        if not (self._own is None or isinstance(now, nn.Parameter) or self._own.around(now)):
             return False
         place = extent(now)
         if _overlaps(place, self._model_s):  # No more, or it would have no values.

@@ -26,6 +26,7 @@ from tutti.checksum import checksum
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.object_state import as_values, from_values
+from tutti.optim.attribute_memory import Stretches, extent
 from tutti.optim.attribute_reader import AttributeReader
 from tutti.optim.attributes import (
     OF_MODULES,
@@ -72,6 +73,7 @@ class ModuleMemory:
         self._before = list(self._all())
         self._lost: set[str] = set()
         self._asked, self._looked_at, self._took_s = 0, 0.0, 0.0
+        self._own = Stretches(extent(one) for _, _, values in self._before for one in _tensors_in(values))
         self._marks = {path: _mark(values) for path, _, values in self._before}
         self._leaves = {leaf for path, _, values in self._before for leaf in _leaves(path, values)}
         self._pickles = {
@@ -178,9 +180,10 @@ class ModuleMemory:
 
         Args:
             values: from them.
-            anew: no tensor is written to: an attribute may be a batch, which is a part of the data.
+            anew: no tensor is written to but those that the modules had at first: an attribute may be a
+                batch, which is a part of the data.
         """
-        owners, reader = dict(self._owners()), AttributeReader(self._names(), anew)
+        owners, reader = dict(self._owners()), AttributeReader(self._names(), self._own if anew else None)
         for path, found in values.get("attributes", {}).items():
             name, _, attribute = path.rpartition("/")
             if name in owners:
@@ -281,6 +284,18 @@ def _pickle(value: Any) -> bytes | None:
     except Exception:  # Whatever a class of somebody's raises.
         return None
     return hashlib.sha256(written.getbuffer()).digest()
+
+
+def _tensors_in(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors of values, but for gradients."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        for key, item in values.items():
+            yield from _tensors_in(item[2] if key == "/leaf" else item)
+    elif isinstance(values, list):
+        for item in values:
+            yield from _tensors_in(item)
 
 
 def _as_there(value: Tensor, there: Tensor | None) -> Tensor:
