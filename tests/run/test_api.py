@@ -141,6 +141,15 @@ def test_the_caller_s_tables_stay_though_the_module_gets_others() -> None:
     assert model.table[0] == model.array[0] > 1
 
 
+def test_an_attribute_that_is_written_to_comes_back_where_it_was() -> None:
+    model = Counts()
+    table, row = model.table, model.row
+    tutti.train(model, DATA, **ONE)
+    assert model.table is table
+    assert model.row is row
+    assert row[0] == table[1, 0] > 1
+
+
 class Shows(nn.Module):
     """Shows its weight, and a spectral norm of another one, in plain attributes."""
 

@@ -37,10 +37,13 @@ class AttributeReader:
         names: as the writer has them.
         own: memory that may be written to; tensors and arrays that lie elsewhere are replaced, but for
             parameters. None: any may.
+
+    Attributes:
+        own: likewise.
     """
 
     def __init__(self, names: Mapping[Any, str], own: Stretches | None = None) -> None:
-        self._own = own
+        self.own = own
         self._named = {name: thing for thing, name in names.items()}
         tensors = [one for one in names if isinstance(one, Tensor)]
         self._model_s = [extent(one) for one in tensors]
@@ -109,7 +112,7 @@ class AttributeReader:
 
     def _takes(self, value: Tensor, now: Tensor) -> bool:
         """Tell whether these values may be written to a tensor, which then has them."""
-        if not (self._own is None or isinstance(now, nn.Parameter) or self._own.around(now)):
+        if not (self.own is None or isinstance(now, nn.Parameter) or self.own.around(now)):
             return False
         place = extent(now)
         if _overlaps(place, self._model_s):  # No more, or it would have no values.

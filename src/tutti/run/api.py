@@ -397,8 +397,7 @@ def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Modu
     assert outcome.weights is not None
     bring_back(outcome.weights, built)
     if outcome.attributes and built.state_dict().keys() == outcome.weights.keys():
-        # Tensors of the caller's that the module was made with stay what they were.
-        ModuleMemory(built).load_state(outcome.attributes, anew=True)
+        ModuleMemory(built).load_state(outcome.attributes)
     if lost := outcome.attributes.get("lost"):
         warn_on_stderr(
             f"the trained model does not have what has become of {' and '.join(lost)} on the ranks. Keep it "

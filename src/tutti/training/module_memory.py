@@ -93,10 +93,18 @@ class ModuleMemory:
         return {**self._known(), "extra": extra}
 
     def noted(self) -> Values:
-        """Return what they know besides their modes and their `state_dict`; the tensors are live."""
+        """Return what they know besides their modes and their `state_dict`; the tensors are live.
+
+        And which attributes have tensors in the place of those that they had at first.
+        """
         known, stored = _without_modes(self._known(last=True)), self._module.state_dict().keys()
         buffers = {name: one for name, one in self._module.named_buffers() if name not in stored}
-        return {**known, "buffers": buffers}
+        exchanged = [
+            path
+            for path, values in known["attributes"].items()
+            if not all(map(self._own.around, _tensors_in(values)))
+        ]
+        return {**known, "buffers": buffers, "exchanged": exchanged}
 
     def copied(self) -> Values:
         """Return a copy of what they know, without modes."""
@@ -183,8 +191,10 @@ class ModuleMemory:
             anew: no tensor is written to but those that the modules had at first: an attribute may be a
                 batch, which is a part of the data.
         """
-        owners, reader = dict(self._owners()), AttributeReader(self._names(), self._own if anew else None)
+        owners, own = dict(self._owners()), self._own if anew else None
+        reader, exchanged = AttributeReader(self._names()), {*values.get("exchanged", [])}
         for path, found in values.get("attributes", {}).items():
+            reader.own = Stretches(()) if path in exchanged else own
             name, _, attribute = path.rpartition("/")
             if name in owners:
                 with torch.no_grad():
