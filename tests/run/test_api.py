@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,25 @@ def test_an_attribute_that_shows_a_weight_is_named(capfd: pytest.CaptureFixture[
     tutti.train(Shows, DATA, **ONE)
     (said,) = capfd.readouterr().err.splitlines()
     assert "the attribute 'linear.shown' of the model shows a weight" in said
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda weight: [weight.detach()],
+        lambda weight: {"first": (weight.data[0],)},
+        lambda weight: [nn.ParameterList([nn.Parameter(weight.data)])],
+    ],
+)
+def test_a_weight_that_is_shown_in_something_else_is_named(
+    show: Callable[[Tensor], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    model: Any = nn.Linear(6, 5)
+    model.all, model.itself = list(model.parameters()), [model]
+    model.shown = show(model.weight)
+    tutti.train(model, DATA, **ONE)
+    (said,) = capfd.readouterr().err.splitlines()
+    assert "the attribute 'shown' of the model shows a weight" in said
 
 
 class Centres(nn.Module):
