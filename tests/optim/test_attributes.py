@@ -14,6 +14,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.checkpoint.encoding import decode, encode
+from tutti.optim.attribute_memory import Stretches
 from tutti.optim.state import held_by, load, lost_of, options_of
 from tutti.state import State, saved_by
 
@@ -268,3 +269,14 @@ def test_of_the_models_that_an_optimizer_has_only_the_trained_one_goes_on() -> N
     load(resumed, names_of(other), saved, options_of(optimizer))
     assert resumed.module is other
     assert resumed.average is average
+
+
+def test_stretches_that_are_added_are_one_with_those_that_they_overlap() -> None:
+    numbers, found = torch.zeros(10), Stretches(())
+    begin, size = numbers.data_ptr(), numbers.itemsize
+    for first, stop in ((6, 8), (0, 2), (3, 4), (1, 3), (5, 5)):
+        found.add((begin + first * size, begin + stop * size))
+    wanted = [(0, 3)] * 3 + [(3, 4), None, None, (6, 8), (6, 8), None, None]
+    for number, stretch in zip(numbers.split(1), wanted, strict=True):
+        place = stretch and tuple(begin + one * size for one in stretch)
+        assert found.around(number) == place

@@ -9,7 +9,7 @@ self.row = self.table[1]            {"shape": [3], "strides": [4], "offset": 12,
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
@@ -74,6 +74,17 @@ class Stretches:
             elif begin < end:
                 self._begins.append(begin)
                 self._ends.append(end)
+
+    def add(self, stretch: Stretch) -> None:
+        """Add another one, which is one with those that it overlaps."""
+        begin, end = stretch
+        if begin >= end:
+            return
+        first, behind = bisect_right(self._ends, begin), bisect_left(self._begins, end)
+        if first < behind:
+            begin, end = min(begin, self._begins[first]), max(end, self._ends[behind - 1])
+        self._begins[first:behind] = [begin]
+        self._ends[first:behind] = [end]
 
     def around(self, thing: Thing) -> Stretch | None:
         """Return the first stretch that a thing has a part in."""

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.object_state import RANDOM, kind_of, load_state_of, new_generator
-from tutti.optim.attribute_memory import THINGS, Stretch, Stretches, extent, live_bytes, place_in, thing_in
+from tutti.optim.attribute_memory import THINGS, Stretches, extent, live_bytes, place_in, thing_in
 from tutti.state import Values
 
 _DICTIONARIES: Final[dict[str, Any]] = {"/pairs": dict, "/OrderedDict": OrderedDict, "/Counter": Counter}
@@ -46,9 +46,9 @@ class AttributeReader:
         self.own = own
         self._named = {name: thing for thing, name in names.items()}
         tensors = [one for one in names if isinstance(one, Tensor)]
-        self._model_s = [extent(one) for one in tensors]
+        self._model_s = Stretches(map(extent, tensors))
         self._devices = {one.device.type: one.device for one in tensors}
-        self._taken: list[Stretch] = []
+        self._taken = Stretches(())
         self._blocks: dict[int, Tensor] = {}
         self._written: dict[int, Any] = {}
         self._ones: dict[int, Any] = {}
@@ -114,12 +114,11 @@ class AttributeReader:
         """Tell whether these values may be written to a tensor, which then has them."""
         if not (self.own is None or isinstance(now, nn.Parameter) or self.own.around(now)):
             return False
-        place = extent(now)
-        if _overlaps(place, self._model_s):  # No more, or it would have no values.
+        if self._model_s.around(now):  # No more, or it would have no values.
             return False
-        if _overlaps(place, self._taken) and not torch.equal(now, value.to(now.device)):
+        if self._taken.around(now) and not torch.equal(now, value.to(now.device)):
             return False
-        self._taken.append(place)
+        self._taken.add(extent(now))
         return True
 
     def _view(self, inner: list[Any], now: Any) -> Any:
@@ -253,10 +252,6 @@ class AttributeReader:
             return new_generator(kind, values["of"])
         self.set_attributes(now, values["attributes"])
         return now
-
-
-def _overlaps(place: Stretch, others: Iterable[Stretch]) -> bool:
-    return any(place[0] < end and begin < place[1] for begin, end in others)
 
 
 def _bits(generator: Any) -> str | None:
