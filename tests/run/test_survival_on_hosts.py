@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tutti.errors import BadOption, HostLost, LauncherLost, PeerLost
+from tutti.launch import reserve_on_hosts
 from tutti.launch.crew import Orders
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Host, Placement, place_ranks
+from tutti.launch.ranks_on_hosts import RanksOnHosts
 from tutti.launch.reserve_on_hosts import RanksInReserve
 from tutti.run import survival_on_hosts
 from tutti.run.config import TrainConfig
@@ -181,3 +183,40 @@ def test_ranks_in_reserve_prepare_themselves_for_the_run_without_a_rank_unless_t
         job = pickle.loads(payload)
         assert job.takes_over
         assert job.config.workers == str(workers)
+
+
+class InReserve(RanksOnHosts):
+    """Ranks in reserve on a host of which nobody has noticed yet that they cannot be reached."""
+
+    def __init__(self) -> None:
+        return
+
+    def __enter__(self) -> InReserve:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def hosts_there(self, patience_s: float) -> set[str]:
+        return {"b"}
+
+
+def test_a_lost_host_is_asked_though_ranks_in_reserve_were_not_missed_there_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[str]] = []
+
+    def lose_b(*_: object, reserve: RanksInReserve, **options: object) -> str:
+        reserve._ranks = InReserve()
+        raise B_LOST
+
+    def silent(hosts: Sequence[str], *_: object) -> list[str]:
+        asked.append(list(hosts))
+        return []
+
+    monkeypatch.setattr(survival_on_hosts, "start", lose_b)
+    monkeypatch.setattr(reserve_on_hosts, "answering", silent)
+    config = TrainConfig(model="mlp", data="digits", hosts="localhost:2,b:2", on_failure="respawn")
+    with pytest.raises(HostLost, match="only localhost is left"):
+        survive_on_hosts(TrainJob(config), placed("localhost:2,b:2"), None)
+    assert asked == [["b"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tutti.errors import PeerLost, TuttiError, UserError, in_one_line, no_process
 from tutti.launch.crew import Orders
@@ -90,9 +90,17 @@ class RanksInReserve:
             self._lost = RESERVES_LOST
             warn_on_stderr(f"there are no ranks in reserve ({refusal}); {NO_RESERVE}")
 
-    def answering(self, hosts: Sequence[str], patience_s: float = PROBE_S) -> list[str]:
-        """Return those of the hosts that answer: where they live nobody is asked (see `answering`)."""
-        there = set[str]() if self._ranks is None else self._ranks.hosts_there(HASTE_S)
+    def answering(
+        self, hosts: Sequence[str], patience_s: float = PROBE_S, lost: Collection[str] = ()
+    ) -> list[str]:
+        """Return those of the hosts that answer: where they live nobody is asked (see `answering`).
+
+        Args:
+            hosts: all of them.
+            patience_s: how long to wait for an answer.
+            lost: those that are asked anyway, as it may be seen a moment later that they live there no more.
+        """
+        there = set[str]() if self._ranks is None else self._ranks.hosts_there(HASTE_S) - set(lost)
         others = [host for host in hosts if host not in there]
         asked = answering(others, patience_s, self._stopping.over)
         return [host for host in hosts if host in there or host in asked]

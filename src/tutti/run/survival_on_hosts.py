@@ -16,6 +16,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
@@ -101,8 +102,9 @@ def _survive(
                 losses.note(lost)
                 others.note_loss()
                 workers = lineup.placement.workers
+                answers = partial(reserve.answering, lost=lost.hosts if isinstance(lost, HostLost) else ())
                 try:
-                    after = after_loss(lineup.placement, lost, reserve.answering, shrinks=shrinks)
+                    after = after_loss(lineup.placement, lost, answers, shrinks=shrinks)
                 except PeerLost:
                     if stopping.ended_by:
                         return None
