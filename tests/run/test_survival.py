@@ -22,7 +22,7 @@ from torch import nn
 
 import tutti
 from tests.training.test_replica_check import flip
-from tutti.checkpoint.memory_files import StateMemory
+from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
 from tutti.launch import succession
@@ -436,6 +436,43 @@ def test_where_no_more_files_can_be_opened_the_run_goes_on_without_ranks_in_rese
     assert "there are no ranks in reserve (too many open files: raise the limit" in said
     alone = tutti.train(with_memory(), **options)
     assert torch.equal(weights_of(survived), weights_of(alone))
+
+
+def too_many_files(*_: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_where_the_state_cannot_be_looked_at_the_run_goes_on_without_ranks_in_reserve(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryPlace, "whole", property(too_many_files))
+    options = {"workers": 2, "on_failure": "respawn", "standby": True, **OPTIONS}
+    survived = tutti.train(with_memory(), callbacks=Pauses(), **options)
+    assert "there are no ranks in reserve (too many open files" in capfd.readouterr().err
+    assert torch.equal(weights_of(survived), weights_of(tutti.train(with_memory(), workers=2, **OPTIONS)))
+
+
+def test_a_loss_is_named_and_the_state_kept_where_no_more_files_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryPlace, "note_takeover", too_many_files)
+    out = tmp_path / "run"
+    with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; too many open files: raise the limit"):
+        tutti.train(
+            model(),
+            workers=2,
+            on_failure="respawn",
+            out=str(out),
+            callbacks=Killed(tmp_path, [(1, 9)]),
+            **OPTIONS,
+        )
+    assert (out / "checkpoints/latest").exists()
+
+
+def test_a_run_ends_as_ever_where_no_more_files_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryPlace, "folder", property(too_many_files))
+    done = tutti.train(model(), workers=2, on_failure="respawn", **OPTIONS)
+    torch.testing.assert_close(weights_of(done), left_alone(), rtol=0, atol=1e-12)
 
 
 class KilledMeanwhile(tutti.Callback):

@@ -151,6 +151,8 @@ class Line:
                     orders = self._succession.after(outcome.error)
                 except PeerLost as last:
                     return crew, last
+                except OSError as error:  # Too many files may be open; the loss is still to be named.
+                    return crew, outcome.error.adding(str(no_process(error)))
                 lost, self._pauses, self._refusal = outcome.error, iter(TRY_AGAIN_S), ""
             else:
                 return crew, outcome.error
@@ -276,9 +278,9 @@ class Line:
         return self._prepared and self._succession.others.may_take_over()
 
     def _begin_reserve(self, asked: Orders | None) -> None:
-        orders = self._succession.reserve() if asked is None and not self._without_reserve else asked
         self._reserve_for = asked
         try:
+            orders = self._succession.reserve() if asked is None and not self._without_reserve else asked
             self._reserve = None if orders is None else self._begin(orders)
         except (OSError, UserError) as error:
             # Those that train need them only if one of them is lost.

@@ -153,7 +153,7 @@ class ResizeAnswers:
 
     def close(self) -> None:
         """Refuse what anybody asks for, as the run is over, and leave no request in its folder."""
-        with suppress(BadRunFolder):
+        with suppress(BadRunFolder, OSError):  # Too many files may be open.
             folder = self._memory.place.folder
             if folder is not None and RunFolder(folder).finished:
                 self._refuse_all("the run has finished meanwhile; to train longer", "--epochs ...")
@@ -182,7 +182,7 @@ class ResizeAnswers:
 
     def _refuse_all(self, why: str, options: str) -> None:
         self.forget()
-        with suppress(BadRunFolder):
+        with suppress(BadRunFolder, OSError):  # Too many files may be open.
             folder = self._memory.place.folder
             request = None if folder is None else requested(folder)
             if folder is not None and request is not None and request.token != self._answered:
