@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tutti.launch import guard
-from tutti.launch.guard import JOB, ends_with, processes_of
+from tutti.launch.guard import JOB, ends_with, is_being_killed, processes_of
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,17 @@ def test_the_exit_code_of_a_process_is_known_before_anybody_has_waited_for_it(
         assert ends_with(process.pid) == known
         process.wait()
         assert ends_with(process.pid) is None
+
+
+def test_nothing_is_known_of_a_process_where_no_more_files_can_be_opened() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
+        try:
+            assert ends_with(os.getpid()) is None
+            assert not is_being_killed(os.getpid())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL, None])

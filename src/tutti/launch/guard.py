@@ -108,7 +108,10 @@ def signal_all(processes: Iterable[int], signum: int) -> None:
 
 
 def is_being_killed(process: int) -> bool:
-    """Tell whether a process has got a signal that ends it, or is gone; 0: nobody knows its number yet."""
+    """Tell whether a process has got a signal that ends it, or is gone; 0: nobody knows its number yet.
+
+    Where no more files can be opened it is not known to have got one.
+    """
     if process == 0:
         return False
     try:
@@ -117,6 +120,8 @@ def is_being_killed(process: int) -> bool:
         flags = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[6])
     except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:
+        return False
     # Any signal that ends a process becomes this one in all of its threads.
     kill = 1 << (signal.SIGKILL - 1)
     pending = any(line.startswith(_PENDING) and int(line.split()[1], 16) & kill for line in lines)
@@ -126,11 +131,12 @@ def is_being_killed(process: int) -> bool:
 def ends_with(process: int) -> int | None:
     """The exit code of a process that has begun to end, or minus the signal; None: it has not, or is gone.
 
-    To give its memory back it takes a while, in which its parent is not told of its end.
+    To give its memory back it takes a while, in which its parent is not told of its end. Where no more files
+    can be opened it is not known to have begun.
     """
     try:
         words = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None
     # The last of them is 0 for those who may not know it.
     flags, status = int(words[6]), int(words[49])
