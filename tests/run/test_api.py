@@ -219,6 +219,18 @@ def test_buffers_that_are_not_stored_come_back(workers: int) -> None:
     assert loss == pytest.approx(result.summary.test.loss, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("older", [nn.utils.spectral_norm, nn.utils.weight_norm])
+def test_nothing_is_said_of_weights_that_older_parts_of_torch_compute_in_each_pass(
+    older: Callable[[nn.Module], nn.Module], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(older(nn.Linear(6, 5)))
+
+    tutti.train(make, DATA, **ONE, on_failure="respawn")
+    assert "0.weight" not in capfd.readouterr().err
+
+
 class Follows(nn.Module):
     """Follows the mean of its inputs in an attribute, in an extra state, and in a layer that is hidden."""
 

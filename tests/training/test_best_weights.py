@@ -178,3 +178,18 @@ def test_attributes_that_change_after_the_best_epoch_are_what_they_were() -> Non
 
     for found in VirtualWorld(2).run(trained):
         assert found == [1.0, [1, 1], True, [0], False, True]
+
+
+def test_what_was_never_copied_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def trained(comm: Communicator) -> None:
+        replica = Replica(model())
+        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
+        for epoch in (1, 2, 3):
+            if epoch == 3:
+                set_to(replica, epoch)
+            best.keep(epoch)
+        best.restore(history(3))
+
+    VirtualWorld(1).run(trained)
+    said = capsys.readouterr().err
+    assert "parameters that are not trained (3.bias, 3.weight) have changed for the first time since" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 
 from tutti.errors import PeerLost, TuttiError, UserError, in_one_line, no_process
@@ -102,7 +103,13 @@ class RanksInReserve:
         """
         there = set[str]() if self._ranks is None else self._ranks.hosts_there(HASTE_S) - set(lost)
         others = [host for host in hosts if host not in there]
-        asked = answering(others, patience_s, self._stopping.over)
+        soon = time.monotonic() + PROBE_S
+
+        def over() -> bool:
+            # Whoever has asked the run to stop does not wait for those that may be back.
+            return self._stopping.over() or (self._stopping.page.requested and time.monotonic() > soon)
+
+        asked = answering(others, patience_s, over)
         return [host for host in hosts if host in there or host in asked]
 
     def take(self, payload: bytes, placement: Placement) -> RanksOnHosts | None:

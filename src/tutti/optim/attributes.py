@@ -66,6 +66,9 @@ _WITHOUT_STATE: Final = (
 OF_MODULES: Final = frozenset(vars(nn.Module()))
 """Attributes that any module has."""
 
+_SOURCES: Final = ("_orig", "_v")
+"""The ends of names of parameters from which older parts of torch compute an attribute in each pass."""
+
 _CHANGING: Final = (list, deque, dict, set, Tensor, nn.Module, np.ndarray, *RANDOM)
 """What may change in two places at once."""
 
@@ -432,6 +435,12 @@ def _inside(module: nn.Module, names: Mapping[Any, str]) -> tuple[dict[str, Tens
         if attribute == "training" or attribute not in OF_MODULES
     }
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}, attributes
+
+
+def is_recomputed(owner: object, attribute: str) -> bool:
+    """Tell whether a module computes an attribute anew in each pass: a normalised, or a pruned weight."""
+    parameters = owner._parameters if isinstance(owner, nn.Module) else {}
+    return any(f"{attribute}{end}" in parameters for end in _SOURCES)
 
 
 def _is_plain(values: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.optim.attribute_memory import THINGS, Thing, memory_of
-from tutti.optim.attributes import OF_MODULES
+from tutti.optim.attributes import OF_MODULES, is_recomputed
 from tutti.run.build import Task, outputs_for
 from tutti.strategies import Strategy
 
@@ -53,8 +53,7 @@ def warn_if_shown(module: nn.Module, comm: Communicator) -> None:
     known = {id(one) for one in (*module.modules(), *module.parameters())}
     for name, owner in module.named_modules():
         for attribute, value in vars(owner).items():
-            # Old torch's spectral_norm computes it anew in each pass.
-            kept = attribute in OF_MODULES or f"{attribute}_orig" in owner._parameters
+            kept = attribute in OF_MODULES or is_recomputed(owner, attribute)
             if not kept and any(map(weights.around, _things_in(value, set(known)))):
                 path = f"{name}.{attribute}" if name else attribute
                 print(

@@ -9,6 +9,7 @@ Each rank keeps a slice of the weights that all hold together.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -103,9 +104,21 @@ class BestWeights:
             for flat in self._replica.flats:
                 self._comm.all_gather(flat.weights)
         load_buffers(self._replica.module, kept.buffers)
+        if since := sorted(self._untrained.moved().keys() - kept.moved.keys()):
+            self._warn_of_untrained(since)
         self._untrained.load(kept.moved)
         self._memory.go_back(self._first, kept.known)
         return best
+
+    def _warn_of_untrained(self, names: Sequence[str]) -> None:
+        if self._comm.rank == 0:
+            print(
+                f"tutti: warning: parameters that are not trained ({', '.join(names)}) have changed for the "
+                "first time since the best epoch, and stay as they are, as no copy was made before; make "
+                "them buffers",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def state(self) -> State:
         """Return all that is kept."""

@@ -32,6 +32,7 @@ from tutti.optim.attributes import (
     OF_MODULES,
     AttributeLeaf,
     AttributeWriter,
+    is_recomputed,
     leaves_in,
     lost_in,
 )
@@ -237,6 +238,7 @@ class ModuleMemory:
             for name, owner in self._owners()
             for attribute, value in vars(owner).items()
             if attribute not in self._of_torch or not isinstance(owner, nn.Module)
+            if not is_recomputed(owner, attribute)
         ]
         writer = AttributeWriter(self._names(), elsewhere=_MODULES)
         writer.count(value for _, value in found)
