@@ -23,6 +23,8 @@ from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.exports.sources import read_from
 from tutti.launch.mpirun_outcome import LATE_S
+from tutti.records.run_folder import RunFolder
+from tutti.run.resize import resize
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(400)]
 
@@ -323,6 +325,25 @@ def test_new_ranks_take_over_where_those_that_stand_by_were_stopped(
     assert "resumed after step" in said
     assert "lost" not in said
     assert program.returncode == 0, said
+    assert is_empty(hosts)
+
+
+def test_a_run_gets_ranks_on_a_host_that_stands_by_and_gives_them_back(hosts: Hosts, tmp_path: Path) -> None:
+    options = ["-n", "1", "--epochs", "100000", "--on-failure", "respawn"]
+    with waiting(hosts, tmp_path, *options) as program:
+        (tmp_path / "go-on").touch()
+        for workers, on_b in ((2, 1), (1, 0)):
+            assert f"going on with {workers} rank" in resize(tmp_path / "run", workers)
+            deadline = time.monotonic() + 60
+            while len(ranks_on(hosts, "b")) != on_b:
+                assert time.monotonic() < deadline, ranks_on(hosts, "b")
+                time.sleep(0.05)
+        os.kill(launching_processes(hosts, "a")[0], signal.SIGTERM)
+        said = program.communicate(timeout=100)[0]
+    assert program.returncode == EXIT_INTERRUPTED, said
+    starts = RunFolder(tmp_path / "run").starts().records
+    assert [start.world.ranks for start in starts] == [1, 2, 1]
+    assert 0 < starts[1].step < starts[2].step
     assert is_empty(hosts)
 
 
