@@ -392,25 +392,27 @@ def test_those_that_train_go_on_without_a_reserve_that_cannot_be_started(
     assert "from here on new ones are started when one is lost" in said
 
 
-@pytest.mark.parametrize(("asked", "waits_s"), [(False, 0.5), (True, 0.1)])
 def test_whoever_has_asked_a_run_to_stop_does_not_wait_for_hosts_that_may_be_back(
-    monkeypatch: pytest.MonkeyPatch, asked: bool, waits_s: float
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    waited: list[float] = []
+
     def answering(hosts: Sequence[str], patience_s: float, over: Callable[[], bool]) -> list[str]:
-        end = time.monotonic() + patience_s
-        while not over() and time.monotonic() < end:
+        began = time.monotonic()
+        while not over() and time.monotonic() < began + patience_s:
             time.sleep(0.01)
+        waited.append(time.monotonic() - began)
         return []
 
     monkeypatch.setattr(reserve_on_hosts, "answering", answering)
     monkeypatch.setattr(reserve_on_hosts, "PROBE_S", 0.1)
     with SignalWatch() as signals:
         reserve = in_reserve(signals, place_ranks(1, hosts="localhost:1"))
-        if asked:
-            reserve._stopping.page.request()
-        began = time.monotonic()
         assert reserve.answering(["b"], 0.5) == []
-        assert waits_s <= time.monotonic() - began < waits_s + 0.3
+        reserve._stopping.page.request()
+        assert reserve.answering(["b"], 60.0) == []
+    assert waited[0] >= 0.5
+    assert waited[1] < 30
 
 
 @needs_mpirun

@@ -21,7 +21,7 @@ from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadOption, PeerLost
 from tutti.records.run_folder import RunFolder
-from tutti.run.assembled import Surroundings
+from tutti.run.assembled import RunContext
 from tutti.run.batch_rule import resized, resized_text
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import by_name
@@ -125,12 +125,12 @@ def test_a_run_goes_on_as_one_that_is_begun_by_hand_with_that_batch_and_rate(
     config = TrainConfig.from_json({**values, **plain, **(given if stepwise else {})})
     job = TrainJob(config, objects=objects, quiet=True, bring_weights=True)
     comm = HostCommunicator.alone()
-    train(comm, job, Surroundings())
+    train(comm, job, RunContext())
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000013"
     wanted = by_hand(checkpoint, 2, stepwise)
 
     fewer = resized(job, config, 3, 1)
-    found = train(comm, replace(fewer, resume=Resume(tmp_path / "run", checkpoint)), Surroundings())
+    found = train(comm, replace(fewer, resume=Resume(tmp_path / "run", checkpoint)), RunContext())
     assert found.weights is not None
     weights = torch.cat([found.weights[name].flatten() for name, _ in net().named_parameters()])
     torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-12)
@@ -154,7 +154,7 @@ def test_a_rate_that_follows_the_losses_keeps_what_these_have_made_of_it(tmp_pat
         there = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
         resume = Resume(tmp_path / "run", there[-2]) if there else None  # The last is of the end.
         job = replace(job, config=replace(job.config, checkpoint=f"{keep} steps"), resume=resume)
-        return [record.lr for record in train(HostCommunicator.alone(), job, Surroundings()).history]
+        return [record.lr for record in train(HostCommunicator.alone(), job, RunContext()).history]
 
     three = TrainJob(config, objects=objects, quiet=True)
     assert rates(three, 36) == pytest.approx([0.3, 0.3, 0.03, 3e-3, 3e-4, 3e-5, 6e-6])

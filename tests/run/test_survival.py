@@ -32,7 +32,7 @@ from tutti.launch.stop_request import Stopping
 from tutti.launch.succession import Line
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
-from tutti.run.assembled import AssembledRun, Surroundings, _run_folder
+from tutti.run.assembled import AssembledRun, RunContext, _run_folder
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import TrainJob, again
 
@@ -897,7 +897,7 @@ def test_ranks_know_the_folder_of_those_that_were_lost_before_they_wrote_into_it
     with closing(StateMemory()) as memory, closing(HostCommunicator.alone()) as comm:
         job = TrainJob(config, memory=memory.place)
         parts: Any = SimpleNamespace(task=task, config=config)
-        run = AssembledRun(job, comm, parts, none, Surroundings(), none, none, none, none, none)
+        run = AssembledRun(job, comm, parts, none, RunContext(), none, none, none, none, none)
         with pytest.raises(Lost), _run_folder(run):
             pass
         assert memory.place.folder == tmp_path / "run"

@@ -265,3 +265,14 @@ def test_what_a_hook_writes_to_is_still_the_attribute_after_ranks_have_met() -> 
 
     for rank, found in enumerate(VirtualWorld(2).run(program)):
         assert found == (True, [5, 5], [rank, rank])
+
+
+def test_tensors_without_values_are_not_copied() -> None:
+    module: Any = nn.Linear(2, 2)
+    module.shape, module.scale = (torch.empty(3, device="meta"),), 1.0
+    memory = ModuleMemory(module)
+    first, known = memory.all_copied(), memory.copied()
+    module.scale = 2.0
+    memory.go_back(first, known)
+    assert module.scale == 1.0
+    assert module.shape[0].is_meta

@@ -27,7 +27,7 @@ from tutti.farm.shared_data import SharedData
 from tutti.launch.control_channel import Channel, own
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
-from tutti.run.assembled import Surroundings
+from tutti.run.assembled import RunContext
 from tutti.run.train import train
 from tutti.training.progress import Progress
 
@@ -73,11 +73,11 @@ def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
 
 def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> TaskDone:
     reporter = _Reporter(channel, task.asks)
-    around = Surroundings(
+    context = RunContext(
         reporter, data.open, reporter.ends if task.asks else None, task.successor, alone=False
     )
     with printed_to(task.log), globals_kept(), _communicator(comm) as ranks:
-        outcome = train(ranks, task.job, around)
+        outcome = train(ranks, task.job, context)
         return TaskDone(outcome.summary, outcome.stopped)
 
 

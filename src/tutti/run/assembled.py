@@ -55,8 +55,8 @@ GONE_S: Final = 10.0
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The surroundings of a run: what it shares with others, where it is one of many.
+class RunContext:
+    """The context of a run: what it shares with others, where it is one of many.
 
     Attributes:
         follower: is told how the run goes, on each rank.
@@ -111,7 +111,7 @@ class AssembledRun:
         comm: the ranks that train.
         parts: the model, the workers, the schedule and the rules by which it ends.
         strategy: how the workers train.
-        around: what the run shares with others.
+        context: what the run shares with others.
         sampler: samples what cores and memory are used for; None: nobody does.
         recording: traces and profiles.
         saved: the state to go on from; None: the run begins.
@@ -123,14 +123,14 @@ class AssembledRun:
     comm: Communicator
     parts: Assembly
     strategy: Strategy
-    around: Surroundings
+    context: RunContext
     sampler: Sampler | None
     recording: Recording
     saved: Saved | None
     start: RunStart
     callbacks: Callbacks | None
 
-    def carry_out(self) -> RunOutcome:
+    def execute(self) -> RunOutcome:
         """Train, evaluate, write and print (collective)."""
         job, comm, data = self.job, self.comm, self.parts.task.dataset
         if job.write:
@@ -144,9 +144,9 @@ class AssembledRun:
             # On the rank that has the run folder.
             Logbook(loggers_of(folder, names) if folder else {}, self._config.as_json()) as book,
             # The others wait for rank 0 here, not in their first step: loggers take seconds to begin.
-            observed(comm, folder, self.sampler, wanted=job.write) as heart,
+            observed(comm, folder, self.sampler, wanted=job.write) as heartbeat,
         ):
-            trainer = self._trainer(folder, saver, book, heart, weights)
+            trainer = self._trainer(folder, saver, book, heartbeat, weights)
             with stoppable(goes_on=job.memory is not None) if job.write else nullcontext():
                 history = trainer.fit(self.saved)
                 comm.barrier()
@@ -165,7 +165,7 @@ class AssembledRun:
                     folder.release_weights()
                 assert saver is not None, "nothing else stops a run"
                 return self._stopped(outcome, trainer.stopped, saver, book)
-            heart.doing(TESTING)
+            heartbeat.doing(TESTING)
             summary = self._judge(trainer, history)
             self._predict(folder)
             pipeline = self.parts.portion.record()
@@ -198,7 +198,7 @@ class AssembledRun:
         folder: RunFolder | None,
         saver: Saving | None,
         book: Logbook,
-        heart: Progress,
+        heartbeat: Progress,
         weights: dict[str, Any],
     ) -> Trainer:
         """Return the trainer, with all that is to be told of its steps and epochs.
@@ -207,7 +207,7 @@ class AssembledRun:
             folder: of the run, on the rank that has it.
             saver: writes checkpoints; None: nobody does.
             book: the loggers.
-            heart: the signs of life in the run folder.
+            heartbeat: the signs of life in the run folder.
             weights: is given the trained weights by name.
         """
 
@@ -223,9 +223,9 @@ class AssembledRun:
         )
         points = Progress() if folder is None else Points(folder)
         hooks = Hooks(
-            Several(shown, heart, points, self.around.follower),
+            Several(shown, heartbeat, points, self.context.follower),
             book.epoch,
-            _both(self.recording.profiler, self.around.on_step),
+            _both(self.recording.profiler, self.context.on_step),
             keep,
             None if saver is None else saver.save,
             self.recording.trace,
@@ -234,9 +234,9 @@ class AssembledRun:
         earlier = [] if self.saved is None else history_of(self.saved)
         if self.job.resume is not None:
             book.go_on(earlier)
-        if earlier and self.around.ends is not None:
+        if earlier and self.context.ends is not None:
             # The run may have been told to end with this epoch, and then killed.
-            self.around.follower.epoch(earlier[-1])
+            self.context.follower.epoch(earlier[-1])
         return self.parts.trainer(hooks, None if saver is None else saver.agenda(self.strategy))
 
     def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
@@ -312,14 +312,14 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
     If the run fails the folder stays, unless that is in the first epoch: its name is free again then. Whoever
     has started the ranks sees to that, if it can: this one may be ended before it comes to it.
     """
-    job, around, task, config = run.job, run.around, run.parts.task, run._config
+    job, context, task, config = run.job, run.context, run.parts.task, run._config
     if run.comm.rank or not job.write:
         yield None
         return
     data = task.dataset
     if job.resume is not None:
         folder = RunFolder(job.resume.folder)
-    elif around.alone:
+    elif context.alone:
         folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
     else:
         folder = RunFolder.take(cast("str", job.config.out))
@@ -328,7 +328,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
         job.memory.note_folder(folder.path.absolute())
     # Ranks that were lost may not be gone yet, though they write no more.
     with FolderLock(folder.path, GONE_S if job.takes_over else 0.0) as lock:
-        folder = replace(folder, lock=lock, together=not around.alone, successor=around.successor)
+        folder = replace(folder, lock=lock, together=not context.alone, successor=context.successor)
         if lock.problem is not None:
             print(
                 f"tutti: warning: the file system of {folder.path} has no locks ({lock.problem}); see to it "
@@ -338,7 +338,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             )
         if job.resume is not None:
             folder.begin_again()
-        told = not around.alone or (job.starter is not None and job.starter.send(folder.path.absolute()))
+        told = not context.alone or (job.starter is not None and job.starter.send(folder.path.absolute()))
         if not told and run.comm.size > 1:
             take_back_after_me(folder)
         try:
@@ -350,7 +350,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             folder.note_start(run.start, flush=not job.takes_over)
             yield folder
         except Exception:
-            if folder.begun or not around.alone:
+            if folder.begun or not context.alone:
                 folder.release_weights()
                 run.recording.rescue(folder)
             elif not told:

@@ -27,7 +27,7 @@ from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.run import RunStart, World, now
 from tutti.records.run_folder import check_writable
 from tutti.records.texts import resumed_text
-from tutti.run.assembled import AssembledRun, Pulse, Surroundings
+from tutti.run.assembled import AssembledRun, Pulse, RunContext
 from tutti.run.build import (
     Task,
     callbacks_of,
@@ -66,38 +66,38 @@ def work(
         UserError: the input is wrong.
     """
     job = load_job(payload, TrainJob)
-    around = Surroundings()
+    context = RunContext()
     if job.memory is not None and isinstance(comm, HostCommunicator):
         kept = KeptData(job.memory.data)
-        around = replace(around, open_data=kept.open)
+        context = replace(context, open_data=kept.open)
         if job.gate is not None:
             prepare = partial(until_needed, kept, comm, payload)
-            around = replace(around, open_data=partial(open_beside_others, kept), prepare=prepare)
+            context = replace(context, open_data=partial(open_beside_others, kept), prepare=prepare)
     if until_needed_on_hosts is not None:
-        around = replace(around, prepare=lambda *_: load_job(until_needed_on_hosts(), TrainJob))
+        context = replace(context, prepare=lambda *_: load_job(until_needed_on_hosts(), TrainJob))
     # Nobody watches a process that tutti has not started, itself or by mpirun.
     watched = started_by().launcher is Launcher.TUTTI or JOB in os.environ
     if isinstance(comm, BlockingCommunicator) and watched:
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
-        around = replace(around, follower=Pulse(comm), on_step=comm.peers.beat)
-    return train(comm, job, around)
+        context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)
+    return train(comm, job, context)
 
 
-def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome:
+def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     """Train, or serve those who train (collective).
 
     Args:
         comm: all ranks of the job, servers included.
         job: the run.
-        around: what it shares with others.
+        context: what it shares with others.
 
     Raises:
         UserError: the input is wrong.
     """
     config, checkpoint = job.config, None
-    if around.prepare is None:
-        if job.write and job.resume is None and comm.rank == 0 and around.alone:
+    if context.prepare is None:
+        if job.write and job.resume is None and comm.rank == 0 and context.alone:
             check_writable(config.out)
         checkpoint = _checkpoint(comm, job)
     with seeded(config.seed), default_floats(job.floats):
@@ -107,12 +107,12 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with ExitStack() as stack:
-            sampler = stack.enter_context(sampling(crew, job.write and around.alone))
-            dataset = around.open_data(job, comm)
+            sampler = stack.enter_context(sampling(crew, job.write and context.alone))
+            dataset = context.open_data(job, comm)
             _note_data(job, comm, dataset)
             task = prepare_task(job, dataset)
-            if around.prepare is not None:
-                job = around.prepare(job, dataset)
+            if context.prepare is not None:
+                job = context.prepare(job, dataset)
                 checkpoint = _checkpoint(comm, job)
             elif not job.takes_over:
                 warn_if_shown(task.module, comm)
@@ -124,7 +124,7 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
                 team,
                 task.module,
                 strategy,
-                lambda: _train(job, team, task, strategy, around, sampler, recording, checkpoint),
+                lambda: _train(job, team, task, strategy, context, sampler, recording, checkpoint),
             )
         said = recording.save(outcome.folder if outcome is not None else None)
         if said and not job.quiet:
@@ -149,7 +149,7 @@ def _train(
     comm: Communicator,
     task: Task,
     strategy: Strategy,
-    around: Surroundings,
+    context: RunContext,
     sampler: Sampler | None,
     recording: Recording,
     checkpoint: Checkpoint | None,
@@ -157,7 +157,7 @@ def _train(
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
     with laid_out(job, comm, task, strategy, checkpoint) as (parts, saved):
         callbacks = callbacks_of(job, comm, parts.task.module)
-        told: list[Callable[[], str | None]] = [] if around.ends is None else [partial(around.ends, comm)]
+        told: list[Callable[[], str | None]] = [] if context.ends is None else [partial(context.ends, comm)]
         told += [] if callbacks is None else [callbacks.why_end]
         parts = replace(parts, ending=replace(parts.ending, told=tuple(told)))
         graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
@@ -182,8 +182,8 @@ def _train(
             if comm.rank == 0 and not job.quiet:
                 # Why, whoever has started these ranks has said.
                 print(resumed_text(replace(start, why="")), flush=True)
-        run = AssembledRun(job, comm, parts, strategy, around, sampler, recording, saved, start, callbacks)
-        return run.carry_out()
+        run = AssembledRun(job, comm, parts, strategy, context, sampler, recording, saved, start, callbacks)
+        return run.execute()
 
 
 def _note_data(job: TrainJob, comm: Communicator, dataset: DataSet) -> None:

@@ -121,7 +121,12 @@ class ModuleMemory:
 
     def all_copied(self) -> Values:
         """Return a copy of all attributes that can be kept, changed or not, without modes."""
-        found = {path: values for path, _, values in self._all() if _is_kept(values)}
+        found = {
+            path: values
+            for path, _, values in self._all()
+            # Those without values are torch's own, such as the shapes of what a pipeline's stages exchange.
+            if _is_kept(values) and not any(one.is_meta for one in _tensors_in(values))
+        }
         known = _without_modes({"attributes": found})
         return cast("Values", in_own_memory(_in_dictionaries(known["attributes"])))
 
