@@ -76,7 +76,7 @@ class Resizes(tutti.Callback):
             return
         if any(thread.is_alive() for thread in self.asking):
             self._waited += 1
-            time.sleep(0.25 if self._waited < 8 else 2)  # There are only so many steps.
+            time.sleep(0.25 if self._waited < 8 else 4)  # There are only so many steps.
             return
         self._waited = 0
         for step, workers in self._workers.items():
@@ -211,14 +211,14 @@ def test_a_run_on_hosts_has_more_and_fewer_ranks_when_somebody_asks(
 def test_a_run_on_hosts_goes_on_when_those_who_are_asked_for_cannot_train(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = {3: 7, 4: 9, 5: 2}
-    found, ranks = resized_run(tmp_path, sizes, hosts="localhost:8")
+    sizes = {3: 4, 4: 2, 5: 3}
+    found, ranks = resized_run(tmp_path, sizes, hosts="localhost:3", batch_size=2)
     assert ranks == [2]
     said = {note.name: note.read_text() for note in tmp_path.glob("asked-*")}
-    assert "batch" in said["asked-3"]
-    assert "the hosts have places for 8 workers, not for 9" in said["asked-4"]
-    assert said["asked-5"] == ""
-    assert "somebody asked for 7 ranks, in vain: " in capfd.readouterr().err
+    assert "the hosts have places for 3 workers, not for 4" in said["asked-3"]
+    assert said["asked-4"] == ""
+    assert "batch" in said["asked-5"]
+    assert "somebody asked for 3 ranks, in vain: " in capfd.readouterr().err
     assert len(found.history) == 6
 
 

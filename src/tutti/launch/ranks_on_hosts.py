@@ -86,7 +86,7 @@ class Reserve(Protocol):
         """Have them begin; None if there are none with this placement, and then none are left."""
 
     def look(self, begins: bool) -> bool:
-        """Look after them; returns whether they are to take over at once.
+        """Look after them; returns whether they take over at once.
 
         Args:
             begins: they may be started now: those before them train. While these begin, their cores are
@@ -112,7 +112,7 @@ def run_on_hosts(
     `hang_timeout_s` is lost, too.
 
     Raises:
-        Replaced: others that somebody has asked for are to take over.
+        Replaced: others that somebody has asked for take over.
     """
     with ExitStack() as stack:
         told = stopping or Stopping(stack.enter_context(SignalWatch()))

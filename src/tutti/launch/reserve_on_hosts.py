@@ -42,7 +42,7 @@ class RanksInReserve:
                 theirs.
 
         Returns:
-            Whether they are to take over at once, as somebody has asked for them.
+            Whether they take over at once, as somebody has asked for them.
         """
         stops = self._stopping.page.requested
         if stops:
@@ -56,7 +56,7 @@ class RanksInReserve:
         elif begins and self._ranks is None:
             self._begin()
         ready = self._asked is not None and self._ranks is not None and self._ranks.ready
-        return ready and self._others.may_take_over()
+        return ready and self._others.may_take_over() and self._others.take_over() is not None
 
     def _note_end(self, ranks: RanksOnHosts) -> None:
         """Have others prepare themselves, unless these would end as well."""

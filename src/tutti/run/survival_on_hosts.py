@@ -95,7 +95,7 @@ def _survive(
                     stopping=stopping,
                 )
             except Replaced:
-                others.take_over()
+                others.forget()  # The lineup has them.
             except PeerLost as lost:
                 if isinstance(lost, LauncherLost) and not memory.place.whole:
                     raise  # It cannot start here, and would not the next time.
