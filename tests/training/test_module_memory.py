@@ -276,3 +276,11 @@ def test_tensors_without_values_are_not_copied() -> None:
     memory.go_back(first, known)
     assert module.scale == 1.0
     assert module.shape[0].is_meta
+
+
+def test_an_attribute_named_as_a_normalised_weight_is_kept() -> None:
+    module: Any = nn.Linear(2, 2)
+    module.scale, module.scale_v, module.scale_orig = 1.0, nn.Parameter(torch.ones(1)), nn.Parameter()
+    memory = ModuleMemory(module)
+    module.scale = 2.0
+    assert memory.state()["attributes"] == {"/scale": 2.0}

@@ -66,9 +66,6 @@ _WITHOUT_STATE: Final = (
 OF_MODULES: Final = frozenset(vars(nn.Module()))
 """Attributes that any module has."""
 
-_SOURCES: Final = ("_orig", "_v")
-"""The ends of names of parameters from which older parts of torch compute an attribute in each pass."""
-
 _CHANGING: Final = (list, deque, dict, set, Tensor, nn.Module, np.ndarray, *RANDOM)
 """What may change in two places at once."""
 
@@ -439,8 +436,12 @@ def _inside(module: nn.Module, names: Mapping[Any, str]) -> tuple[dict[str, Tens
 
 def is_recomputed(owner: object, attribute: str) -> bool:
     """Tell whether a module computes an attribute anew in each pass: a normalised, or a pruned weight."""
-    parameters = owner._parameters if isinstance(owner, nn.Module) else {}
-    return any(f"{attribute}{end}" in parameters for end in _SOURCES)
+    hooks = owner._forward_pre_hooks.values() if isinstance(owner, nn.Module) else ()
+    return any(
+        type(hook).__module__.startswith("torch.nn.utils.")
+        and attribute in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
+        for hook in hooks
+    )
 
 
 def _is_plain(values: Any) -> bool:
