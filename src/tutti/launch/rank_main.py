@@ -145,10 +145,12 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     from tutti.comm.shm.arena import Arena
     from tutti.comm.shm.communicator import HostCommunicator
     from tutti.comm.shm.layout import HostGroup
+    from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.life_locks import LifeLock
     from tutti.launch.world import adopt
 
     torch.set_num_threads(start.threads)
+    CoreWatch(start.threads, warns=start.rank == 0)
     memory = Arena.attach(arena)
     LifeLock(memory, start.life).hold()
     comm = HostCommunicator(HostGroup(memory, start.block, start.rank, range(start.size)))

@@ -70,6 +70,7 @@ def _join_given(threads: int | None) -> Communicator:
     """The communicator of the ranks that the user's launcher has started."""
     import torch
 
+    from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.cores import allowed_cores, share_of
 
     _end_job_on_exceptions()
@@ -78,7 +79,9 @@ def _join_given(threads: int | None) -> Communicator:
     comm = _all_of_torchrun() if started_by().launcher is Launcher.TORCHRUN else _all_of_mpi()
     _leave_at_exit(comm)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
-    torch.set_num_threads(threads or share_of(comm.node.rank, here))
+    threads = threads or share_of(comm.node.rank, here)
+    torch.set_num_threads(threads)
+    CoreWatch(threads, warns=comm.rank == 0)
     return comm
 
 
