@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -50,8 +51,7 @@ class Hdf5(Format):
         try:
             with optional_package("h5py", "HDF5 files").File(path, "r") as file:
                 names = _names(file)
-                if group is not None and labelled:
-                    _named(path, names, str(group))
+                groups = _targets(path, names, str(group)) if group is not None and labelled else None
                 if features is not None and not labelled:
                     return Contents(path.stem, {"train": (_features(path, names, features), None)})
                 if labelled and (features is None) != (labels is None):
@@ -61,7 +61,8 @@ class Hdf5(Format):
                     )
                 if features is not None:
                     inputs = _features(path, names, features)
-                    return Contents(path.stem, {"train": (inputs, _targets(path, names, labels))})
+                    parts = {"train": (inputs, _targets(path, names, labels))}
+                    return Contents(path.stem, parts, groups=groups)
                 words = {name: name.rpartition("/")[2] for name in names}
                 _refuse_alike(path, words)
                 found: dict[str, object] = {
@@ -78,20 +79,7 @@ class Hdf5(Format):
                         "inputs and the targets by --data.features NAME --data.labels NAME; it has "
                         + _all(names)
                     )
-                return from_keys(found, path.stem, str(path), labelled)
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
-            raise _damaged(path, error) from error
-
-    @staticmethod
-    @override
-    def column(path: Path, name: str) -> Array:
-        """Read a data set of numbers or texts, by its name."""
-        with open_data_file(path):
-            pass
-        try:
-            with optional_package("h5py", "HDF5 files").File(path, "r") as file:
-                names = _names(file)
-            return _targets(path, names, name)
+                return replace(from_keys(found, path.stem, str(path), labelled), groups=groups)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
             raise _damaged(path, error) from error
 

@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TextIO
 
-from typing_extensions import override
-
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
-from tutti.data.named_samples import NamedSamples, named_groups
-from tutti.data.rows import Array
+from tutti.data.named_samples import NamedSamples
 from tutti.errors import BadData
 from tutti.records.untrusted import printable
 from tutti.registry import part
@@ -63,12 +60,6 @@ class JsonLines(Format):
             for where, sample in _samples(file, path):
                 samples.add(where, sample)
         return samples.contents(stem_of(path), missing)
-
-    @staticmethod
-    @override
-    def column(path: Path, name: str) -> Array:
-        with open_text(path) as file:
-            return named_groups(path, name, _samples(file, path))
 
 
 def _samples(file: TextIO, path: Path) -> Iterator[tuple[str, dict[str, object]]]:

@@ -31,7 +31,7 @@ class PartFiles(Format):
         """Read the files of each part; further options are those of their format."""
         found = _parts(path)
         pairs = {}
-        columns = None
+        columns = groups = None
         labels: dict[str, tuple[str, ...]] = {}
         for name in sorted(found, key=["train", "validation", "test"].index):
             contents = read_files(found[name], {**options, "missing": missing}, labelled)
@@ -49,7 +49,9 @@ class PartFiles(Format):
             labels[name] = contents.labels
             refuse_other_names(labels, str(path))
             pairs[name] = contents.parts["train"]
-        return Contents(path.resolve().name, pairs, contents.classes, contents.labels, columns or ())
+            groups = contents.groups if name == "train" else groups
+        name = path.resolve().name
+        return Contents(name, pairs, contents.classes, contents.labels, columns or (), groups=groups)
 
     @staticmethod
     def files(path: Path) -> list[Path]:

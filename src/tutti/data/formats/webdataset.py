@@ -98,7 +98,9 @@ class WebDataset(Format):
             lambda number: shown[number].content_in(path),
         )
         decoded, kept = decoded_some(stored, numbers[:][:, 0], size, bool(skip_bad))
-        return Contents(path.stem, {"train": (decoded, None if targets is None else targets[kept])})
+        goals = None if targets is None else targets[kept]
+        groups = None if contents.groups is None else contents.groups[kept]
+        return Contents(path.stem, {"train": (decoded, goals)}, groups=groups)
 
 
 @dataclass(frozen=True)
