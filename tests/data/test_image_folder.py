@@ -87,6 +87,18 @@ def test_a_picture_that_cannot_be_read_is_named_or_left_out(folder, capsys):
     assert "1 of 3 pictures" in capsys.readouterr().err
 
 
+def test_a_picture_that_would_start_a_program_is_not_opened(folder, monkeypatch):
+    from PIL import EpsImagePlugin
+
+    def start(*_, **__):
+        raise AssertionError("Ghostscript has been started")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", start)
+    (folder / "cat" / "a.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 3\n%%EndComments\n")
+    with pytest.raises(BadData, match="cannot identify image file"):
+        read_source(folder, {})
+
+
 def test_a_single_class_is_refused(folder):
     with pytest.raises(BadData, match="pictures of a single class"):
         read_source(folder / "cat", {})

@@ -50,6 +50,15 @@ _DEEP: Final = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _BLOCK: Final = 64
 """Pictures that a thread decodes at a time."""
 
+_FORMATS: Final = {
+    "PNG": ("png",), "JPEG": ("jpg", "jpeg"), "JPEG2000": ("jp2",), "BMP": ("bmp",), "GIF": ("gif",),
+    "WEBP": ("webp",), "TIFF": ("tif", "tiff"), "PPM": ("ppm", "pgm"),
+}
+"""Pillow's formats that are opened, whatever a file is called: of the others EPS starts Ghostscript."""
+
+ENDINGS: Final = tuple(ending for endings in _FORMATS.values() for ending in endings)
+"""The ends of the names of pictures, without a dot."""
+
 
 _contents_wanted: ContextVar[bool] = ContextVar("_contents_wanted", default=True)
 
@@ -217,7 +226,7 @@ def _look_at(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool) -
     colour = np.zeros(len(bad), dtype=bool)
 
     def look(number: int) -> None:
-        with image.open(BytesIO(pictures.content(number))) as picture:
+        with image.open(BytesIO(pictures.content(number)), formats=tuple(_FORMATS)) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"it claims to have {picture.width:,} x {picture.height:,} pixels")
             shapes[number] = picture.height, picture.width
@@ -260,7 +269,7 @@ def _decode(pictures: Pictures, looks: _Looks, skip_bad: bool, files: _Files) ->
             def decode(number: int) -> None:
                 if bad[number]:
                     return
-                with image.open(BytesIO(pictures.content(number))) as picture:
+                with image.open(BytesIO(pictures.content(number)), formats=tuple(_FORMATS)) as picture:
                     ready = (_reduced(image, picture) if picture.mode in _DEEP else picture).convert(mode)
                     if ready.size != (width, height):
                         ready = ready.resize((width, height), image.Resampling.BILINEAR)
