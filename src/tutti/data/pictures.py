@@ -51,8 +51,14 @@ _BLOCK: Final = 64
 """Pictures that a thread decodes at a time."""
 
 _FORMATS: Final = {
-    "PNG": ("png",), "JPEG": ("jpg", "jpeg"), "JPEG2000": ("jp2",), "BMP": ("bmp",), "GIF": ("gif",),
-    "WEBP": ("webp",), "TIFF": ("tif", "tiff"), "PPM": ("ppm", "pgm"),
+    "PNG": ("png",),
+    "JPEG": ("jpg", "jpeg"),
+    "JPEG2000": ("jp2",),
+    "BMP": ("bmp",),
+    "GIF": ("gif",),
+    "WEBP": ("webp",),
+    "TIFF": ("tif", "tiff"),
+    "PPM": ("ppm", "pgm"),
 }
 """Pillow's formats that are opened, whatever a file is called: of the others EPS starts Ghostscript."""
 

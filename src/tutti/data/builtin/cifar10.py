@@ -21,7 +21,7 @@ from tutti.data.formats import read_path
 from tutti.data.rows import Array
 from tutti.errors import BadData
 from tutti.records.files import cache_folder
-from tutti.records.npz import open_data_file
+from tutti.records.npz import damaged, open_data_file
 from tutti.registry import part
 
 LABELS = (
@@ -87,10 +87,7 @@ def _batches(archive: Path) -> dict[str, tuple[Array, Array]]:
                     content = file.read()
                     found[stem] = _of_bytes(content) if name.endswith(".bin") else _of_pickle(content)
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, MemoryError) as error:
-        raise BadData(
-            f"{archive} is truncated or damaged ({archive.stat().st_size:,} bytes): {str(error)[:200]}; "
-            "download it again"
-        ) from error
+        raise damaged(archive, error) from error
     return found
 
 

@@ -16,7 +16,7 @@ from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_key
 from tutti.data.formats import Format, listed
 from tutti.data.rows import Array, Rows, StoredRows, joined, piece
 from tutti.errors import BadData, BadOption
-from tutti.records.npz import DAMAGED, open_data_file
+from tutti.records.npz import DAMAGED, damaged, open_data_file
 from tutti.registry import part
 
 SHARD_BYTES: Final = 1 << 30
@@ -220,10 +220,7 @@ def read_npy(path: Path) -> Array:
             ) from error
         if isinstance(error, OSError) and error.errno is not None:
             raise BadData(f"{path} cannot be read: {error.strerror}") from error
-        size = path.stat().st_size
-        raise BadData(
-            f"{path} is truncated or damaged ({size:,} bytes): {str(error)[:200]}; copy it again"
-        ) from error
+        raise damaged(path, error) from error
     if not isinstance(array, np.ndarray):
         raise BadData(f"{path} is no NPY file but an archive; call it .npz")
     return np.asarray(array)

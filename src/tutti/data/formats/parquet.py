@@ -30,7 +30,7 @@ from tutti.data.tables import (
 )
 from tutti.errors import BadData
 from tutti.load_object import optional_package
-from tutti.records.npz import open_data_file, refuse_larger_than_memory
+from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
 from tutti.registry import part
 
 _BLOCK_BYTES: Final = 1 << 24
@@ -129,10 +129,7 @@ def _opened(path: Path) -> Iterator[_Table]:
     try:
         yield _open_parquet(path) if packed else _open_arrow(path)
     except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-        length = path.stat().st_size
-        raise BadData(
-            f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
-        ) from error
+        raise damaged(path, error) from error
 
 
 def is_frame(value: object) -> bool:

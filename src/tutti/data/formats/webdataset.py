@@ -22,7 +22,7 @@ from tutti.data.named_samples import NamedSamples
 from tutti.data.pictures import ENDINGS, Pictures, decoded_some, stamp
 from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
-from tutti.records.npz import npy_array, open_data_file
+from tutti.records.npz import damaged, npy_array, open_data_file
 from tutti.records.untrusted import printable
 from tutti.registry import part
 
@@ -166,9 +166,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[_Member]:
             file.seek(archive.offset)
             rest = file.read(_END)
     except (tarfile.TarError, EOFError, OSError, ValueError, MemoryError, OverflowError) as error:
-        raise BadData(
-            f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
-        ) from error
+        raise damaged(path, error) from error
     if not rest or rest.strip(b"\0"):
         said = "goes on with something else" if rest else "lacks its end mark"
         raise BadData(
