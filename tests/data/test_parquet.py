@@ -184,7 +184,7 @@ def test_pictures_of_several_sizes_are_brought_to_one(read):
 
 def test_cifar10_is_read_from_the_folder_of_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TUTTI_DATA", str(tmp_path))
-    with pytest.raises(BadData, match=r"put cifar-10-binary\.tar\.gz or .*test\.parquet, as of"):
+    with pytest.raises(BadData, match=r"put cifar-10-binary\.tar\.gz .*test\.parquet, as of"):
         read_source("cifar10", {})
     folder = tmp_path / "cifar10"
     folder.mkdir()
