@@ -230,6 +230,31 @@ def test_listed_files_are_one_data_set(tmp_path):
         read_source(str(listed), {})
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train.txt", "train-0.csv"),
+        ("train-1.txt", "train-0.csv"),
+        ("train.csv", "train-0.csv"),
+        ("train.csv", "train.csv.gz"),
+        ("train-0.csv", "train_0.tsv"),
+    ],
+)
+def test_files_that_may_hold_the_same_samples_are_refused(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_text("train-0.csv\n" if name.endswith(".txt") else "a,y\n1,0\n2,1\n")
+    with pytest.raises(BadData) as caught:
+        read_source(str(tmp_path), {})
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_numbered_files_are_a_part_in_the_order_of_their_numbers(tmp_path):
+    for name, value in (("train-10", 2), ("train-9", 1), ("train_old", 3)):
+        (tmp_path / f"{name}.csv").write_text(f"a,y\n{value},0.5\n")
+    inputs, _ = read_source(str(tmp_path), {}).parts["train"]
+    assert inputs[:].tolist() == [[1], [2]]
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some.one_of(some.binary(max_size=200), some.text('0123.,;"\n\r\ty e-', max_size=100).map(str.encode)))
 def test_hostile_tables_are_read_or_refused(tmp_path, content):
@@ -249,6 +274,13 @@ def test_npy_pairs_and_folders_of_them_are_mapped(tmp_path):
     assert list(read_source(tmp_path, {}).parts) == ["train", "test"]
     _, targets = read_source(str(tmp_path / "x.npy"), {"labels": "other.npy"}).parts["train"]
     assert targets.tolist() == [0, 2, 1, 0]
+    with pytest.raises(BadOption, match=r"--data\.labels"):
+        read_source(str(tmp_path), {"labels": "other.npy"})  # there is a test part, too
+    for name in ("x_test", "y_test"):
+        (tmp_path / f"{name}.npy").unlink()
+    assert read_source(tmp_path, {"labels": "other.npy"}).parts["train"][1].tolist() == [0, 2, 1, 0]
+    with pytest.raises(BadData, match=r"another\.npy"):
+        read_source(tmp_path, {"labels": "another.npy"})
     with pytest.raises(BadData, match=r"no targets beside it.*--data.labels FILE"):
         read_source(str(tmp_path / "other.npy"), {})
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])

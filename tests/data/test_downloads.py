@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tutti.data import downloads
 from tutti.data.builtin import fashion_mnist, mnist
 from tutti.data.downloads import IDX_FILES, Published
 from tutti.errors import BadData
@@ -46,7 +45,6 @@ def publish(served, write_idx, images, monkeypatch, tmp_path):
     """Lets 'mnist' be a small data set that is served here; gives the folder, its address and the cache."""
     monkeypatch.delenv("TUTTI_DATA", raising=False)
     monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(downloads, "SCHEMES", ("http",))
     folder, address = served
     x, y = images
     hashes = []
@@ -60,7 +58,7 @@ def publish(served, write_idx, images, monkeypatch, tmp_path):
 def test_files_are_downloaded_once_into_the_cache(publish, opened, capfd):
     folder, _, cache = publish
     assert len(opened("mnist", validation=0).train) == 40
-    assert "downloading train-images-idx3-ubyte.gz" in capfd.readouterr().err
+    assert "train-images-idx3-ubyte.gz" in capfd.readouterr().err
     assert sorted(p.name for p in cache.iterdir()) == sorted(IDX_FILES)
     for file in folder.iterdir():
         file.unlink()
@@ -162,55 +160,11 @@ def test_published_files_are_downloaded_by_https_alone(published):
     assert all(server.startswith("https://") for server in published.servers)
 
 
-def test_an_address_without_https_is_not_asked(publish, monkeypatch):
-    monkeypatch.setattr(downloads, "SCHEMES", ("https",))
-    with pytest.raises(BadData, match=r"127\.0\.0\.1.*is not to be had by https, but by http"):
-        mnist.PUBLISHED.files()
-
-
-class Detour(Quiet):
-    def do_GET(self):
-        self.send_response(302)
-        self.send_header("Location", "ftp://127.0.0.1/file")
-        self.end_headers()
-
-
-def test_a_detour_without_https_is_not_followed(publish, served, monkeypatch):
-    monkeypatch.setattr(Quiet, "do_GET", Detour.do_GET, raising=False)
-    with pytest.raises(BadData, match=r"ftp://127\.0\.0\.1/file is not to be had by http, but by ftp"):
-        mnist.PUBLISHED.files()
-
-
-def test_a_download_that_is_too_large_is_refused(publish, monkeypatch):
-    monkeypatch.setattr(downloads, "MOST_BYTES", 10)
-    with pytest.raises(BadData, match="it has more than 10 bytes"):
-        mnist.PUBLISHED.files()
-
-
-def test_a_file_that_unpacks_to_too_much_is_refused(publish, monkeypatch):
-    monkeypatch.setattr(downloads, "MOST_UNPACKED_BYTES", 10)
-    with pytest.raises(BadData, match="more than 10 bytes when it is unpacked"):
-        mnist.PUBLISHED.files()
-
-
-def test_a_download_that_takes_too_long_is_refused(publish, monkeypatch):
-    monkeypatch.setattr(downloads, "MOST_S", 0.0)
-    with pytest.raises(BadData, match="bytes of it came in 0 s"):
-        mnist.PUBLISHED.files()
-
-
-def test_a_size_that_the_server_does_not_say_is_limited_as_well(publish, monkeypatch):
-    monkeypatch.setattr(downloads, "MOST_BYTES", 10)
-    monkeypatch.setattr(Quiet, "send_header", lambda *_: None, raising=False)
-    with pytest.raises(BadData, match="it has more than 10 bytes"):
-        mnist.PUBLISHED.files()
-
-
 def test_a_download_that_ends_too_early_is_refused(publish):
     folder, _, cache = publish
     path = folder / f"{IDX_FILES[0]}.gz"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BadData, match="its gzip data end too early"):
+    with pytest.raises(BadData, match="could not be downloaded"):
         mnist.PUBLISHED.files()
     assert list(cache.iterdir()) == []
 

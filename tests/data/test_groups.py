@@ -11,12 +11,19 @@ import pytest
 from pyarrow import feather, parquet, table
 
 from tutti.data.columns import Columns
-from tutti.data.formats import read_column
+from tutti.data.rows import StoredRows
 from tutti.data.sources import read_inputs, read_source
-from tutti.errors import BadData, BadOption, UnknownName, UserError
+from tutti.errors import BadData, BadOption, UserError
 
 PERSONS = ["ann", "bob", "ann", "cy"]
 NUMBERS = [7, 8, 7, 9]
+
+
+def _groups(path: Path, name: str, **options: object) -> list[object]:
+    chosen: dict[str, object] = {} if path.suffix == ".h5" else {"target": "label", "columns": "a"}
+    groups = read_source(str(path), {**chosen, "group": name, **options}).groups
+    assert groups is not None
+    return groups.tolist()
 
 
 def _line(a: float, person: str, number: int, label: int) -> str:
@@ -44,13 +51,25 @@ def tables(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.jsonl", "t.h5", "parts"])
 def test_groups_are_texts_or_numbers(tables: Path, name: str) -> None:
-    assert read_column(tables / name, "person").tolist() == PERSONS
-    assert read_column(tables / name, "number").tolist() == NUMBERS
+    assert _groups(tables / name, "person") == PERSONS
+    assert _groups(tables / name, "number") == NUMBERS
 
 
 @pytest.mark.parametrize("name", ["all.txt", "{t,u}.csv"])
 def test_groups_of_several_files_come_in_their_order(tables: Path, name: str) -> None:
-    assert read_column(tables / name, "person").tolist() == PERSONS + PERSONS[::-1]
+    assert _groups(tables / name, "person") == PERSONS + PERSONS[::-1]
+
+
+@pytest.mark.parametrize("header", ["", "a,person,label\n"])
+@pytest.mark.parametrize("gap", [",2,cat", "2,2,"], ids=["input", "target"])
+def test_rows_that_are_left_out_leave_no_group(tmp_path: Path, header: str, gap: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{header}1,1,cat\n{gap}\n3,3,dog\n4,4,cat\n")
+    options = {"target": 2, "group": "1", "missing": "drop"}
+    contents = read_source(str(tmp_path / "t.csv"), options)
+    inputs, _ = contents.parts["train"]
+    assert isinstance(inputs, StoredRows)
+    assert contents.groups is not None
+    assert contents.groups.tolist() == inputs[:][:, 0].tolist() == [1, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -77,18 +96,19 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
         ("t.jsonl", "persons", "did you mean 'person'"),
         ("gaps.jsonl", "person", "no value in row 2 of the column 'person'"),
         ("lists.jsonl", "person", "has lists in 'person'"),
+        ("short.h5", "person", "3 groups, but 4 samples"),
         ("t.h5", "persons", "no data set 'persons'"),
         ("gaps.csv", "person", "no value in row 2 of the column 'person', by which samples are grouped"),
-        ("t.npz", "person", "no columns by name, such as 'person'; give FILE.npy"),
     ],
 )
 def test_a_column_that_is_not_there_is_refused(tables: Path, name: str, column: str, message: str) -> None:
     (tables / "gaps.csv").write_text("a,person,label\n1,ann,0\n2,,1\n")
-    (tables / "gaps.jsonl").write_text('{"person": "ann", "y": 0}\n{"y": 1}\n')
-    (tables / "lists.jsonl").write_text('{"person": [1], "y": 0}\n' * 2)
-    np.savez(tables / "t.npz", x=np.eye(2), y=[0, 1])
+    (tables / "gaps.jsonl").write_text('{"a": 1, "person": "ann", "label": 0}\n{"a": 1, "label": 1}\n')
+    (tables / "lists.jsonl").write_text('{"a": 1, "person": [1], "label": 0}\n' * 2)
+    with h5py.File(tables / "short.h5", "w") as file:
+        file["x_train"], file["y_train"], file["person"] = np.eye(4), np.arange(4), PERSONS[:3]
     with pytest.raises(UserError, match=message):
-        read_column(tables / name, column)
+        _groups(tables / name, column)
 
 
 def test_the_column_is_no_input_by_name_either(tmp_path: Path) -> None:
@@ -109,7 +129,7 @@ def test_a_misspelt_column_is_refused_in_training_too(tables: Path, name: str) -
 
 def test_data_without_columns_refuse_the_option(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", x=np.eye(2), y=[0, 1])
-    with pytest.raises(UnknownName, match="unknown option 'group' of the NPZ data"):
+    with pytest.raises(BadOption, match="--group-by"):
         read_source(str(tmp_path / "t.npz"), {"group": "person"})
 
 

@@ -184,7 +184,7 @@ def test_pictures_of_several_sizes_are_brought_to_one(read):
 
 def test_cifar10_is_read_from_the_folder_of_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TUTTI_DATA", str(tmp_path))
-    with pytest.raises(BadData, match=r"put cifar-10-binary\.tar\.gz or .*test\.parquet, as of"):
+    with pytest.raises(BadData, match=r"put cifar-10-binary\.tar\.gz .*test\.parquet, as of"):
         read_source("cifar10", {})
     folder = tmp_path / "cifar10"
     folder.mkdir()
@@ -209,3 +209,12 @@ def test_hostile_files_are_read_or_refused(tmp_path, changes):
     with suppress(UserError):
         inputs, targets = read_source(str(path), {"target": "y"}).parts["train"]
         assert len(inputs[:]) == len(targets)
+
+
+def test_a_damaged_file_is_named_in_one_clean_line(tmp_path):
+    parquet.write_table(arrow.table({"x": [0.5, 1.5], "label": [0, 1]}), tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content[:-200] + b"\x0f" * 192 + content[-8:])
+    with pytest.raises(BadData, match=r"a\.parquet is truncated or damaged") as caught:
+        read_source(str(tmp_path / "a.parquet"), {})
+    assert str(caught.value).isprintable()

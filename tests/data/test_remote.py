@@ -248,6 +248,16 @@ def test_files_on_the_web_that_have_changed_are_copied_again(web: tuple[Path, st
         assert (copy if copy.is_file() else copy / "x.npy").read_bytes() == b"new"
 
 
+def test_a_copy_of_which_nobody_knows_whether_it_is_still_right_is_used_with_a_warning(
+    web: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Answers, "broken", "short")  # no Content-Length, ETag or Last-Modified
+    monkeypatch.setattr(Answers, "do_HEAD", Answers.do_GET)
+    for warned in (False, True):
+        assert Path(str(local_copy(f"{web[1]}/set/x.npy"))).read_bytes() == b"half"
+        assert ("warning" in capsys.readouterr().err) is warned
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [

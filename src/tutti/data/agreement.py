@@ -1,38 +1,46 @@
-"""The hosts of a run must have read the same data; what one of them could not read, all of them are told."""
+"""One rank of each host looks at data; all ranks have what it found, the same on all hosts, or one error."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 from tutti.comm.base import Communicator
-from tutti.data.parts import DataSet
 from tutti.errors import BadData, UserError
 
-Outline = tuple[DataSet, int]
-"""A data set whose tensors have no memory, and a checksum of its targets."""
+T = TypeVar("T")
 
 
-def agreed(outcome: Outline | UserError, comm: Communicator) -> DataSet:
-    """Return the data set that all hosts found, or raise the first one's error on all ranks (collective)."""
-    outcomes = cast("list[Outline | UserError]", comm.all_gather_objects(outcome))
-    found: list[Outline] = []
-    for rank, other in enumerate(outcomes):
-        if isinstance(other, UserError):
-            raise other
-        found.append(other)
-        # Their texts have all shapes and types; tensors without memory cannot be compared.
-        if repr(other) != repr(found[0]):
+def agreed(
+    comm: Communicator, look: Callable[[], T], what: str = "data", about: Callable[[T], object] = repr
+) -> T:
+    """Return what the first rank of this host has found (collective).
+
+    Args:
+        comm: all ranks.
+        look: called by the first rank of each host.
+        what: it looks at, for messages.
+        about: what must be the same on all hosts. Texts have the shapes and types of tensors without memory,
+            which cannot be compared themselves.
+
+    Raises:
+        UserError: a look ended with it; on every rank the first one.
+        BadData: two hosts have found different things.
+    """
+    found: T | UserError | None = None
+    if comm.node.rank == 0:
+        try:
+            found = look()
+        except UserError as error:
+            found = error  # the host's other ranks wait for it
+    known = cast("T | UserError", comm.node.broadcast_object(found))
+    every = comm.all_gather_objects(known if isinstance(known, UserError) else about(known))
+    for rank, one in enumerate(every):
+        if isinstance(one, UserError):
+            raise one
+        if one != every[0]:
             raise BadData(
-                f"the hosts read different data: rank 0 has '{_summary(*found[0])}', "
-                f"rank {rank} has '{_summary(*other)}'; copy the same files to every host"
+                f"the hosts read different {what}: rank {rank} has others than rank 0; copy the same files "
+                "to every host"
             )
-    return found[0][0]
-
-
-def _summary(found: DataSet, checksum: int) -> str:
-    parts = (found.train, found.validation, found.test)
-    train, validation, test = (0 if part is None else len(part) for part in parts)
-    return (
-        f"{found.name}: {train:,} train, {validation:,} validation, {test:,} test, "
-        f"inputs {found.shape}, checksum of the targets {checksum:08x}"
-    )
+    return cast("T", known)

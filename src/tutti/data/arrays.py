@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tutti.data.columns import Column
-from tutti.data.rows import Array, Rows, StoredRows, chosen, joined
+from tutti.data.rows import Array, Indices, Rows, StoredRows, chosen, joined
 from tutti.errors import BadData, NotFinite
 
 MISSING: Final = ("error", "drop", "mean")
@@ -32,7 +32,7 @@ def part_columns(
     targets: object,
     missing: str = "error",
     columns: tuple[str, ...] = (),
-) -> tuple[tuple[Column[Rows], ...], Array]:
+) -> tuple[tuple[Column[Rows], ...], Array, Indices]:
     """Return the inputs and targets of a part, the inputs in the form in which they are kept.
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
@@ -46,12 +46,16 @@ def part_columns(
         missing: one of `MISSING`; samples with NaN are left out, refused, or kept.
         columns: the names of the inputs, if they are those of a table.
 
+    Returns:
+        The inputs, the targets, and the numbers of the samples that are kept.
+
     Raises:
         BadData: no numbers, no samples, or unequal lengths.
         NotFinite: NaN or inf among the inputs.
     """
     y = targets[:] if isinstance(targets, StoredRows) else as_array(targets, f"{part} targets")
     found = [_column(part, what, one, y) for what, one in inputs]
+    kept = np.arange(len(y))
     if missing == "drop":
         kept = np.flatnonzero(~np.logical_or.reduce([_with_nan(y), *map(_incomplete, found)]))
         if len(kept) < len(y):
@@ -71,7 +75,7 @@ def part_columns(
         refuse_not_finite(what, values_of(column), but_nan=missing == "mean" and not ragged)
         if missing == "mean" and part == "train" and not ragged:
             _refuse_without_values(column.rows, columns)
-    return tuple(found), y
+    return tuple(found), y, kept
 
 
 def values_of(column: Column[Rows]) -> Rows:

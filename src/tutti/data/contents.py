@@ -73,6 +73,7 @@ class Contents(Generic[T, Y]):
         labels: the classes' names, where the data have them.
         columns: the names of the inputs, where each is one number of a table.
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
+        groups: of the training samples, of shape (samples,), where a column for them was chosen.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Contents(Generic[T, Y]):
     labels: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     filled: bool = False
+    groups: Array | None = None
 
 
 def slot_of(name: str) -> tuple[str, str] | None:

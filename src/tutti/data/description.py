@@ -85,10 +85,9 @@ class _InputStatistics:
 
     def __init__(self, column: Column[Rows], groups: list[str]) -> None:
         self._column, self._groups = column, groups
-        self._sums = np.zeros((len(groups), 2))
+        self._mean, self._squares = np.zeros(len(groups)), np.zeros(len(groups))
         self._least, self._most = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
-        self._missing = np.zeros(len(groups), np.int64)
-        self._count = 0
+        self._missing, self._known = np.zeros((2, len(groups)), np.int64)
 
     def read(self, start: int, stop: int) -> tuple[list[Array], NDArray[np.bool_]]:
         """Return some samples, and which have a value that is NaN."""
@@ -106,10 +105,16 @@ class _InputStatistics:
     def _note(self, chunk: Array) -> None:
         values = chunk.astype(np.float64).reshape(len(chunk), len(self._groups), -1 if chunk.size else 0)
         there = ~np.isnan(values)
-        self._count += values.shape[0] * values.shape[2]
+        known = there.sum(axis=(0, 2))
         self._missing += (~there).sum(axis=(0, 2))
-        powers = [np.where(there, values**power, 0).sum(axis=(0, 2)) for power in (1, 2)]
-        self._sums += np.stack(powers, axis=1)
+        mean = np.where(there, values, 0).sum(axis=(0, 2)) / np.maximum(1, known)
+        squares = np.where(there, values - mean[:, None], 0) ** 2
+        # Squares around the means of chunks, as those around 0 lose all digits; joined as by Chan, Golub and
+        # LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+        share, change = known / np.maximum(1, self._known + known), mean - self._mean
+        self._squares += squares.sum(axis=(0, 2)) + change**2 * self._known * share
+        self._mean += change * share
+        self._known += known
         least, most = (np.where(there, values, bound) for bound in (np.inf, -np.inf))
         self._least = np.minimum(self._least, least.min(axis=(0, 2), initial=np.inf))
         self._most = np.maximum(self._most, most.max(axis=(0, 2), initial=-np.inf))
@@ -118,11 +123,9 @@ class _InputStatistics:
         """Describe all that was read."""
         floats = stored_dtype(values_of(self._column)).kind == "f"
         for at, name in enumerate(self._groups):
-            count = self._count - self._missing[at]
-            mean, squares = self._sums[at] / max(1, count)
-            least, most = float(self._least[at]), float(self._most[at])
-            deviation = 0.0 if least == most else math.sqrt(max(0.0, squares - mean**2))
-            yield Values(name, float(mean), deviation, least, most, int(self._missing[at]), floats)
+            mean, least, most = (float(of[at]) for of in (self._mean, self._least, self._most))
+            deviation = 0.0 if least == most else math.sqrt(self._squares[at] / max(1, self._known[at]))
+            yield Values(name, mean, deviation, least, most, int(self._missing[at]), floats)
 
 
 def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:

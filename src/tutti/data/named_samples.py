@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ from tutti.data.tables import (
     choose,
     groups_of,
     one_column,
-    position_of,
     refuse_long_texts,
     targets_of,
 )
@@ -110,8 +108,11 @@ class NamedSamples:
         if not self._labelled:
             return Contents(name, {"train": (self._inputs_of(None), None)}, columns=names)
         columns = [one_column(several, str(self._path)) for several in zip(*self._goals, strict=True)]
+        grouped = columns.pop() if self._choice.group is not None else None
         targets, kept = targets_of(columns, missing, str(self._path))
-        return Contents(name, {"train": (self._inputs_of(np.flatnonzero(kept)), targets)}, columns=names)
+        groups = None if grouped is None else groups_of(grouped, kept, str(self._path))
+        inputs = self._inputs_of(np.flatnonzero(kept))
+        return Contents(name, {"train": (inputs, targets)}, columns=names, groups=groups)
 
     def _inputs_of(self, wanted: Indices | None) -> object:
         """Return the inputs of some samples, by their numbers; None: of all."""
@@ -137,7 +138,9 @@ class NamedSamples:
             values = [one.get(name) for one in samples for name in inputs]
             numbers = as_floats(_numbers(self._path, places, inputs, values))
             self._table.add(numbers.reshape(len(samples), -1))
-        goals = [self._names[at] for at in self._choice.targets]
+        choice = self._choice
+        goals = [self._names[at] for at in choice.targets]
+        goals += [] if choice.group is None else [self._names[choice.group]]
         self._goals.append(
             [_goal(self._path, places, name, [one.get(name) for one in samples]) for name in goals]
         )
@@ -224,32 +227,6 @@ class _ListInput(_NamedInput):
         for at, array in enumerate(self._sequences):
             found[at] = array.astype(np.int64) if whole else as_floats(array)
         return found if wanted is None else found[wanted]
-
-
-def named_groups(path: Path, name: str, samples: Iterable[tuple[str, Mapping[str, object]]]) -> Array:
-    """Return the values of one name, by which samples are grouped.
-
-    Args:
-        path: the file that has them.
-        name: or the position among the names of the first sample.
-        samples: with their places in the file.
-
-    Raises:
-        BadData: the first sample has no such name, or a value is missing, or no number and no text.
-    """
-    left = iter(samples)
-    blocks: list[Column] = []
-    while some := list(islice(left, _BLOCK)):
-        if not blocks:
-            names = list(some[0][1])
-            name = names[position_of(names, name, str(path))]
-        blocks.append(_goal(path, [place for place, _ in some], name, [one.get(name) for _, one in some]))
-    if not blocks:
-        raise BadData(f"{path} has no samples; give at least two")
-    found = groups_of(one_column(blocks, str(path)), str(path))
-    if found.ndim > 1:
-        raise BadData(f"{path} has lists in '{name}'; give each sample a number or a text as its group")
-    return found
 
 
 def _goal(path: Path, places: Sequence[str], name: str, values: list[object]) -> Column:

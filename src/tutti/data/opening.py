@@ -74,15 +74,15 @@ def open_data(
         return open_streamed(streamed.given, comm, validation, seed, known)
     data, options = streamed.data, streamed.options
     node = comm.node
-    found: tuple[DataSet, int, _Pieces] | UserError | None = None
-    if node.rank == 0:
-        try:
-            found = _find(read_source(data, options, known), validation, seed)
-            refuse_too_large(found[0].name, found[0].nbytes)
-        except UserError as error:
-            found = error  # the host's other ranks wait for the leader's word
-    outcome = node.broadcast_object(found[:2] if isinstance(found, tuple) else found)
-    outline = agreed(cast("tuple[DataSet, int] | UserError", outcome), comm)
+    pieces: _Pieces = []
+
+    def look() -> tuple[DataSet, int]:
+        outline, checksum, read = _find(read_source(data, options, known), validation, seed)
+        refuse_too_large(outline.name, outline.nbytes)
+        pieces.extend(read)
+        return outline, checksum
+
+    outline, _ = agreed(comm, look)
     lengths, train = [len(part) for part in outline.parts], outline.train
     targets = node.shared(sum(lengths), *train.targets.shape[1:], dtype=train.targets.dtype)
     columns = [
@@ -94,8 +94,7 @@ def open_data(
         for column in columns_of(train.stored_inputs)
     ]
     scale = None
-    if isinstance(found, tuple):
-        pieces = found[2]
+    if node.rank == 0:
         _fill(targets, [(wanted, indices) for (_, wanted), indices in pieces])
         for number, column in enumerate(columns):
             read = [columns_of(stored)[number] for (stored, _), _ in pieces]

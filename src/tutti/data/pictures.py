@@ -2,7 +2,6 @@
 
     CACHE/pictures/KEY.npy         (pictures, height, width[, 3]), 8 bits each
     CACHE/pictures/KEY-good.npy    the numbers of those that could be decoded
-    CACHE/pictures/KEY-sums.npy    the CRC-32 of each MiB of the first file, and of the second file
 
 KEY depends on where the pictures come from, and when that was changed last.
 """
@@ -13,8 +12,7 @@ import hashlib
 import os
 import sys
 import threading
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,17 +36,26 @@ from tutti.terminal import console_on
 MOST_PIXELS: Final = 1 << 26
 """The largest picture: a small file may claim to be far larger."""
 
-_CHECKED_BYTES: Final = 1 << 20
-"""Bytes that have a checksum of their own."""
-
-_MOST_CHECKED: Final = 256
-"""Checksums that are compared whenever decoded pictures are opened: a quarter of a second."""
-
 _DEEP: Final = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's kinds of grey pictures of 16 bits."""
 
 _BLOCK: Final = 64
 """Pictures that a thread decodes at a time."""
+
+_FORMATS: Final = {
+    "PNG": ("png",),
+    "JPEG": ("jpg", "jpeg"),
+    "JPEG2000": ("jp2",),
+    "BMP": ("bmp",),
+    "GIF": ("gif",),
+    "WEBP": ("webp",),
+    "TIFF": ("tif", "tiff"),
+    "PPM": ("ppm", "pgm"),
+}
+"""Pillow's formats that are opened, whatever a file is called: of the others EPS starts Ghostscript."""
+
+ENDINGS: Final = tuple(ending for endings in _FORMATS.values() for ending in endings)
+"""The ends of the names of pictures, without a dot."""
 
 
 _contents_wanted: ContextVar[bool] = ContextVar("_contents_wanted", default=True)
@@ -100,12 +107,11 @@ def decoded(pictures: Pictures, size: object = None, skip_bad: bool = False) -> 
     shape = _size(size)
     text = repr((list(pictures.key), shape, skip_bad))
     place = cache_folder() / "pictures" / hashlib.sha256(text.encode()).hexdigest()[:32]
-    files = _Files(*(place.with_name(f"{place.name}{end}.npy") for end in ("", "-good", "-sums")))
+    files = _Files(*(place.with_name(f"{place.name}{end}.npy") for end in ("", "-good")))
     try:
-        files.refuse_damaged()
         mapped, numbers = files.opened()
     except (OSError, ValueError, EOFError):
-        # They are not there yet, or damaged.
+        # They are not there yet, or cut off.
         looks = _look_at(pictures, shape, skip_bad)
         if _contents_wanted.get():
             _decode(pictures, looks, skip_bad, files)
@@ -127,37 +133,10 @@ class _Files(NamedTuple):
 
     values: Path
     good: Path
-    sums: Path
 
     def opened(self) -> tuple[Array, Indices]:
         """Map decoded pictures, and read the numbers of those that could be decoded."""
         return np.load(self.values, mmap_mode="r", allow_pickle=False), np.load(self.good, allow_pickle=False)
-
-    def refuse_damaged(self) -> None:
-        """Compare the checksums: all of small files, of large ones those of blocks spread over them.
-
-        Raises:
-            OSError, ValueError, EOFError: a file is missing or damaged.
-        """
-        wanted = np.load(self.sums, allow_pickle=False)
-        *blocks, good = wanted.tolist()
-        numbers = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), _MOST_CHECKED)).astype(int))
-        right = -(-self.values.stat().st_size // _CHECKED_BYTES) == len(blocks)
-        right = right and self._sums(numbers.tolist()) == [blocks[number] for number in numbers]
-        if not right or zlib.crc32(self.good.read_bytes()) != good:
-            raise ValueError(f"{self.values} is damaged")
-
-    def write_sums(self) -> None:
-        """Write the checksums of the other files."""
-        blocks = self._sums(range(-(-self.values.stat().st_size // _CHECKED_BYTES)))
-        np.save(self.sums, np.array([*blocks, zlib.crc32(self.good.read_bytes())], np.uint32))
-
-    def _sums(self, numbers: Iterable[int]) -> list[int]:
-        with self.values.open("rb", buffering=0) as file:
-            return [
-                zlib.crc32(os.pread(file.fileno(), _CHECKED_BYTES, number * _CHECKED_BYTES))
-                for number in numbers
-            ]
 
 
 def decoded_some(
@@ -217,7 +196,7 @@ def _look_at(pictures: Pictures, size: tuple[int, int] | None, skip_bad: bool) -
     colour = np.zeros(len(bad), dtype=bool)
 
     def look(number: int) -> None:
-        with image.open(BytesIO(pictures.content(number))) as picture:
+        with image.open(BytesIO(pictures.content(number)), formats=tuple(_FORMATS)) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"it claims to have {picture.width:,} x {picture.height:,} pixels")
             shapes[number] = picture.height, picture.width
@@ -260,7 +239,7 @@ def _decode(pictures: Pictures, looks: _Looks, skip_bad: bool, files: _Files) ->
             def decode(number: int) -> None:
                 if bad[number]:
                     return
-                with image.open(BytesIO(pictures.content(number))) as picture:
+                with image.open(BytesIO(pictures.content(number)), formats=tuple(_FORMATS)) as picture:
                     ready = (_reduced(image, picture) if picture.mode in _DEEP else picture).convert(mode)
                     if ready.size != (width, height):
                         ready = ready.resize((width, height), image.Resampling.BILINEAR)
@@ -274,7 +253,6 @@ def _decode(pictures: Pictures, looks: _Looks, skip_bad: bool, files: _Files) ->
                     array[at] = array[number]
                 array.flush()
             np.save(new.good, kept)
-            new.write_sums()
             for one, place in zip(new, files, strict=True):
                 one.replace(place)
     except OSError as error:

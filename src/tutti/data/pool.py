@@ -16,13 +16,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
+from tutti.data.agreement import agreed
 from tutti.data.arrays import samples_per_chunk, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import Contents
@@ -33,7 +34,6 @@ from tutti.data.scale import mean_scale, pixel_sums, scale_of
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming.options import without_stream
-from tutti.errors import BadData, UserError
 from tutti.records.shapes import Shape
 from tutti.records.splits import read_split
 
@@ -260,21 +260,18 @@ def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | 
         UserError: as `open_data` does; on every rank the same.
     """
     node = comm.node
-    contents: Contents[Stored[Rows], Array] | None = None
-    found: PoolOutline | UserError | None = None
-    if node.rank == 0:
-        try:
-            contents = read_source(data, without_stream(data, options or {}, BY_NUMBER))
-            found = PoolOutline.of(contents)
-            refuse_too_large(found.name, found.nbytes, FEWER)
-        except UserError as error:
-            found = error  # the host's other ranks wait for the leader's word
-    outline = cast("PoolOutline | UserError", node.broadcast_object(found))
-    outlines = cast("list[PoolOutline | UserError]", comm.all_gather_objects(outline))
-    _refuse_differing(outlines, "data")
-    assert isinstance(outline, PoolOutline), "an error has been raised"
+    read: list[Contents[Stored[Rows], Array]] = []
+
+    def look() -> PoolOutline:
+        contents = read_source(data, without_stream(data, options or {}, BY_NUMBER))
+        outline = PoolOutline.of(contents)
+        refuse_too_large(outline.name, outline.nbytes, FEWER)
+        read.append(contents)
+        return outline
+
+    outline = agreed(comm, look)
     pool = outline.laid(node.shared(outline.nbytes, dtype=torch.uint8))
-    if contents is not None:
+    for contents in read:
         pool.fill(contents)
     # Nobody goes on before the leader has filled it.
     node.barrier()
@@ -297,17 +294,12 @@ def divided(
     Raises:
         BadData: a part would be empty, or the split cannot be used; on every rank the same.
     """
-    node = comm.node
-    found: tuple[Indices, Indices] | UserError | None = None
-    if node.rank == 0:
-        try:
-            found = _rows(pool, validation, seed, place)
-        except UserError as error:
-            found = error  # the host's other ranks wait for the leader's word
-    rows = cast("tuple[Indices, Indices] | UserError", node.broadcast_object(found))
-    said = rows if isinstance(rows, UserError) else zlib.crc32(rows[1].data, zlib.crc32(rows[0].data))
-    _refuse_differing(comm.all_gather_objects(said), "splits")
-    assert isinstance(rows, tuple), "an error has been raised"
+    rows = agreed(
+        comm,
+        lambda: _rows(pool, validation, seed, place),
+        "splits",
+        lambda both: zlib.crc32(both[1].data, zlib.crc32(both[0].data)),
+    )
     return pool.with_rows(*rows, alone=place is not None)
 
 
@@ -321,18 +313,6 @@ def _rows(
         return found.train, found.test
     share = 0 if "validation" in pool.parts else validation
     return split(targets.numpy(), share, seed, outline.classes)
-
-
-def _refuse_differing(found: list[object] | list[PoolOutline | UserError], what: str) -> None:
-    """Raise the first error among what the ranks have found, or one if they have found different things."""
-    for rank, one in enumerate(found):
-        if isinstance(one, UserError):
-            raise one
-        if one != found[0]:
-            raise BadData(
-                f"the hosts read different {what}: rank {rank} has others than rank 0; copy the same files "
-                "to every host"
-            )
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype) -> int:

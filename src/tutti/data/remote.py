@@ -49,7 +49,7 @@ _UNFINISHED: Final = ".unfinished"
 _MANIFEST: Final = "copied.json"
 _LOCK: Final = "lock"
 _MARKS: Final = (
-    *("ETag", "etag", "md5Hash", "content_md5", "mtime"),
+    *("ETag", "etag", "md5Hash", "content_md5", "blob_id", "mtime"),
     *("LastModified", "Last-Modified", "last_modified", "updated", "modified", "created"),
 )
 """Facts that stores give of a file, of which any tells another content of the same size."""
@@ -145,6 +145,12 @@ def _bring(url: str, place: Path, name: str) -> None:
     wanted = {
         to: path for to, (path, _) in found.items() if not _is_copied(place / to, marks[to], known.get(to))
     }
+    if any(to not in wanted and mark == [None, ""] for to, mark in marks.items()):
+        print(
+            f"tutti: warning: {shown(url)} does not say whether it has changed; its copy in {place} is used: "
+            "delete that folder to copy it again",
+            file=sys.stderr,
+        )
     for to in known.keys() - marks.keys():
         (place / to).unlink(missing_ok=True)
     needed = sum(int(marks[to][0] or 0) for to in wanted)

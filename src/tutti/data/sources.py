@@ -12,7 +12,7 @@ a frame of pandas or polars                   with the options `target` and `col
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -77,15 +77,22 @@ def _checked(
         )
         for part, (_, y) in contents.parts.items()
     }
-    _refuse_other_kinds(given_inputs, {part: x for part, (x, _) in read.items()})
-    inputs = _in_one_form(given_inputs, {part: x for part, (x, _) in read.items()})
-    parts = {part: (inputs[part], y) for part, (_, y) in read.items()}
-    train, _ = read["train"]
+    _refuse_other_kinds(given_inputs, {part: x for part, (x, *_) in read.items()})
+    inputs = _in_one_form(given_inputs, {part: x for part, (x, *_) in read.items()})
+    parts = {part: (inputs[part], y) for part, (_, y, _) in read.items()}
+    train, _, kept = read["train"]
     filled = missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train)
+    groups = contents.groups
+    if groups is not None:
+        before = len(cast("Sized", contents.parts["train"][1]))
+        if len(groups) != before:
+            raise BadData(f"there are {len(groups):,} groups, but {before:,} samples; give one for each")
+        groups = groups[kept]
     arrays = replace(
         Contents(printable(contents.name), parts, contents.classes, contents.labels),
         columns=tuple(map(printable, contents.columns)),
         filled=filled,
+        groups=groups,
     )
     found = with_checked_targets(arrays, given, known)
     _, first = found.parts["train"]
@@ -148,7 +155,7 @@ def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Stored[
         called = part if len(given.parts) > 1 else "given"
         several = [(given.label(called, number), one) for number, one in enumerate(inputs)]
         targets = np.zeros(_samples(*several[0]), np.int8)  # One for each input is due.
-        read[part], _ = part_columns(called, several, targets, missing, contents.columns)
+        read[part], *_ = part_columns(called, several, targets, missing, contents.columns)
     if not given.single:
         _refuse_other_kinds(given, read)
     parts = {part: (inputs, None) for part, inputs in _in_one_form(given, read).items()}

@@ -32,10 +32,11 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Choice:
-    """The columns of a table that are used, by their positions."""
+    """The columns of a table that are used, by their positions; `group` is None without groups."""
 
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
+    group: int | None = None
 
 
 def choose(
@@ -71,17 +72,17 @@ def choose(
         targets = tuple(named)
     else:
         targets = _positions(names, target, "target", what)
-    grouped = set() if group is None else _grouping(names, str(group))
-    if group is not None and not grouped and labelled:  # what is to be predicted may lack it
-        _position(names, str(group), "--data.group", what)
+    grouped = None if group is None else _grouping(names, str(group))
+    if group is not None and grouped is None and labelled:  # what is to be predicted may lack it
+        grouped = _position(names, str(group), "--group-by", what)
     if columns is None:
-        left_out = {*targets, *grouped}
+        left_out = {*targets, grouped}
         inputs = tuple(at for at in range(len(names)) if at not in left_out and not _counts_rows(names[at]))
     else:
         inputs = _positions(names, columns, "columns", what)
     if not inputs:
         raise BadData(f"{what} has no column but the target; add columns that it is to be predicted from")
-    if grouped & {*inputs}:
+    if grouped in inputs:
         raise BadOption(
             f"samples are grouped by the column '{group}', and it is an input, too, though no group is met "
             "again; leave it out of --data.columns"
@@ -91,39 +92,34 @@ def choose(
     both = sorted({*inputs} & {*targets})
     if both:
         raise BadOption(f"the column '{names[both[0]]}' is input and target at once; leave it out of one")
-    return Choice(inputs, targets)
+    return Choice(inputs, targets, grouped)
 
 
-def position_of(names: Sequence[str], name: str, what: str) -> int:
-    """Return the position of a column by which samples are grouped, by its name or its number.
-
-    Raises:
-        BadData: there is no such column.
-    """
-    found = _grouping(names, name)
-    return found.pop() if found else _position(names, name, "--group-by", what)
-
-
-def _grouping(names: Sequence[str], name: str) -> set[int]:
+def _grouping(names: Sequence[str], name: str) -> int | None:
     """Return the position of a column by which samples are grouped, if it is there once."""
-    found = {at for at, one in enumerate(names) if one == name}
+    found = [at for at, one in enumerate(names) if one == name]
     if not found and re.fullmatch(r"-?\d{1,9}", name) and -len(names) <= int(name) < len(names):
-        return {int(name) % len(names)}
-    return found if len(found) == 1 else set()
+        return int(name) % len(names)
+    return found[0] if len(found) == 1 else None
 
 
-def groups_of(column: Column, what: str) -> Array:
-    """Return a column by which samples are grouped.
+def groups_of(column: Column, kept: NDArray[np.bool_], what: str) -> Array:
+    """Return the groups of the rows of the table `what` that are kept.
 
     Raises:
-        BadData: it has no value in a row of the table `what`.
+        BadData: one of them has no group, or a list in its place.
     """
-    if column.absent.any():
+    lacking = column.absent & kept
+    if lacking.any():
         raise BadData(
-            f"{what} has no value in row {int(column.absent.argmax()) + 1:,} of the column '{column.name}', "
+            f"{what} has no value in row {int(lacking.argmax()) + 1:,} of the column '{column.name}', "
             "by which samples are grouped; give each sample a group"
         )
-    return column.values
+    if column.values.ndim > 1:
+        raise BadData(
+            f"{what} has lists in '{column.name}'; give each sample a number or a text as its group"
+        )
+    return column.values[kept]
 
 
 def _counts_rows(name: str) -> bool:

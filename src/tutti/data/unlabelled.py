@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
+from tutti.data.agreement import agreed
 from tutti.data.arrays import stored_dtype
 from tutti.data.columns import Column, Stored, columns_of, in_place_of
 from tutti.data.rows import Rows
 from tutti.data.sources import read_inputs
-from tutti.errors import BadData, UserError
+from tutti.errors import BadData
 
 BLOCK_BYTES: Final = 1 << 26
 """The memory of the inputs that are read at a time, about."""
@@ -140,25 +141,15 @@ def open_inputs(
     Raises:
         UserError: as `open_data` does; on every rank the same.
     """
-    node, stored = comm.node, None
-    found: InputsOutline | UserError | None = None
-    if node.rank == 0:
-        try:
-            found, stored = _find(data, options, part)
-        except UserError as error:
-            found = error  # the host's other ranks wait for the leader's word
-    outline = node.broadcast_object(found)
-    outlines = cast("list[InputsOutline | UserError]", comm.all_gather_objects(outline))
-    for rank, one in enumerate(outlines):
-        if isinstance(one, UserError):
-            raise one
-        # Their texts have all shapes and types; tensors without memory cannot be compared.
-        if repr(one) != repr(outlines[0]):
-            raise BadData(
-                f"the hosts read different data: rank {rank} has others than rank 0; copy the same files to "
-                "every host"
-            )
-    return InputStream(cast("InputsOutline", outline), comm, stored)
+    read: list[Stored[Rows]] = []
+
+    def look() -> InputsOutline:
+        outline, stored = _find(data, options, part)
+        read.append(stored)
+        return outline
+
+    outline = agreed(comm, look)
+    return InputStream(outline, comm, read[0] if read else None)
 
 
 def _find(

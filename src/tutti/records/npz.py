@@ -22,7 +22,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from tutti.errors import BadData
-from tutti.records.untrusted import open_file
+from tutti.records.untrusted import open_file, printable
 
 Array = NDArray[Any]
 
@@ -121,9 +121,10 @@ def refuse_larger_than_memory(path: Path, nbytes: int) -> None:
 
 
 def damaged(path: Path, error: Exception) -> BadData:
-    """Return the error for a file that is truncated or damaged."""
-    size, said = path.stat().st_size, str(error)[:200]
-    return BadData(f"{path} is truncated or damaged ({size:,} bytes): {said}; copy it again")
+    """Return the error for a file that is truncated or damaged, in one line whatever a library says."""
+    size = path.stat().st_size
+    reason = printable(" ".join(str(error)[:200].split()))
+    return BadData(f"{path} is truncated or damaged ({size:,} bytes): {reason}; copy it again")
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:

@@ -15,7 +15,6 @@ from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
 from tutti.data.streaming.part import StreamedPart
-from tutti.data.streaming.quality import quality_of
 from tutti.errors import StateLost
 from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import stoppable
@@ -365,11 +364,11 @@ def _print_beginning(parts: Assembly) -> None:
     together = not parts.schedule.batches.own
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
     if isinstance(train, StreamedPart):
-        print(*_of_stream(train, parts.config), sep="\n", flush=True)
+        print(*_of_stream(train), sep="\n", flush=True)
 
 
-def _of_stream(part: StreamedPart, config: TrainConfig) -> Iterator[str]:
-    """Describe how a part is streamed, and how good its shuffle is."""
+def _of_stream(part: StreamedPart) -> Iterator[str]:
+    """Describe how a part is streamed, and from how much of it a batch draws."""
     stored, windows = part.stored_inputs, part.windows
     assert isinstance(stored, torch.Tensor), "what is streamed has one input"
     assert windows is not None, "the training part is streamed in windows"
@@ -378,7 +377,10 @@ def _of_stream(part: StreamedPart, config: TrainConfig) -> Iterator[str]:
         f"streaming {stored.nbytes / 1e9:.2f} GB: blocks of {windows.block:,} samples, windows of "
         f"{windows.largest * each / 1e6:.1f} MB, of which one is in use and the next is read meanwhile"
     )
-    yield str(quality_of(windows, part.targets, config.batch_size, config.seed))
+    yield (
+        f"shuffle: a batch draws from {min(windows.blocks, windows.all_blocks):,} of {windows.all_blocks:,} "
+        f"blocks ({windows.largest / windows.samples:.2%} of the samples)"
+    )
 
 
 def _print_end(

@@ -419,7 +419,7 @@ def _as_part(inputs: object, data: TrainedOn) -> Part:
     several = [(given.label("given", at), one) for at, one in enumerate(given.parts["given"])]
     first = several[0][1]
     count = len(first.rows if isinstance(first, Column) else first)
-    columns, _ = part_columns("given", several, np.zeros(count), _missing(data))
+    columns, *_ = part_columns("given", several, np.zeros(count), _missing(data))
 
     def kept(rows: Rows) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(rows[:], dtype=stored_dtype(rows)))

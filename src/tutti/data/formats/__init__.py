@@ -20,7 +20,7 @@ from tutti.data.arrays import as_array
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents
 from tutti.data.rows import Array, Rows, StoredRows, joined
-from tutti.errors import BadData
+from tutti.errors import BadData, BadOption
 from tutti.load_object import call_with_options, takes_option
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
@@ -76,17 +76,6 @@ class Format(ABC):
         return []
 
     @staticmethod
-    def column(path: Path, name: str) -> Array:
-        """Read a column beside inputs and targets, such as the group of each sample of the training part.
-
-        Raises:
-            BadData: there is none of that name, it has gaps, or the format knows no columns.
-        """
-        raise BadData(
-            f"{path} has no columns by name, such as '{name}'; give FILE.npy with a value for each sample"
-        )
-
-    @staticmethod
     def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
         """Write a data set, so that `read` gives the same; no more than a chunk of it is in memory.
 
@@ -117,6 +106,11 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
         UnknownName: an option that its reader does not have.
     """
     form = format_of(path)
+    if "group" in options and not form.files(path) and not takes_option(form.read, "group"):
+        raise BadOption(
+            f"{path} has no columns by name, such as '{options['group']}' (--group-by); give FILE.npy with a "
+            "value for each sample"
+        )
     if not takes_option(form.read, "missing"):
         options = {key: value for key, value in options.items() if key != "missing"}
     own: dict[str, object] = {"path": path}
@@ -134,20 +128,18 @@ def takes_data_option(path: Path, name: str) -> bool:
     return takes_data_option(files[0], name) if files else takes_option(form.read, name)
 
 
-def read_column(path: Path, name: str) -> Array:
-    """Read a column of a file or a folder beside inputs and targets, a value for each training sample.
+def _joined_groups(paths: Sequence[Path], groups: Sequence[Array | None]) -> Array | None:
+    """Return the groups of the samples of several files.
 
     Raises:
-        BadData: there is none, or of several files one has numbers and another texts.
+        BadData: one has numbers and another texts.
     """
-    form = format_of(path)
-    paths = form.files(path)
-    if not paths:
-        return form.column(path, name)
-    found = [read_column(path, name) for path in paths]
+    found = [one for one in groups if one is not None]
+    if not found:
+        return None
     for path, one in zip(paths, found, strict=True):
         if (one.dtype.kind in "US") != (found[0].dtype.kind in "US"):
-            raise BadData(f"{path} has texts or numbers in '{name}', and {paths[0]} the other; give one kind")
+            raise BadData(f"{path} has texts or numbers as groups, and {paths[0]} the other; give one kind")
     return np.concatenate(found)
 
 
@@ -196,7 +188,7 @@ def read_files(
             if not (first.columns and {y.dtype.kind, targets[0].dtype.kind} <= {"i", "f"}):
                 _refuse_other(path, "targets", y, paths[0], targets[0])
         parts[part] = inputs, np.concatenate(targets)
-    return replace(first, parts=parts)
+    return replace(first, parts=parts, groups=_joined_groups(paths, [one.groups for one in all_read]))
 
 
 def _input_names(inputs: object) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, TextIO
 
 import numpy as np
-from typing_extensions import override
 
 from tutti.data.arrays import as_floats
 from tutti.data.contents import Contents
@@ -19,7 +19,7 @@ from tutti.data.formats import Format
 from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
 from tutti.data.pile import Pile
 from tutti.data.rows import Array, chosen
-from tutti.data.tables import ABSENT, Choice, Column, Texts, choose, groups_of, position_of, targets_of
+from tutti.data.tables import ABSENT, Choice, Texts, choose, groups_of, targets_of
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -61,30 +61,47 @@ class Csv(Format):
             BadData: the file is broken, or there is a text where a number is due.
         """
         with open_text(path) as file:
-            rows = _rows_of(path, file)
-            found = _read(path, rows, target, columns, missing, labelled, group)
-        if found is not None:
-            return found
-        with open_text(path) as file:
-            rows = _rows_of(path, file)
-            again = _read(path, rows, target, columns, missing, labelled, group, named=False)
-        assert again is not None, "all lines are rows"
-        return again
+            return _read(_table(path, file), target, columns, missing, labelled, group)
 
-    @staticmethod
-    @override
-    def column(path: Path, name: str) -> Array:
-        """Read a column, as texts unless all are numbers."""
-        with open_text(path) as file:
-            rows = _rows_of(path, file)
-            first = next(rows, [])
-            names = [one.strip() for one in first] if _are_names(first) else [*map(str, range(len(first)))]
-            at = position_of(names, name, str(path))
-            found = Texts(names[at], str(path))
-            rest = rows if _are_names(first) else chain([first], rows)
-            while block := list(islice(rest, _ROWS)):
-                found.add([row[at] if at < len(row) else "" for row in block])
-        return groups_of(found.column(), str(path))
+
+@dataclass(frozen=True)
+class _Table:
+    """The table in a file.
+
+    Attributes:
+        path: of the file.
+        names: of its columns; their numbers, if the file has no line with names.
+        named: the file has such a line.
+        rows: all others.
+    """
+
+    path: Path
+    names: list[str]
+    named: bool
+    rows: Iterator[list[str]]
+
+
+def _table(path: Path, file: TextIO) -> _Table:
+    """Return the table in a file, and decide whether its first line has the names of the columns.
+
+    Raises:
+        BadData: it is empty.
+    """
+    rows = _rows_of(path, file)
+    first = next(rows, None)
+    if first is None:
+        raise BadData(f"{path} has no rows; give a table with a row for each sample")
+    block = list(islice(rows, _ROWS))
+    if _are_positions(first):
+        shown = f"0,1,2{',...' * (len(first) > 3)}"
+        print(
+            f"{path}: the first line, {shown}, is taken for the names that pandas gives to columns, and for "
+            "no sample",
+            file=sys.stderr,
+        )
+    elif not _are_names(first, block):
+        return _Table(path, [*map(str, range(len(first)))], False, chain([first], block, rows))
+    return _Table(path, [name.strip() for name in first], True, chain(block, rows))
 
 
 def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
@@ -112,53 +129,34 @@ def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
 
 
 def _read(
-    path: Path,
-    rows: Iterator[list[str]],
-    target: object,
-    columns: object,
-    missing: str,
-    labelled: bool,
-    group: object,
-    named: bool = True,
-) -> Contents[object] | None:
-    """Read a table; None: its first line was taken for names, and turns out to be a row."""
-    first = next(rows, None)
-    if first is None:
-        raise BadData(f"{path} has no rows; give a table with a row for each sample")
-    if not named or not _are_names(first):
-        names, rows = [str(at) for at in range(len(first))], chain([first], rows)
-        if target is None and labelled:
-            raise BadData(
-                f"{path} has no line with the names of its {len(names)} columns: say which column is to be "
-                "predicted by its number, --data.target 0 for the first, -1 for the last"
-            )
-    else:
-        names = [name.strip() for name in first]
-        if _are_positions(first):
-            said = "is taken for the names that pandas gives to columns, and for no sample"
-            print(f"{path}: the first line, 0,1,2{',...' * (len(first) > 3)}, {said}", file=sys.stderr)
+    table: _Table, target: object, columns: object, missing: str, labelled: bool, group: object
+) -> Contents[object]:
+    path, names = table.path, table.names
+    if not table.named and target is None and labelled:
+        raise BadData(
+            f"{path} has no line with the names of its {len(names)} columns: say which column is to be "
+            "predicted by its number, --data.target 0 for the first, -1 for the last"
+        )
     choice = choose(names, target, columns, str(path), labelled, group)
-    pile, goals = _numbers(path, rows, names, choice)
+    pile, texts = _numbers(table, choice)
     if not len(pile):
         raise BadData(f"{path} has no row below its column names; give a row for each sample")
     used = tuple(names[at] for at in choice.inputs)
     if not labelled:
         return Contents(stem_of(path), {"train": (pile.rows(), None)}, columns=used)
-    found = [goal.column() for goal in goals]
-    if named and _is_row(first, choice, found):
-        return None
-    targets, kept = targets_of(found, missing, str(path))
+    targets, kept = targets_of([texts[at].column() for at in choice.targets], missing, str(path))
+    groups = None if choice.group is None else groups_of(texts[choice.group].column(), kept, str(path))
     inputs = chosen(pile.rows(), np.flatnonzero(kept))
-    return Contents(stem_of(path), {"train": (inputs, targets)}, columns=used)
+    return Contents(stem_of(path), {"train": (inputs, targets)}, columns=used, groups=groups)
 
 
-def _numbers(
-    path: Path, rows: Iterator[list[str]], names: list[str], choice: Choice
-) -> tuple[Pile, list[Texts]]:
-    """Return the inputs, and the texts of each target."""
+def _numbers(table: _Table, choice: Choice) -> tuple[Pile, dict[int, Texts]]:
+    """Return the inputs, and the columns of targets and groups by their positions."""
+    path, names, rows = table.path, table.names, table.rows
     width, pick, done = len(names), itemgetter(*choice.inputs), 0
     pile = Pile(path)
-    goals = [Texts(names[at], str(path)) for at in choice.targets]
+    read = choice.targets if choice.group is None else (*choice.targets, choice.group)
+    texts = {at: Texts(names[at], str(path)) for at in read}
     many = len(choice.inputs) > 1
     while block := list(islice(rows, _ROWS)):
         for number, row in enumerate(block, done + 1):
@@ -167,8 +165,8 @@ def _numbers(
                     f"{path} has {len(row)} values in row {number:,}, where its first row has {width}; "
                     "mend that row"
                 )
-        for at, goal in zip(choice.targets, goals, strict=True):
-            goal.add([row[at] for row in block])
+        for at, column in texts.items():
+            column.add([row[at] for row in block])
         cells = list(chain.from_iterable(map(pick, block)) if many else map(pick, block))
         try:
             values: Array = np.fromiter(map(float, cells), np.float64, len(cells))
@@ -180,7 +178,7 @@ def _numbers(
             )
         pile.add(as_floats(values).reshape(len(block), -1))
         done += len(block)
-    return pile, goals
+    return pile, texts
 
 
 def _number(path: Path, cells: list[str], names: list[str], choice: Choice, done: int, at: int) -> float:
@@ -201,23 +199,23 @@ def _number(path: Path, cells: list[str], names: list[str], choice: Choice, done
     )
 
 
-def _are_names(first: list[str]) -> bool:
-    """Tell whether the cells of the first line are names of columns.
+def _are_names(first: list[str], rows: list[list[str]]) -> bool:
+    """Return whether the first line has the names of the columns, and is no row like those that follow.
 
-    They are where one is no number; and 0, 1, 2, ... are those of a frame of pandas that has none.
+    A text above numbers is a name. So is a text above texts, unless one of the line's texts is met again.
     """
-    return _are_positions(first) or not all(map(_is_number, first))
+    again = False
+    texts = [at for at, cell in enumerate(first) if not _is_number(cell)]
+    for at in texts:
+        below = {row[at] for row in rows if at < len(row)}
+        if all(map(_is_number, below)):
+            return True
+        again = again or first[at] in below
+    return bool(texts) and not again
 
 
 def _are_positions(first: list[str]) -> bool:
     return len(first) > 2 and first == [str(at) for at in range(len(first))]
-
-
-def _is_row(first: list[str], choice: Choice, goals: list[Column]) -> bool:
-    """Tell whether the first line is a row like the others, whose only text is the name of a class."""
-    if len(goals) > 1 or not all(_is_number(first[at]) for at in choice.inputs):
-        return False
-    return bool(np.isin(first[choice.targets[0]].strip(), goals[0].values))
 
 
 def _is_number(text: str) -> bool:

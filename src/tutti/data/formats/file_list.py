@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from typing_extensions import override
@@ -41,7 +42,7 @@ class FileList(Format):
             options: likewise.
         """
         contents = read_files(_files(path), {**options, "missing": missing}, labelled)
-        return Contents(path.stem, contents.parts, contents.classes, contents.labels, contents.columns)
+        return replace(contents, name=path.stem)
 
     @staticmethod
     @override

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from tutti.data.formats import Format, listed
 from tutti.data.rows import Array, Rows, StoredRows
 from tutti.errors import BadData
 from tutti.load_object import optional_package
-from tutti.records.npz import open_data_file, refuse_larger_than_memory
+from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
 from tutti.registry import part
 
 
@@ -50,8 +51,7 @@ class Hdf5(Format):
         try:
             with optional_package("h5py", "HDF5 files").File(path, "r") as file:
                 names = _names(file)
-                if group is not None and labelled:
-                    _named(path, names, str(group))
+                groups = _targets(path, names, str(group)) if group is not None and labelled else None
                 if features is not None and not labelled:
                     return Contents(path.stem, {"train": (_features(path, names, features), None)})
                 if labelled and (features is None) != (labels is None):
@@ -61,7 +61,8 @@ class Hdf5(Format):
                     )
                 if features is not None:
                     inputs = _features(path, names, features)
-                    return Contents(path.stem, {"train": (inputs, _targets(path, names, labels))})
+                    parts = {"train": (inputs, _targets(path, names, labels))}
+                    return Contents(path.stem, parts, groups=groups)
                 words = {name: name.rpartition("/")[2] for name in names}
                 _refuse_alike(path, words)
                 found: dict[str, object] = {
@@ -78,22 +79,9 @@ class Hdf5(Format):
                         "inputs and the targets by --data.features NAME --data.labels NAME; it has "
                         + _all(names)
                     )
-                return from_keys(found, path.stem, str(path), labelled)
+                return replace(from_keys(found, path.stem, str(path), labelled), groups=groups)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
-            raise _damaged(path, error) from error
-
-    @staticmethod
-    @override
-    def column(path: Path, name: str) -> Array:
-        """Read a data set of numbers or texts, by its name."""
-        with open_data_file(path):
-            pass
-        try:
-            with optional_package("h5py", "HDF5 files").File(path, "r") as file:
-                names = _names(file)
-            return _targets(path, names, name)
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
 
     @staticmethod
     @override
@@ -112,8 +100,8 @@ class Hdf5(Format):
                         stored[start : start + len(chunk)] = chunk
 
 
-_Names: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
-"""The shapes and types of the data sets of a file, by name."""
+_Names: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any], bool]]
+"""The shapes and types of the data sets of a file, by name, and whether their values are in other files."""
 
 
 def _names(file: Any) -> _Names:
@@ -124,7 +112,7 @@ def _names(file: Any) -> _Names:
 
     def note(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset) and item.shape is not None:
-            found[name] = (tuple(item.shape), item.dtype)
+            found[name] = tuple(item.shape), item.dtype, bool(item.external) or item.is_virtual
 
     file.visititems(note)
     return found
@@ -143,7 +131,7 @@ def _refuse_alike(path: Path, words: dict[str, str]) -> None:
 
 
 def _all(names: _Names) -> str:
-    return listed([f"{name} {shape}" for name, (shape, _) in names.items()]) or "no data sets"
+    return listed([f"{name} {shape}" for name, (shape, *_) in names.items()]) or "no data sets"
 
 
 def _features(path: Path, names: _Names, wanted: str | list[str]) -> object:
@@ -205,7 +193,7 @@ def _reader(path: Path, several: list[str], dtype: np.dtype[Any]) -> Callable[[i
             with h5py.File(path, "r") as file:
                 columns = [file[one][start:stop] for one in several]
         except (OSError, RuntimeError, KeyError, ValueError) as error:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
         found: Array = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
         # A file may have its numbers in the order of bytes of another machine.
         return found.astype(dtype, copy=False)
@@ -220,7 +208,7 @@ def _targets(path: Path, names: _Names, wanted: str | list[str] | None) -> Array
     import h5py
 
     one = _named(path, names, str(wanted))
-    shape, dtype = names[one]
+    shape, dtype, _ = names[one]
     refuse_larger_than_memory(path, int(np.prod(shape, dtype=object)) * dtype.itemsize)
     with h5py.File(path, "r") as file:
         stored = file[one]
@@ -234,9 +222,9 @@ def _named(path: Path, names: _Names, wanted: str) -> str:
     name = str(wanted).strip("/")
     if name not in names:
         raise BadData(f"{path} has no data set '{wanted}'; it has {_all(names)}")
+    if names[name][2]:
+        raise BadData(
+            f"{path} has the values of '{name}' in other files (external storage or a virtual data set); "
+            "copy them into this one, as no other file is opened"
+        )
     return name
-
-
-def _damaged(path: Path, error: Exception) -> BadData:
-    size = path.stat().st_size
-    return BadData(f"{path} is truncated or damaged ({size:,} bytes): {str(error)[:200]}; copy it again")

@@ -11,14 +11,14 @@ import numpy as np
 
 from tutti.data.contents import PARTS, Contents
 from tutti.data.formats import Format, listed
-from tutti.data.pictures import Pictures, decoded, stamp
+from tutti.data.pictures import ENDINGS, Pictures, decoded, stamp
 from tutti.data.rows import Indices, Rows
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
 from tutti.records.untrusted import printable
 from tutti.registry import part
 
-_ENDINGS: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_ENDINGS: Final = tuple(f".{ending}" for ending in ENDINGS)
 
 
 @part("image folder")

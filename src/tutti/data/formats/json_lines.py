@@ -8,21 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, TextIO
-
-from typing_extensions import override
+from typing import Any, Final, TextIO
 
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
-from tutti.data.named_samples import NamedSamples, named_groups
-from tutti.data.rows import Array
+from tutti.data.formats.texts import PACKED, lines_of, open_text, stem_of
+from tutti.data.named_samples import NamedSamples
 from tutti.errors import BadData
 from tutti.records.untrusted import printable
 from tutti.registry import part
-
-_PIECE: Final = 1 << 16
-"""Letters of a list that are read at a time, at least."""
 
 _LIST: Final = tuple(f".json{packed}" for packed in PACKED)
 """The endings of files that are a list of samples, if they begin like one."""
@@ -64,12 +58,6 @@ class JsonLines(Format):
                 samples.add(where, sample)
         return samples.contents(stem_of(path), missing)
 
-    @staticmethod
-    @override
-    def column(path: Path, name: str) -> Array:
-        with open_text(path) as file:
-            return named_groups(path, name, _samples(file, path))
-
 
 def _samples(file: TextIO, path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """The samples in a file with their places; the values of a list are named by their positions."""
@@ -99,52 +87,15 @@ def _values(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
         if not text:
             continue
         if text.startswith("[") and listed:
-            yield from _items(line.lstrip(_BLANK)[1:], file, path)
+            samples = _parsed(line + file.read(), path, "its list")
+            yield from ((f"object {at:,}", one) for at, one in enumerate(samples, 1))
             return
-        try:
-            yield f"line {number:,}", json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise _no_json(path, f"line {number:,}", error) from error
+        yield f"line {number:,}", _parsed(text, path, f"line {number:,}")
 
 
-def _items(text: str, file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
-    """The items of a list that has begun, read piece by piece."""
-    decoder, at, number, due = json.JSONDecoder(), 0, 0, "item"
-    while True:
-        at = next((place for place in range(at, len(text)) if text[place] not in _BLANK), len(text))
-        if at < len(text) and due == "item" and not (text[at] == "]" and number == 0):
-            try:
-                value, at = decoder.raw_decode(text, at)
-            except RecursionError as error:
-                raise _no_json(path, f"object {number + 1:,}", error) from error
-            except ValueError as error:
-                broken: ValueError = error
-            else:
-                number, due = number + 1, "comma"
-                yield f"object {number:,}", value
-                continue
-        elif at < len(text):
-            if text[at] == "]":
-                if text[at + 1 :].strip(_BLANK) or file.read(_PIECE).strip(_BLANK):
-                    raise BadData(
-                        f"{path} goes on after the end of its list; give one list, or a sample a line"
-                    )
-                return
-            if text[at] != ",":
-                broken = ValueError(f"a comma is due before '{text[at]}'")
-                raise _no_json(path, f"object {number + 1:,}", broken)
-            at, due = at + 1, "item"
-            continue
-        else:
-            broken = ValueError("it ends within its list")
-        if len(text) - at > MOST_LETTERS:
-            raise refuse_longer(path)
-        more = file.read(max(_PIECE, len(text) - at))
-        if not more:
-            raise _no_json(path, f"object {number + 1:,}", broken)
-        text, at = text[at:] + more, 0
-
-
-def _no_json(path: Path, where: str, error: Exception) -> BadData:
-    said = "it has too many levels" if isinstance(error, RecursionError) else str(error)[:200]
-    return BadData(f"{path} is broken in {where}: {printable(said)}; mend it or leave it out")
+def _parsed(text: str, path: Path, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "it has too many levels" if isinstance(error, RecursionError) else str(error)[:200]
+        raise BadData(f"{path} is broken in {where}: {printable(reason)}; mend it or leave it out") from error

@@ -15,8 +15,8 @@ from tutti.data.columns import Columns, Stored
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
 from tutti.data.formats import Format, listed
 from tutti.data.rows import Array, Rows, StoredRows, joined, piece
-from tutti.errors import BadData
-from tutti.records.npz import DAMAGED, open_data_file
+from tutti.errors import BadData, BadOption
+from tutti.records.npz import DAMAGED, damaged, open_data_file
 from tutti.registry import part
 
 SHARD_BYTES: Final = 1 << 30
@@ -55,7 +55,10 @@ class Npy(Format):
             labelled: whether there must be targets.
         """
         if path.is_dir():
-            return from_keys(_by_stem(path), path.resolve().name, str(path), labelled)
+            found = _by_stem(path)
+            if labels is not None and labelled:
+                found = _with_labels(found, path / str(labels))
+            return from_keys(found, path.resolve().name, str(path), labelled)
         if not labelled:
             return Contents(path.stem, {"train": (read_npy(path), None)})
         if labels is not None:
@@ -135,6 +138,24 @@ def _by_stem(folder: Path) -> dict[str, object]:
     return {key: joined_files(files) for key, files in files_by_key(folder).items()}
 
 
+def _with_labels(arrays: dict[str, object], labels: Path) -> dict[str, object]:
+    """Return the arrays of a folder with other targets of the training part.
+
+    Raises:
+        BadData: the file is missing or broken.
+        BadOption: there is another part, whose targets would mean something else.
+    """
+    slots = {key: slot_of(key) or ("train", "") for key in arrays}
+    other = next((part for part, _ in slots.values() if part != "train"), None)
+    if other is not None:
+        raise BadOption(
+            f"--data.labels names the targets of one part, and {labels.parent} has a {other} part, too; call "
+            "the targets of each y_train.npy, y_test.npy, ... in a folder of their own"
+        )
+    kept = {key: array for key, array in arrays.items() if slots[key][1] != "targets"}
+    return {**kept, "y_train": read_npy(labels)}
+
+
 def joined_files(files: Sequence[Path]) -> Rows:
     """Map the arrays of several files, of which each sample has one shape, as one.
 
@@ -199,10 +220,7 @@ def read_npy(path: Path) -> Array:
             ) from error
         if isinstance(error, OSError) and error.errno is not None:
             raise BadData(f"{path} cannot be read: {error.strerror}") from error
-        size = path.stat().st_size
-        raise BadData(
-            f"{path} is truncated or damaged ({size:,} bytes): {str(error)[:200]}; copy it again"
-        ) from error
+        raise damaged(path, error) from error
     if not isinstance(array, np.ndarray):
         raise BadData(f"{path} is no NPY file but an archive; call it .npz")
     return np.asarray(array)

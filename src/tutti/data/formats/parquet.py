@@ -25,13 +25,12 @@ from tutti.data.tables import (
     choose,
     groups_of,
     one_column,
-    position_of,
     refuse_long_texts,
     targets_of,
 )
 from tutti.errors import BadData
 from tutti.load_object import optional_package
-from tutti.records.npz import open_data_file, refuse_larger_than_memory
+from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
 from tutti.registry import part
 
 _BLOCK_BYTES: Final = 1 << 24
@@ -77,14 +76,6 @@ class Parquet(Format):
         """
         with _opened(path) as table:
             return _read(table, target, columns, missing, size, bool(skip_bad), labelled, group)
-
-    @staticmethod
-    @override
-    def column(path: Path, name: str) -> Array:
-        """Read a column of numbers or texts."""
-        with _opened(path) as table:
-            called = table.schema.names[position_of(table.schema.names, name, str(path))]
-            return groups_of(_target(table, called), str(path))
 
     @staticmethod
     @override
@@ -138,10 +129,7 @@ def _opened(path: Path) -> Iterator[_Table]:
     try:
         yield _open_parquet(path) if packed else _open_arrow(path)
     except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-        length = path.stat().st_size
-        raise BadData(
-            f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
-        ) from error
+        raise damaged(path, error) from error
 
 
 def is_frame(value: object) -> bool:
@@ -288,10 +276,13 @@ def _read(
     choice = choose(names, target, columns, str(path), labelled, group)
     inputs, goals = ([names[at] for at in some] for some in (choice.inputs, choice.targets))
     targets: Array | None = None
+    groups: Array | None = None
     numbers: Indices | None = None
     rows: int | None = None
     if labelled:
         targets, kept = targets_of([_target(table, name) for name in goals], missing, str(path))
+        if choice.group is not None:
+            groups = groups_of(_target(table, names[choice.group]), kept, str(path))
         numbers, rows = np.flatnonzero(kept), len(kept)
         if not len(numbers):
             raise BadData(f"{path} has no rows" + (" with a target" if len(kept) else ""))
@@ -302,14 +293,15 @@ def _read(
         _refuse_fewer(table, len(stored.names), rows)
         pictures, among = decoded_some(stored, numbers, size, skip_bad)
         goal = None if targets is None else targets[among]
-        return Contents(path.stem, {"train": (pictures, goal)}, classes, labels)
+        groups = None if groups is None else groups[among]
+        return Contents(path.stem, {"train": (pictures, goal)}, classes, labels, groups=groups)
     if len(inputs) == 1 and _is_list(kinds[0]) and _unequal(table, inputs[0]):
         sequences = np.concatenate(
             [_sequences(table, inputs[0], values) for _, values in table.column(inputs[0])]
         )
         _refuse_fewer(table, len(sequences), rows)
         some = sequences if numbers is None else sequences[numbers]
-        return Contents(path.stem, {"train": (some, targets)}, classes, labels)
+        return Contents(path.stem, {"train": (some, targets)}, classes, labels, groups=groups)
     if len(inputs) == 1 and _is_list(kinds[0]):
         pieces, named = _lists(table, inputs[0]), ()
     else:
@@ -319,7 +311,7 @@ def _read(
         pile.add(piece)
     _refuse_fewer(table, len(pile), rows)
     found = pile.rows() if numbers is None else chosen(pile.rows(), numbers)
-    return Contents(path.stem, {"train": (found, targets)}, classes, labels, columns=named)
+    return Contents(path.stem, {"train": (found, targets)}, classes, labels, columns=named, groups=groups)
 
 
 def _refuse_fewer(table: _Table, there: int, due: int | None) -> None:

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from tutti.data.contents import PARTS, Contents, refuse_other_names
 from tutti.data.formats import Format, read_files
+from tutti.data.formats.file_list import FileList
 from tutti.errors import BadData
 from tutti.registry import part
 
-_NAME: Final = re.compile(rf"({'|'.join(sorted(PARTS, key=len, reverse=True))})([-_.].*)?\.\w+")
-"""Such as train.csv, or train-00000-of-00002.parquet."""
+_NAME: Final = re.compile(
+    rf"({'|'.join(sorted(PARTS, key=len, reverse=True))})"
+    r"(?:[-_.](\d{1,9})(?:[-_]of[-_]\d+)?(?:-[0-9a-f]{8,})?)?\.\w+(?:\.gz|\.zst)?"
+)
+"""Such as train.csv, or train-00000-of-00002.parquet; Hugging Face has put a checksum behind that."""
 
 
 @part("folder of parts")
 class PartFiles(Format):
-    """Folders whose files are named by their parts: train.csv and test.csv, or several files of each."""
+    """Folders with a file for each part, train.csv and test.csv, or with numbered ones: train-0.csv, ..."""
 
     @staticmethod
     def in_folder(folder: Path) -> bool:
         """Tell whether a folder has a file of the training part."""
-        return "train" in _parts(folder)
+        return any(name == "train" for name, _, _ in _named(folder))
 
     @staticmethod
     def read(
@@ -31,7 +36,7 @@ class PartFiles(Format):
         """Read the files of each part; further options are those of their format."""
         found = _parts(path)
         pairs = {}
-        columns = None
+        columns = groups = None
         labels: dict[str, tuple[str, ...]] = {}
         for name in sorted(found, key=["train", "validation", "test"].index):
             contents = read_files(found[name], {**options, "missing": missing}, labelled)
@@ -49,7 +54,9 @@ class PartFiles(Format):
             labels[name] = contents.labels
             refuse_other_names(labels, str(path))
             pairs[name] = contents.parts["train"]
-        return Contents(path.resolve().name, pairs, contents.classes, contents.labels, columns or ())
+            groups = contents.groups if name == "train" else groups
+        name = path.resolve().name
+        return Contents(name, pairs, contents.classes, contents.labels, columns or (), groups=groups)
 
     @staticmethod
     def files(path: Path) -> list[Path]:
@@ -58,10 +65,31 @@ class PartFiles(Format):
 
 
 def _parts(folder: Path) -> dict[str, list[Path]]:
-    """The files of each part."""
-    found: dict[str, list[Path]] = {}
+    """Return the files of each part, in the order of their numbers.
+
+    Raises:
+        BadData: two files may hold the same samples: a list, or a file without a number, is a whole part.
+    """
+    found: dict[str, dict[int | None, Path]] = {}
+    for name, number, path in _named(folder):
+        files = found.setdefault(name, {})
+        if files and (number is None or None in files or number in files):
+            other = files.get(number, next(iter(files.values())))
+            raise BadData(
+                f"{folder} has {other.name} and {path.name}, which may hold the same {name} samples; keep "
+                "one of them, or name the files that are meant in a list elsewhere"
+            )
+        files[number] = path
+    return {
+        name: [files[number] for number in sorted(files, key=lambda at: at or 0)]
+        for name, files in found.items()
+    }
+
+
+def _named(folder: Path) -> Iterator[tuple[str, int | None, Path]]:
+    """Yield the part, the number and the path of each file that is named by a part."""
     for path in sorted(folder.iterdir()):
-        match = _NAME.fullmatch(path.name.lower().removesuffix(".gz"))
+        match = _NAME.fullmatch(path.name.lower())
         if match and path.is_file() and not path.name.endswith(".npy"):
-            found.setdefault(PARTS[match[1]], []).append(path)
-    return found
+            whole = match[2] is None or path.name.lower().endswith(FileList.endings)
+            yield PARTS[match[1]], None if whole else int(match[2]), path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -41,7 +42,7 @@ class Pattern(Format):
         """Read the files of a pattern; further options are those of their format."""
         Pattern.check(path)
         contents = read_files(_files(path), {**options, "missing": missing}, labelled)
-        return Contents(path.stem, contents.parts, contents.classes, contents.labels, contents.columns)
+        return replace(contents, name=path.stem)
 
     @staticmethod
     @override

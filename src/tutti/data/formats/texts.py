@@ -13,7 +13,7 @@ from typing import IO, Final, TextIO, cast
 from tutti.data.formats import read_start
 from tutti.errors import BadData
 from tutti.load_object import optional_package
-from tutti.records.npz import open_data_file
+from tutti.records.npz import damaged, open_data_file
 
 PACKED: Final = ("", ".gz", ".zst")
 """The endings of text files after those of their formats."""
@@ -46,7 +46,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
     except UnicodeDecodeError as error:
         raise BadData(f"{path} is no text in UTF-8: {error.reason}; save it as UTF-8") from error
     except (EOFError, OSError, zlib.error) as error:
-        raise BadData(f"{path} is truncated or damaged: {str(error)[:200]}; copy it again") from error
+        raise damaged(path, error) from error
 
 
 def lines_of(file: TextIO, path: Path) -> Iterator[str]:

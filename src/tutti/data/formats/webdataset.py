@@ -19,14 +19,12 @@ import numpy as np
 from tutti.data.contents import Contents
 from tutti.data.formats import Format, listed
 from tutti.data.named_samples import NamedSamples
-from tutti.data.pictures import Pictures, decoded_some, stamp
+from tutti.data.pictures import ENDINGS, Pictures, decoded_some, stamp
 from tutti.data.rows import Array, Rows
 from tutti.errors import BadData
-from tutti.records.npz import npy_array, open_data_file
+from tutti.records.npz import damaged, npy_array, open_data_file
 from tutti.records.untrusted import printable
 from tutti.registry import part
-
-_PICTURES: Final = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 
 _MOST_TEXT: Final = 1 << 26
 """Bytes of the longest text or JSON in an archive."""
@@ -98,7 +96,9 @@ class WebDataset(Format):
             lambda number: shown[number].content_in(path),
         )
         decoded, kept = decoded_some(stored, numbers[:][:, 0], size, bool(skip_bad))
-        return Contents(path.stem, {"train": (decoded, None if targets is None else targets[kept])})
+        goals = None if targets is None else targets[kept]
+        groups = None if contents.groups is None else contents.groups[kept]
+        return Contents(path.stem, {"train": (decoded, goals)}, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[_Member]:
             file.seek(archive.offset)
             rest = file.read(_END)
     except (tarfile.TarError, EOFError, OSError, ValueError, MemoryError, OverflowError) as error:
-        raise BadData(
-            f"{path} is truncated or damaged ({length:,} bytes): {str(error)[:200]}; copy it again"
-        ) from error
+        raise damaged(path, error) from error
     if not rest or rest.strip(b"\0"):
         said = "goes on with something else" if rest else "lacks its end mark"
         raise BadData(
@@ -188,7 +186,7 @@ def _by_ending(path: Path, members: Iterator[_Member]) -> dict[str, _Member]:
 
 def _picture(path: Path, endings: list[str], columns: object) -> str | None:
     """Return the ending of the pictures that are the inputs."""
-    pictures = [one for one in endings if one.lower().rpartition(".")[2] in _PICTURES]
+    pictures = [one for one in endings if one.lower().rpartition(".")[2] in ENDINGS]
     wanted = columns if isinstance(columns, list | tuple) else [columns]
     chosen = pictures if columns is None else [one for one in pictures if one in wanted]
     if len(chosen) > 1 or (columns is not None and chosen and len(wanted) > 1):

@@ -42,7 +42,7 @@ from tutti.data.streaming.statistics import (
 )
 from tutti.data.streaming.windows import Windows
 from tutti.data.targets import KnownClasses, with_checked_targets
-from tutti.errors import BadData, BadOption, UserError
+from tutti.errors import BadData, BadOption
 from tutti.records.untrusted import printable
 
 BLOCK_BYTES: Final = 1 << 20
@@ -91,20 +91,19 @@ def open_streamed(
         BadData, NotFinite, BadOption: the data cannot be used. Every rank raises the same error.
     """
     node = comm.node
-    found: Found | UserError | None = None
     wanted: list[tuple[Array, Spans]] = []
-    if node.rank == 0:
-        try:
-            if given is None:
-                raise BadData(
-                    "another host has data that are streamed, and this one has not; copy the same files"
-                )
-            found, wanted = _find(given, validation, seed, known)
-        except UserError as error:
-            found = error  # the host's other ranks wait for the leader's word
-    found = cast("Found | UserError", node.broadcast_object(found))
-    dataset = agreed(found if isinstance(found, UserError) else (found.dataset, found.checksum), comm)
-    assert isinstance(found, Found), "another error would have been raised"
+
+    def look() -> Found:
+        if given is None:
+            raise BadData(
+                "another host has data that are streamed, and this one has not; copy the same files"
+            )
+        found, targets = _find(given, validation, seed, known)
+        wanted.extend(targets)
+        return found
+
+    found = agreed(comm, look, about=lambda one: repr((one.dataset, one.checksum)))
+    dataset = found.dataset
     first = dataset.train.stored_targets
     targets = node.shared(sum(map(len, dataset.parts)), *first.shape[1:], dtype=first.dtype)
     if node.rank == 0:

@@ -1,10 +1,9 @@
-"""The samples in one or several NPY files, read by position, and forgotten by the operating system."""
+"""The samples in one or several NPY files, read by position."""
 
 from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -21,16 +20,11 @@ from tutti.data.rows import Array, StoredRows
 from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, open_data_file
 
-KEPT_BYTES: Final = 8 << 20
-"""Limit on what a process has read last and the operating system still keeps."""
-
 KEPT_OPEN: Final = 64
 """The files that stay open, at most: of thousands, each is opened for every block that is read of it."""
 
 LOOK_S: Final = 1.0
 """The seconds after which a file that is read is looked at anew: whether it is still the same."""
-
-_PAGE: Final = os.sysconf("SC_PAGESIZE")
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ class ShardRows(StoredRows):
 
     They are read, not mapped: a page of a mapped file that cannot be read, as the file was cut off or the
     disk is gone, ends the process without a word, and what is mapped counts to the memory of each process
-    that has seen it. What was read is dropped from the cache of the operating system soon afterwards.
+    that has seen it.
 
     A file that is replaced or written to meanwhile is an error: ranks and epochs would see different data.
 
@@ -150,9 +144,6 @@ class ShardRows(StoredRows):
         self._each = math.prod(first.shape[1:]) * first.dtype.itemsize
         self._files: dict[int, int] = {}
         self._looked: dict[int, float] = {}
-        self._lock = threading.Lock()
-        self._dropping: list[tuple[int, int, int]] = []
-        self._dropping_bytes = 0
         super().__init__((self._ends[-1], *first.shape[1:]), first.dtype, self._read_samples)
 
     @classmethod
@@ -218,23 +209,6 @@ class ShardRows(StoredRows):
                     shard.refuse_changed(os.fstat(file))
                     raise BadData(f"{shard.path} ends before its time; copy it again")
                 done += count
-        # Whole pages: a part of one at either end would stay behind.
-        self._drop(number, offset // _PAGE * _PAGE, -(-(offset + len(content)) // _PAGE) * _PAGE)
-
-    def _drop(self, number: int, low: int, high: int) -> None:
-        """Have what was read dropped from the cache, some of it at a time.
-
-        Pages that were read just now are not on the kernel's lists yet: to drop them it asks all processors.
-        """
-        with self._lock:
-            self._dropping.append((number, low, high))
-            self._dropping_bytes += high - low
-            if self._dropping_bytes < KEPT_BYTES:
-                return
-            dropped, self._dropping, self._dropping_bytes = self._dropping, [], 0
-        for at, start, stop in dropped:
-            with self._opened(at) as file:
-                os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     @contextmanager
     def _opened(self, number: int) -> Iterator[int]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from tutti import models
 from tutti.comm.base import Communicator
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents
-from tutti.data.formats import read_column
 from tutti.data.pool import BY_NUMBER, PoolOutline
-from tutti.data.remote import local_copy
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.data.splits import split
 from tutti.data.streaming.options import without_stream
-from tutti.errors import BadData, UserError
+from tutti.errors import UserError
 from tutti.records.splits import Split
 from tutti.run.build import given_data, seeded
 from tutti.run.checks import check_job
@@ -48,8 +45,6 @@ def samples_of(job: SamplesJob, contents: Contents[Stored[Rows], Array] | None =
     """
     for one in job.candidates:
         check_job(one, job.ranks)
-    # First: who misspells the column has it among the inputs.
-    groups = None if job.groups is None else _column(job.config.data, job.groups)
     if contents is None:
         with seeded(job.config.seed):
             given, options = given_data(job)
@@ -62,19 +57,9 @@ def samples_of(job: SamplesJob, contents: Contents[Stored[Rows], Array] | None =
     if job.divisors:
         wholes = _wholes(job, targets, outline)
         subsets = subsets_of(targets, wholes, job.config.seed, outline.classes, job.divisors)
-    if groups is not None and len(groups) != len(targets):
-        raise BadData(
-            f"{job.config.data} has {len(groups):,} values in '{job.groups}', and there are {len(targets):,} "
-            "samples: some were left out; mend what is missing in them, or give FILE.npy with the group of "
-            "each that is there"
-        )
     return Samples(
-        outline.name, targets, outline.classes, outline.labels, outline.fingerprint, subsets, groups
+        outline.name, targets, outline.classes, outline.labels, outline.fingerprint, subsets, contents.groups
     )
-
-
-def _column(data: str, name: str) -> Array:
-    return read_column(Path(str(local_copy(data))).expanduser(), name)
 
 
 def _wholes(job: SamplesJob, targets: Array, outline: PoolOutline) -> list[Split]:

@@ -24,7 +24,6 @@ class SamplesJob(Job):
         ranks: of each.
         divisors: of the subsets that `Samples` is to have, as in `tutti.studies.subsets`.
         splitter: makes the folds whose training parts have these; None: the training part of a run has.
-        groups: the column of the data with the group of each sample; None: they are not looked at.
     """
 
     entry: ClassVar[str] = "tutti.studies.cross_validation.samples:work"
@@ -33,7 +32,6 @@ class SamplesJob(Job):
     ranks: int
     divisors: tuple[int, ...] = ()
     splitter: object = None
-    groups: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Samples:
         labels: the classes' names; empty when unknown.
         fingerprint: tells the samples from those of other data.
         subsets: those that were asked for, each with what is held out.
-        groups: of the training samples; None: they were not asked for.
+        groups: of the training samples; None: no column of the data has them.
     """
 
     name: str

@@ -228,9 +228,7 @@ def samples_job(question: CrossValidation, blocks: Blocks) -> SamplesJob:
         workers = max(1, blocks.block - one.config.servers)
         config = replace(one.config, workers=str(workers))
         trained.append(TrainJob(config, objects=one.objects | data))
-    # Files are read where torch is, but NPY and NPZ files.
-    groups = question.groups if isinstance(question.groups, str) and question.grouped_by_column else None
-    return SamplesJob(question.config, tuple(trained), blocks.block, groups=groups)
+    return SamplesJob(question.config, tuple(trained), blocks.block)
 
 
 def plan_with(question: CrossValidation, samples: Samples) -> Plan:
