@@ -6,7 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,10 +14,7 @@ from torch import Tensor
 
 from tutti.errors import BadOption
 
-_OfNumpy = np.random.Generator | np.random.BitGenerator | np.random.SeedSequence | np.random.RandomState
-_Random = _OfNumpy | random.Random
-RANDOM: Final = (torch.Generator, *get_args(_Random))
-"""The generators of random numbers, and the seeds that NumPy's spawn from."""
+_Random = np.random.Generator | np.random.RandomState | random.Random
 
 _PAIRS: Final = "/pairs"
 """The only key of a dictionary that stands for one whose keys are no texts."""
@@ -99,83 +96,18 @@ def load_state_of(thing: Any, values: Any) -> None:
         thing.load_state_dict(from_values(values, like))
 
 
-def new_generator(kind: str, values: Any) -> Any:
-    """Return a new generator with the state that `state_of` has returned of one of this very class.
-
-    Args:
-        kind: the name of the class.
-        values: its state.
-    """
-    if kind == "torch":
-        made: Any = torch.Generator()
-    elif kind == "Random":
-        made = random.Random()
-    elif kind == "RandomState":
-        made = np.random.RandomState()
-    elif kind == "SeedSequence":
-        return np.random.SeedSequence(**json.loads(values))
-    else:
-        bits = json.loads(values)["bits"]["bit_generator"]
-        made = getattr(np.random, bits)()
-        made = np.random.Generator(made) if kind == "Generator" else made
-    load_state_of(made, values)
-    return made
-
-
-def kind_of(thing: Any) -> str | None:
-    """Return for a generator what `new_generator` makes one like it of; None: it is of another class."""
-    if type(thing) is torch.Generator:
-        return "torch" if thing.device.type == "cpu" else None
-    bits = thing.bit_generator if type(thing) is np.random.Generator else thing
-    if isinstance(bits, np.random.BitGenerator) and getattr(np.random, type(bits).__name__, None) is not type(
-        bits
-    ):
-        return None
-    plain = (np.random.Generator, np.random.RandomState, np.random.SeedSequence, random.Random)
-    if type(thing) in plain:
-        return type(thing).__name__
-    return type(thing).__name__ if isinstance(thing, np.random.BitGenerator) else None
-
-
 def _numbers(thing: _Random) -> Any:
     """Return the state of a generator, of numbers, lists and dictionaries; integers have up to 128 bits."""
     if isinstance(thing, np.random.Generator):
-        thing = thing.bit_generator
-    if isinstance(thing, np.random.BitGenerator):
-        seed = thing.seed_seq
-        return {"bits": thing.state, "seed": seed.state if type(seed) is np.random.SeedSequence else None}
-    if isinstance(thing, np.random.SeedSequence):
-        return thing.state
+        return thing.bit_generator.state
     return thing.getstate() if isinstance(thing, random.Random) else thing.get_state(legacy=False)
 
 
 def _set_numbers(thing: _Random, numbers: Any) -> None:
     if isinstance(thing, np.random.Generator):
-        thing = thing.bit_generator
-    if isinstance(thing, np.random.BitGenerator):
-        bits, seed = (numbers["bits"], numbers["seed"]) if "bits" in numbers else (numbers, None)
-        if seed is not None and not _is_advanced(thing.seed_seq, seed):
-            # As when it is unpickled: nothing else gives it another seed to spawn from.
-            thing.__setstate__((bits, np.random.SeedSequence(**seed)))  # type: ignore[attr-defined]
-        thing.state = bits
-    elif isinstance(thing, np.random.SeedSequence):
-        if not _is_advanced(thing, numbers):
-            raise BadOption("a seed has spawned more already than the one that it is to go on from")
+        thing.bit_generator.state = numbers
     elif isinstance(thing, random.Random):
         version, words, gauss = numbers
         thing.setstate((version, tuple(words), gauss))
     else:
         thing.set_state(numbers)
-
-
-def _is_advanced(seed: Any, numbers: Any) -> bool:
-    """Have a seed spawn as many as another of the same numbers has; False: it is another one, or has more."""
-    if type(seed) is not np.random.SeedSequence:
-        return False
-    now, then = ({**json.loads(json.dumps(one, default=np.ndarray.tolist))} for one in (seed.state, numbers))
-    missing = then.pop("n_children_spawned") - now.pop("n_children_spawned")
-    if now != then or missing < 0:
-        return False
-    if missing:
-        seed.spawn(missing)
-    return True

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -21,7 +19,7 @@ from tutti.optim.named import OPTIMIZERS
 from tutti.optim.runs import is_elementwise
 from tutti.optim.sharded import UNUSABLE, ShardedOptimizer, own_slices
 from tutti.optim.sparse import RowOptimizer, sparse_tables
-from tutti.optim.state import held_by, load, lost_of, options_of
+from tutti.optim.state import held_by, load, options_of
 from tutti.replica import Replica
 from tutti.state import Held, Named, Saved, State, named, saved_by, whole_piece
 
@@ -224,68 +222,6 @@ def test_a_whole_optimizer_goes_on() -> None:
     assert {str(key): str(kept) for key, kept in other.state.items()} == {
         str(key): str(kept) for key, kept in optimizer.state.items()
     }
-
-
-class Counting(Optimizer):
-    """An optimizer that keeps what it knows in attributes of its own."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.calls, self.norms, self.mean = 0, {"all": [0.0]}, torch.zeros(2)
-        self.known = [parameter for group in self.param_groups for parameter in group["params"]]
-        self.weight = self.known[0]
-
-
-def test_attributes_of_somebody_else_s_optimizer_go_on() -> None:
-    module, resumed = Matrices(), Matrices()
-    optimizer, other = Counting(module.parameters()), Counting(resumed.parameters())
-    optimizer.calls, optimizer.norms, optimizer.mean = 3, {"all": [1.0, 2.0]}, torch.ones(2)
-    mean = other.mean
-    load(other, {}, saved_of(copy.deepcopy(held_by(optimizer, {}))), options_of(optimizer))
-    assert (other.calls, other.norms, other.mean.tolist()) == (3, {"all": [1.0, 2.0]}, [1.0, 1.0])
-    assert other.mean is mean
-    assert other.weight is resumed.first.weight
-    assert other.known[0] is resumed.first.weight
-
-
-class Remembering(Optimizer):
-    """An optimizer that begins with one tensor in three places, and keeps its last norms."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.last, self.phase = [torch.zeros(())] * 3, torch.float32
-        self.latest: Any = None
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        self.last[1], self.phase, self.latest = torch.ones(()), torch.float64, np.float32(0.1)
-        for parameter in self.param_groups[0]["params"]:
-            self.state[parameter]["norms"] = deque([1.0, 2.0], maxlen=2)
-            self.state[parameter]["seen"] = {1, "a"}
-
-
-def test_what_an_optimizer_keeps_is_in_as_many_objects_and_of_the_kinds_that_it_was() -> None:
-    module = Matrices()
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    optimizer, other = Remembering(module.parameters()), Remembering(module.parameters())
-    optimizer.step()
-    load(other, names, saved_of(copy.deepcopy(held_by(optimizer, names))), options_of(optimizer))
-    assert [value.item() for value in other.last] == [0, 1, 0]
-    assert other.last[0] is other.last[2]
-    assert (other.phase, type(other.latest), other.latest) == (torch.float64, np.float32, np.float32(0.1))
-    kept = other.state[module.first.weight]
-    assert (kept["norms"], kept["norms"].maxlen, kept["seen"]) == (deque([1.0, 2.0]), 2, {1, "a"})
-
-
-def test_what_an_optimizer_keeps_under_keys_that_cannot_come_back_is_named() -> None:
-    module = Matrices()
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    optimizer, other = Counting(module.parameters()), Counting(module.parameters())
-    optimizer.state[object()] = {"calls": 1}  # type: ignore[index]
-    optimizer.norms = {object(): [1.0]}  # type: ignore[dict-item]
-    held = held_by(optimizer, names)
-    assert lost_of([held]) == ["'norms' (dict) of the optimizer", "'state' (dict) of the optimizer"]
-    load(other, names, saved_of(held), options_of(optimizer))
-    assert (dict(other.state), other.norms) == ({}, {"all": [0.0]})
 
 
 @pytest.mark.parametrize(("options", "counted_on"), [({}, "cpu"), ({"capturable": True}, "meta")])

@@ -17,9 +17,8 @@ from tutti.state import State, saved_by
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 from tutti.training.best_weights import BestWeights
-from tutti.training.module_memory import ModuleMemory
+from tutti.training.module_state import ModuleState
 from tutti.training.stopping import Ending
-from tutti.training.untrained import Untrained
 
 RANKING = Ending().ranking
 
@@ -64,7 +63,7 @@ def history(count: int = len(LOSSES)) -> list[EpochRecord]:
 def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int, home: Home) -> None:
     def trained(comm: Communicator) -> tuple[int, dict[str, Tensor]]:
         replica = place(model(), comm, home)
-        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(replica.module), comm, RANKING)
         for epoch in range(1, len(LOSSES) + 1):
             set_to(replica, epoch)
             comm.barrier()
@@ -85,7 +84,7 @@ def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int,
 def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
     def first(comm: Communicator) -> State:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(replica.module), comm, RANKING)
         for epoch in range(1, 5):
             set_to(replica, epoch)
             best.keep(epoch)
@@ -100,7 +99,7 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
 
     def second(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(replica.module), comm, RANKING)
         best.load_state(saved[comm.rank])
         set_to(replica, 5)
         best.keep(5)
@@ -118,7 +117,7 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
 def test_without_any_result_all_stays_as_it_is() -> None:
     def trained(comm: Communicator) -> dict[str, Tensor]:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(replica.module), comm, RANKING)
         set_to(replica, 1)
         best.keep(1)
         set_to(replica, 2)
@@ -128,68 +127,25 @@ def test_without_any_result_all_stays_as_it_is() -> None:
     assert same(VirtualWorld(1).run(trained)[0], expected(2))
 
 
-class Held:
-    """An object that gives its own tensor as its state."""
+class Teacher(nn.Linear):
+    """A layer with an extra state."""
 
-    def __init__(self) -> None:
-        self.tensor = torch.zeros(2)
+    def get_extra_state(self) -> Any:
+        return {"seen": self.seen}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"tensor": self.tensor}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.tensor.copy_(state["tensor"])
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state["seen"]
 
 
-def test_an_object_has_the_state_of_the_best_epoch_again() -> None:
-    def trained(comm: Communicator) -> list[float]:
-        module: Any = model()
-        module.held = held = Held()
+def test_a_module_has_the_extra_state_of_the_best_epoch_again() -> None:
+    def trained(comm: Communicator) -> int:
+        module = Teacher(3, 2)
         replica = place(module, comm, Home.PRIVATE)
-        best = BestWeights(replica, Untrained(replica), ModuleMemory(module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(module), comm, RANKING)
         for epoch in range(1, len(LOSSES) + 1):
-            held.tensor.fill_(epoch)
+            module.seen = epoch
             best.keep(epoch)
         best.restore(history())
-        return held.tensor.tolist()
+        return module.seen
 
-    assert VirtualWorld(1).run(trained) == [[2, 2]]
-
-
-def test_attributes_that_change_after_the_best_epoch_are_what_they_were() -> None:
-    def trained(comm: Communicator) -> list[object]:
-        module: Any = model()
-        module.scale, module.table = 1.0, torch.ones(2)
-        module.first = module.second = [0]
-        replica = place(module, comm, Home.PRIVATE)
-        memory = ModuleMemory(module, modes=True)
-        best = BestWeights(replica, Untrained(replica), memory, comm, RANKING)
-        for epoch in range(1, len(LOSSES) + 1):
-            if epoch == 4:
-                module.scale, module.late = -1.0, 5
-                module.table.zero_()
-                module.second = [7]
-                del module.first
-                module[0].weight.requires_grad_(False)
-            best.keep(epoch)
-        best.restore(history())
-        kept = module.first is module.second, module.first, hasattr(module, "late")
-        return [module.scale, module.table.tolist(), *kept, module[0].weight.requires_grad]
-
-    for found in VirtualWorld(2).run(trained):
-        assert found == [1.0, [1, 1], True, [0], False, True]
-
-
-def test_what_was_never_copied_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    def trained(comm: Communicator) -> None:
-        replica = Replica(model())
-        best = BestWeights(replica, Untrained(replica), ModuleMemory(replica.module), comm, RANKING)
-        for epoch in (1, 2, 3):
-            if epoch == 3:
-                set_to(replica, epoch)
-            best.keep(epoch)
-        best.restore(history(3))
-
-    VirtualWorld(1).run(trained)
-    said = capsys.readouterr().err
-    assert "parameters that are not trained (3.bias, 3.weight) have changed for the first time since" in said
+    assert VirtualWorld(2).run(trained) == [2, 2]

@@ -2,9 +2,7 @@
 
 optimizer/0.weight/exp_avg       a tensor in the parameter's shape, of which each rank may have a piece
 optimizer/0.weight/step          a counter of the parameter, or a tensor of another shape: whole
-optimizer//calls                 what an optimizer of somebody else's keeps under a name of its own
-optimizer/./state                likewise under other keys, such as a number
-optimizer/./calls                what it keeps in an attribute of its own, as `attributes_of` says it
+optimizer//calls                 an entry of `optimizer.state` under a name, as optimizers of users have them
 """
 
 from __future__ import annotations
@@ -18,13 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
-from tutti.optim.attributes import (
-    attribute_as_values,
-    attribute_from_values,
-    attributes_of,
-    lost_in,
-    set_attributes,
-)
+from tutti.object_state import as_values, from_values
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Held, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
 
@@ -34,62 +26,31 @@ PREFIX: Final = "optimizer"
 _UNNAMED: Final = "/"
 """No name of a parameter."""
 
-_ATTRIBUTES: Final = "."
-"""No name of a parameter either."""
 
-_STATE: Final = "state"
-"""The attribute with what is in the state under keys that are no names, such as the numbers of groups."""
-
-
-def held_by(
-    optimizer: Optimizer,
-    names: Mapping[nn.Parameter, str],
-    all_names: Mapping[nn.Parameter, str] | None = None,
-) -> Held:
-    """Return all that an optimizer keeps which is stepped itself.
+def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
+    """Return the `state` of an optimizer that is stepped itself.
 
     Args:
         optimizer: as the user has made it.
         names: of those parameters of the model whose state is returned.
-        all_names: of all; None: `names` has them.
     """
-    held, others = Held(), {}
+    held = Held()
     state: Mapping[Any, Any] = optimizer.state
     for key, value in state.items():
-        if isinstance(key, str) and "/" not in key:
-            add_whole(held, "", _written({key: value}))
-        elif not isinstance(key, nn.Parameter):
-            others[key] = value
-        elif key in names:
-            add_whole(held, names[key], _written(value))
-    add_whole(held, _ATTRIBUTES, attributes_of(optimizer, all_names or names))
-    if others:
-        add_whole(held, _ATTRIBUTES, {_STATE: attribute_as_values(others, all_names or names)})
+        if isinstance(key, nn.Parameter):
+            if key in names:
+                add_whole(held, names[key], _as_values(value))
+        else:
+            add_whole(held, "", _as_values({str(key): value}))
     return held
 
 
-def _written(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an optimizer keeps, with its tuples and dictionaries as attributes have them."""
-    written = {key: attribute_as_values(value, {}) for key, value in kept.items()}
-    # What cannot be kept is refused by whoever writes it.
-    return {key: kept[key] if any(lost_in(value, "")) else value for key, value in written.items()}
+def _as_values(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: as_values(value, f"the optimizer's state '{key}'") for key, value in kept.items()}
 
 
 def _read(value: Any) -> Any:
-    return attribute_from_values(value, None, {}) if isinstance(value, list | dict) else value
-
-
-def lost_of(held: Iterable[Held | Named]) -> list[str]:
-    """Name what attributes of an optimizer had that cannot be kept, and its type."""
-    start = name_of(PREFIX, _ATTRIBUTES, "") + "/"
-    found = {
-        lost
-        for one in held
-        for name, value in one.numbers.items()
-        if name.startswith(start)
-        for lost in lost_in(value, name.removeprefix(start))
-    }
-    return [f"{one} of the optimizer" for one in sorted(found)]
+    return from_values(value) if isinstance(value, list | dict) else value
 
 
 def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
@@ -194,9 +155,6 @@ def load(
         for name, value in other.items():
             group[name] = _in_form_of(group.get(name), value)
     state.update({key: _read(value) for key, value in kept_by_name.get("", {}).items()})
-    attributes = dict(kept_by_name.get(_ATTRIBUTES, {}))
-    state.update(attribute_from_values(attributes.pop(_STATE, {}), None, names) or {})
-    set_attributes(optimizer, names, attributes)
 
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:

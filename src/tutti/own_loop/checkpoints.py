@@ -19,18 +19,18 @@ from tutti.checkpoint.saver import Saver
 from tutti.checkpoint.sharing import for_all
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, TuttiError
 from tutti.object_state import as_values, from_values, load_state_of, state_of
-from tutti.optim.state import lost_of, options_of
+from tutti.optim.state import options_of
 from tutti.own_loop.loop import OpenIteration, OwnLoop, Stepper
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart, LoopPlace, ResumedIteration
 from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
 from tutti.records.folder_lock import FolderLock
-from tutti.run.restore import load_model, warn_of_lost
+from tutti.run.restore import load_model
 from tutti.state import Held, Named, Saved, State, Values, name_of, whole_piece
 from tutti.strategies.base import Pace
 from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
-from tutti.training.module_memory import ModuleMemory
+from tutti.training.module_state import ModuleState, PlainAttributes
 from tutti.training.random_state import load_random_state, random_state
 
 WEIGHTS: Final = "weights"
@@ -70,8 +70,8 @@ class Checkpoints:
     def __init__(self, loop: OwnLoop, folder: Path, keep: int, objects: Mapping[str, Any]) -> None:
         self._loop, self._folder, self._objects = loop, folder, objects
         self._steppers, self._process = list(loop.steppers), os.getpid()
-        self._told = False  # of what no checkpoint can have
-        self._memories = {one: ModuleMemory(one.replica.module) for one in self._first_of_models()}
+        self._module_states = {one: ModuleState(one.replica.module) for one in self._first_of_models()}
+        self._attributes = [PlainAttributes(one.replica.module, one.optimizer) for one in self._steppers]
         if folder in loop.folders:
             loop.folders[folder]()
         self._lock: FolderLock | None = None
@@ -262,8 +262,6 @@ class Checkpoints:
         shared, own = list[Values](), list[Values]()
         for number, stepper in enumerate(self._loop.steppers):
             found = stepper.state()
-            if not self._told and comm.rank == 0:
-                warn_of_lost([found.joint, found.alone])
             shared.append({"strategy": repr(stepper.strategy), "options": _options(stepper.optimizer)})
             own.append({"stepper": found.own})
             shared[-1]["stepper"] = found.shared
@@ -276,11 +274,11 @@ class Checkpoints:
                 ]
                 shared[-1]["buffers"] = mean_buffers(module, comm)
                 own[-1]["buffers"] = named_buffers(module)
-                shared[-1]["remembered"] = own[-1]["remembered"] = self._memories[stepper].state()
+                shared[-1]["extra"] = own[-1]["extra"] = self._module_states[stepper].extra()
             state.joint.add(_under(number, found.joint))
             state.alone.add(_under(number, found.alone))
         state.shared["steppers"], state.own["steppers"] = shared, own
-        self._told = True
+        self._warn_of_attributes()
         return state
 
     def _load(self, checkpoint: Checkpoint, saved: Saved) -> int:
@@ -297,15 +295,13 @@ class Checkpoints:
                 load_model(stepper.replica.module, part)
                 held = part.shared if part.own is None else part.own
                 load_buffers(stepper.replica.module, held["buffers"])
-                self._memories[stepper].load_state(held["remembered"])
+                self._module_states[stepper].load_extra(held["extra"])
         loop.comm.barrier()  # ranks may have their weights in one memory
         for stepper, part in zip(loop.steppers, parts, strict=True):
             same = part.shared["strategy"] == repr(stepper.strategy)
             stepper.load_state(part.part("stepper"), from_values(part.shared["options"]), same)
             if loop.comm.rank == 0 and isinstance(stepper, WorkerStepper) and not (same and part.own):
                 self._tell_anew(stepper.worker.anew if same else ("what the other strategy's workers knew",))
-            if loop.comm.rank == 0:
-                self._tell_anew(lost_of([part.joint] if part.alone is None else [part.joint, part.alone]))
         for name, thing in self._objects.items():
             if name not in shared["objects"]:
                 continue
@@ -321,6 +317,14 @@ class Checkpoints:
         ]
         loop.comm.barrier()
         return checkpoint.step
+
+    def _warn_of_attributes(self) -> None:
+        """Warn once, on rank 0, of attributes that no checkpoint has."""
+        warnings = [text for one in self._attributes if (text := one.warning()) is not None]
+        if warnings:
+            self._attributes = []
+            if self._loop.comm.rank == 0:
+                warn_on_stderr(warnings[0])
 
     def _tell_anew(self, what: Sequence[str]) -> None:
         if what:

@@ -119,7 +119,7 @@ class JointStepper(Stepper):
         mine = {parameter: names[parameter] for parameter in own_parameters(names, comm.rank, comm.size)}
         held = self._divided.held(mine) if self._fits and not self._divided.changed() else None
         if held is None:  # state that belongs to no parameter is the same on all ranks
-            held = held_by(self.optimizer, mine, names)
+            held = held_by(self.optimizer, mine)
         return State(held, own={"reductions": self.joint.state(), "node_sizes": node_sizes(comm)})
 
     @override

@@ -36,9 +36,9 @@ from tutti.run.resume import SCALED, Resume, as_decided, check_same, placed, war
 from tutti.run.start import announce, run
 from tutti.run.train_job import Beginning, RunOutcome, TrainJob
 from tutti.strategies import Strategy
-from tutti.terminal import lasting_output, warn_on_stderr
+from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
-from tutti.training.module_memory import ModuleMemory
+from tutti.training.evaluation import load_buffers, named_buffers
 from tutti.training.weights import bring_back, read_weights
 
 
@@ -396,11 +396,6 @@ def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Modu
         built = model
     assert outcome.weights is not None
     bring_back(outcome.weights, built)
-    if outcome.attributes and built.state_dict().keys() == outcome.weights.keys():
-        ModuleMemory(built).load_state(outcome.attributes)
-    if lost := outcome.attributes.get("lost"):
-        warn_on_stderr(
-            f"the trained model does not have what has become of {' and '.join(lost)} on the ranks. Keep it "
-            "in numbers, texts or tensors, or in an object with state_dict() and load_state_dict()"
-        )
+    if built.state_dict().keys() == outcome.weights.keys():
+        load_buffers(built, {**named_buffers(built), **outcome.buffers})
     return built

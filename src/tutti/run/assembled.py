@@ -19,7 +19,6 @@ from tutti.errors import StateLost
 from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler
-from tutti.model_parallel.base import Whole
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
@@ -38,6 +37,7 @@ from tutti.run.trust import seal
 from tutti.state import Saved, in_own_memory
 from tutti.strategies import Strategy
 from tutti.training.callbacks import Callbacks
+from tutti.training.evaluation import named_buffers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.losses import weights_in
@@ -283,10 +283,12 @@ class AssembledRun:
     def _with_model(self, outcome: RunOutcome, trainer: Trainer, weights: dict[str, Any]) -> RunOutcome:
         """Return the outcome with all that whoever has asked for the run needs to have its model."""
         noted = () if self.callbacks is None else tuple(self.callbacks.attributes())
-        outcome = replace(outcome, weights=in_own_memory(weights), callbacks=noted)
-        if isinstance(self.parts.portion, Whole):
-            outcome = replace(outcome, attributes=in_own_memory(trainer.noted()))
-        return outcome
+        buffers = {
+            name: one for name, one in named_buffers(trainer.replica.module).items() if name not in weights
+        }
+        return replace(
+            outcome, weights=in_own_memory(weights), buffers=in_own_memory(buffers), callbacks=noted
+        )
 
 
 def _both(

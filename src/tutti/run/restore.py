@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
 from tutti.model_parallel.layout import portion_of
 from tutti.model_parallel.places import APART, PORTION
-from tutti.optim.state import lost_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
@@ -25,7 +24,7 @@ from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
 from tutti.run.resume import Resume, check_own
-from tutti.state import Held, Saved, Values
+from tutti.state import Saved
 from tutti.strategies import Solo, Strategy, Sync
 from tutti.terminal import say_on_stderr, warn_on_stderr
 from tutti.training.run_parts import Schedule
@@ -218,26 +217,6 @@ def history_of(saved: Saved) -> list[EpochRecord]:
 
 def anew(saved: Saved, worker: Any) -> list[str]:
     """Return, in words, what begins anew."""
-    lost = lost_of([saved.joint] if saved.alone is None else [saved.joint, saved.alone])
-    lost += lost_by_modules(saved.shared["training"])
     if "worker" not in saved.shared:
-        return ["all that the workers of the other strategy knew", *lost]
-    return lost if saved.own is not None else [*worker.anew, *lost]
-
-
-def lost_by_modules(training: Values) -> list[str]:
-    """Name what modules have changed that no checkpoint can have.
-
-    Args:
-        training: what a trainer shares of its state.
-    """
-    return [name for values in training["remembered"]["modules"] for name in values.get("lost", [])]
-
-
-def warn_of_lost(held: Sequence[Held], others: Sequence[str] = ()) -> None:
-    """Warn of what an optimizer has that no checkpoint can have, and of others."""
-    if lost := [*lost_of(held), *others]:
-        warn_on_stderr(
-            f"checkpoints do not have {' and '.join(lost)}; a run that goes on begins anew with that. Keep "
-            "it in numbers, texts or tensors, or in an object with state_dict() and load_state_dict()"
-        )
+        return ["all that the workers of the other strategy knew"]
+    return [] if saved.own is not None else list(worker.anew)

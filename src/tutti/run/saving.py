@@ -18,7 +18,7 @@ from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.run.build import Assembly
-from tutti.run.restore import facts_of, lost_by_modules, warn_of_lost
+from tutti.run.restore import facts_of
 from tutti.run.train_job import TrainJob
 from tutti.state import State
 from tutti.strategies import Strategy
@@ -52,7 +52,6 @@ class Saving:
         self._memory = None if job.memory is None else MemorySaver(comm, job.memory)
         self.folder, self.lost = folder, False
         self.step: int | None = None
-        self._has_warned, self._named = False, set[str]()
 
     @contextmanager
     def open(self) -> Iterator[Self]:
@@ -100,7 +99,6 @@ class Saving:
 
     def save(self, step: int, state: State, decision: Decision) -> None:
         """Keep this rank's state; that of the end, or of a stop, is on the disk when this returns."""
-        self._warn(state)
         if self._memory is not None and decision.copy:
             self._memory.save(step, self._parts.portion.to_whole(state), self._facts)
         if self._disk is None or not decision.save:
@@ -112,14 +110,6 @@ class Saving:
         self._disk.save(step, self._parts.portion.to_whole(state), self._facts, score, wait=decision.final)
         if decision.final:
             self.lost = cast("bool", self._comm.broadcast_object(self._disk.last != step))
-
-    def _warn(self, state: State) -> None:
-        """Name what is lost, once, with the first state that is kept in which it is."""
-        lost = set(lost_by_modules(state.shared["training"]))
-        if self._comm.rank == 0 and (not self._has_warned or lost - self._named):
-            warn_of_lost([] if self._has_warned else [state.joint, state.alone], sorted(lost - self._named))
-        self._has_warned = True
-        self._named |= lost
 
 
 def refuse_over(comm: Communicator, job: TrainJob) -> None:

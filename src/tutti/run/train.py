@@ -46,7 +46,7 @@ from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
 from tutti.run.saving import refuse_over
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.run.warnings import warn_if_much, warn_if_short, warn_if_shown
+from tutti.run.warnings import warn_if_much, warn_if_short
 from tutti.strategies import Strategy
 from tutti.training.preflight import warn_if_undefined
 
@@ -114,8 +114,6 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
             if context.prepare is not None:
                 job = context.prepare(job, dataset)
                 checkpoint = _checkpoint(comm, job)
-            elif not job.takes_over:
-                warn_if_shown(task.module, comm)
             check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)

@@ -278,10 +278,9 @@ class RunOutcome:
         shape: of one input of the model.
         outputs: of the model.
         weights: the model's state by name, as tensors, if it was asked for.
+        buffers: those that its state does not have, by name.
         callbacks: the pickled attributes of the caller's objects, as rank 0's copies have them; None: they
             cannot be pickled.
-        attributes: what rank 0's model knows besides its state: see `ModuleMemory.noted`; empty of a portion
-            of a model, and of a run that had come to its end before.
     """
 
     config: TrainConfig
@@ -292,9 +291,9 @@ class RunOutcome:
     shape: Shape
     outputs: int
     weights: dict[str, Any] | None
+    buffers: dict[str, Any] = field(default_factory=dict)
     stopped: str | None = None
     callbacks: tuple[bytes | None, ...] = ()
-    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

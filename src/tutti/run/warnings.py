@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Iterator
-from typing import Any, Final
-
-from torch import nn
+from typing import Final
 
 from tutti.comm.base import Communicator
-from tutti.optim.attribute_memory import THINGS, Thing, memory_of
-from tutti.optim.attributes import OF_MODULES, is_recomputed
 from tutti.run.build import Task, outputs_for
 from tutti.strategies import Strategy
 
@@ -38,43 +32,6 @@ def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def warn_if_shown(module: nn.Module, comm: Communicator) -> None:
-    """Warn of plain attributes that lie in the memory of trained weights, which get other memory.
-
-    Args:
-        module: the model, before its weights do.
-        comm: all ranks.
-    """
-    if comm.rank > 0:
-        return
-    weights = memory_of(one for one in module.parameters() if one.requires_grad)
-    known = {id(one) for one in (*module.modules(), *module.parameters())}
-    for name, owner in module.named_modules():
-        for attribute, value in vars(owner).items():
-            kept = attribute in OF_MODULES or is_recomputed(owner, attribute)
-            if not kept and any(map(weights.around, _things_in(value, set(known)))):
-                path = f"{name}.{attribute}" if name else attribute
-                print(
-                    f"tutti: warning: the attribute '{path}' of the model shows a weight, and will go on "
-                    "showing what that was before training; take it from the weight in forward()",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-
-def _things_in(value: Any, known: set[int]) -> Iterator[Thing]:
-    """Yield the tensors and arrays of an attribute, but for those that are `known`, by their identity."""
-    if id(value) in known:
-        return
-    known.add(id(value))
-    if isinstance(value, THINGS):
-        yield value
-    elif isinstance(value, dict | list | tuple | deque | nn.Module):
-        inner = value.values() if isinstance(value, dict) else value
-        for one in inner.parameters() if isinstance(inner, nn.Module) else inner:
-            yield from _things_in(one, known)
 
 
 def warn_if_much(task: Task, comm: Communicator) -> None:

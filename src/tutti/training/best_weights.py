@@ -9,8 +9,8 @@ Each rank keeps a slice of the weights that all hold together.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,10 +21,9 @@ from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
 from tutti.state import Held, Saved, State, TensorPiece, Values, fill, find, name_of, pieces_of, whole_piece
-from tutti.training.evaluation import load_buffers, named_buffers
-from tutti.training.module_memory import ModuleMemory
+from tutti.training.evaluation import load_buffers, named_buffers, untrained
+from tutti.training.module_state import ModuleState
 from tutti.training.stopping import Ranking
-from tutti.training.untrained import Untrained
 
 EPOCHS: Final = "epochs"
 """The first word of the names of kept weights, in a checkpoint; the number of the epoch follows."""
@@ -37,14 +36,14 @@ class KeptEpoch:
     Attributes:
         pieces: this rank's slice of the weights, and its parts of those that torch.distributed has divided.
         buffers: all by name, the same on every rank that holds them.
-        moved: parameters that are not trained, and were changed nevertheless, such as averages of others.
-        known: what its modules knew besides, as `ModuleMemory` copies it.
+        untrained: parameters that are not trained, which a forward pass may change.
+        extra: the extra states of its modules.
     """
 
     pieces: list[TensorPiece]
     buffers: dict[str, Tensor]
-    moved: dict[str, Tensor]
-    known: Values
+    untrained: dict[str, Tensor]
+    extra: Values
 
 
 class BestWeights:
@@ -52,8 +51,7 @@ class BestWeights:
 
     Args:
         replica: the model.
-        untrained: its parameters that are not trained.
-        memory: what its modules know besides.
+        module_state: the extra states of its modules.
         comm: the ranks that hold the same weights.
         ranking: which epoch is the best.
     """
@@ -61,22 +59,20 @@ class BestWeights:
     def __init__(
         self,
         replica: Replica,
-        untrained: Untrained,
-        memory: ModuleMemory,
+        module_state: ModuleState,
         comm: Communicator,
         ranking: Ranking,
     ) -> None:
         self._replica, self._comm, self._ranking = replica, comm, ranking
         self._kept: dict[int, KeptEpoch] = {}
-        self._untrained, self._memory = untrained, memory
-        self._first = memory.all_copied()
+        self._module_state = module_state
 
     def keep(self, epoch: int) -> None:
         """Copy the weights and all else that the replica has after an epoch (collective)."""
         pieces = [replace(piece, values=piece.values.clone()) for piece in self._pieces(epoch)]
         buffers = {name: buffer.clone() for name, buffer in named_buffers(self._replica.module).items()}
-        moved = {name: parameter.clone() for name, parameter in self._untrained.moved().items()}
-        self._kept[epoch] = KeptEpoch(pieces, buffers, moved, self._memory.copied())
+        fixed = {name: parameter.clone() for name, parameter in untrained(self._replica).items()}
+        self._kept[epoch] = KeptEpoch(pieces, buffers, fixed, deepcopy(self._module_state.extra()))
         # Ranks that see the same weights must not train on before all have their copy.
         self._comm.barrier()
 
@@ -104,38 +100,26 @@ class BestWeights:
             for flat in self._replica.flats:
                 self._comm.all_gather(flat.weights)
         load_buffers(self._replica.module, kept.buffers)
-        if since := sorted(self._untrained.moved().keys() - kept.moved.keys()):
-            self._warn_of_untrained(since)
-        self._untrained.load(kept.moved)
-        self._memory.go_back(self._first, kept.known)
+        with torch.no_grad():
+            for name, parameter in untrained(self._replica).items():
+                parameter.copy_(kept.untrained[name])
+        self._module_state.load_extra(kept.extra)
         return best
-
-    def _warn_of_untrained(self, names: Sequence[str]) -> None:
-        if self._comm.rank == 0:
-            print(
-                f"tutti: warning: parameters that are not trained ({', '.join(names)}) have changed for the "
-                "first time since the best epoch, and stay as they are, as no copy was made before; make "
-                "them buffers",
-                file=sys.stderr,
-                flush=True,
-            )
 
     def state(self) -> State:
         """Return all that is kept."""
         joint = Held([piece for kept in self._kept.values() for piece in kept.pieces])
         buffers = {str(epoch): kept.buffers for epoch, kept in self._kept.items()}
-        moved = {str(epoch): kept.moved for epoch, kept in self._kept.items()}
-        known = {str(epoch): kept.known for epoch, kept in self._kept.items()}
-        return State(joint, shared={"buffers": buffers, "moved": moved, "known": known})
+        fixed = {str(epoch): kept.untrained for epoch, kept in self._kept.items()}
+        extra = {str(epoch): kept.extra for epoch, kept in self._kept.items()}
+        return State(joint, shared={"buffers": buffers, "untrained": fixed, "extra": extra})
 
     def load_state(self, saved: Saved) -> None:
         """Go on with what was kept."""
-        # Earlier versions had none.
-        moved, known = saved.shared.get("moved", {}), saved.shared.get("known", {})
+        fixed, extra = saved.shared["untrained"], saved.shared["extra"]
         for epoch, buffers in saved.shared.get("buffers", {}).items():
             pieces = list(self._read(saved, int(epoch)))
-            there = moved.get(epoch, {}), known.get(epoch, {})
-            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, *there)
+            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, fixed[epoch], extra[epoch])
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
         return self._ranking.best(record for record in history if record.epoch in self._kept)

@@ -392,6 +392,26 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
     load_buffers(replica.module, mean_buffers(replica.module, comm))
 
 
+def untrained(replica: Replica) -> dict[str, Tensor]:
+    """Return by name the parameters that are in none of a replica's vectors, as they need no gradient.
+
+    A forward pass may change them, as it does those of a teacher that follows other weights.
+    """
+    return {
+        name: parameter.detach()
+        for name, parameter in replica.module.named_parameters()
+        if parameter not in replica.names
+        and type(parameter.data) is Tensor
+        and parameter.layout is torch.strided
+    }
+
+
+def share_untrained(replica: Replica, comm: Communicator) -> None:
+    """Set the parameters of all ranks that are not trained to rank 0's (collective)."""
+    if comm.size > 1:
+        broadcast_all(list(untrained(replica).values()), comm)
+
+
 def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
     """Return the mean of the ranks' floating-point buffers, and rank 0's others, by name (collective).
 

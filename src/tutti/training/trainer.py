@@ -19,6 +19,7 @@ from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
 from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
+from tutti.terminal import warn_on_stderr
 from tutti.training.agenda import Agenda, Decision
 from tutti.training.arrivals import Arrivals, compared
 from tutti.training.best_weights import BestWeights
@@ -30,10 +31,11 @@ from tutti.training.evaluation import (
     load_buffers,
     mean_buffers,
     named_buffers,
+    share_untrained,
 )
 from tutti.training.finite_check import refuse_broken_weights
 from tutti.training.learning_rate import LearningRate
-from tutti.training.module_memory import ModuleMemory
+from tutti.training.module_state import ModuleState, PlainAttributes
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.random_state import load_random_state, random_state
@@ -41,7 +43,6 @@ from tutti.training.replica_check import ReplicaCheck
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
-from tutti.training.untrained import Untrained
 from tutti.training.update_gradient import UpdateGradient
 from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
 from tutti.training.weights import names_in_state
@@ -148,16 +149,15 @@ class Trainer:
         self._validation: Validation | None = None
         self._resumed: Resumed | None = None
         self._ending = ending or Ending()
-        self._untrained = Untrained(self.replica)
         self._best: BestWeights | None = None
         function = objective.loss.function
         # Of a loss that is a function there is nothing to remember.
         self._loss_module = function if isinstance(function, nn.Module) else nn.Module()
         modules = self.replica.module, self._loss_module
-        self._memories = tuple(ModuleMemory(module, modes=True) for module in modules)
+        self._module_states = tuple(map(ModuleState, modules))
+        self._attributes: PlainAttributes | None = PlainAttributes(self.replica.module, workers.optimizer)
         if self._ending.restores_best:
-            about = self._untrained, self._memories[0], self.comm
-            self._best = BestWeights(self.replica, *about, self._ending.ranking)
+            self._best = BestWeights(self.replica, self._module_states[0], self.comm, self._ending.ranking)
         self.stopped: str | None = None
         self.ended: str | None = None
         self.restored: EpochRecord | None = None
@@ -350,11 +350,12 @@ class Trainer:
             self.worker.settle()
         refuse_broken_weights(self.replica, self.comm.rank, self._made)
         average_buffers(self.replica, self.comm)
-        for memory in self._memories:
-            memory.meet(self.comm)
+        for state in self._module_states:
+            state.share_extra(self.comm)
+        self._warn_of_attributes()
         if self._gradient.contributions is not None:
             self._gradient.contributions.keep_buffers()
-        self._untrained.meet(self.comm)
+        share_untrained(self.replica, self.comm)
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
         """Make the updates of one epoch, up to update number `last` of the run; or fewer, if it stops."""
@@ -525,7 +526,6 @@ class Trainer:
         }
         own = {
             "buffers": named_buffers(self.replica.module),
-            "moved": self._untrained.moved(),
             "remembered": remembered,
             "random": random_state(),
             "tally": tally.state(),
@@ -581,7 +581,6 @@ class Trainer:
             self._stages.load(own["stages"])
             self.worker.traffic.load(own["traffic"])
             load_random_state(own["random"])
-            self._untrained.load(own.get("moved", {}))  # Earlier versions had none.
             left_out = own.get("left_out", 0)
         else:
             # Steps go on being counted, however many an epoch has from here on.
@@ -609,8 +608,8 @@ class Trainer:
         self._resumed = Resumed(at["seconds"], tally)
         load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
         remembered = (own or at)["remembered"]
-        for memory, values in zip(self._memories, remembered["modules"], strict=True):
-            memory.load_state(values)
+        for state, values in zip(self._module_states, remembered["extra"], strict=True):
+            state.load_extra(values)
         load_buffers(self._loss_module, remembered["buffers"])
         if self._hooks.callbacks is not None:
             self._hooks.callbacks.load_state(remembered.get("callbacks", {}))
@@ -634,18 +633,18 @@ class Trainer:
         self._judge()
         self.comm.barrier()
 
-    def noted(self) -> Values:
-        """Return what the model knows besides its modes and its `state_dict`; the tensors are live."""
-        return self._memories[0].noted()
+    def _warn_of_attributes(self) -> None:
+        """Warn once, on rank 0, of attributes that no state has."""
+        if self._attributes is not None and (text := self._attributes.warning()) is not None:
+            self._attributes = None
+            if self.comm.rank == 0:
+                warn_on_stderr(text)
 
     def _remembered(self) -> Values:
-        """Return what the model and the loss know besides what is trained, but for the model's buffers.
-
-        And what callbacks know.
-        """
+        """Return the extra states of model and loss, the loss's buffers, and the states of callbacks."""
         callbacks = self._hooks.callbacks
         return {
-            "modules": [memory.state() for memory in self._memories],
+            "extra": [state.extra() for state in self._module_states],
             "buffers": named_buffers(self._loss_module),
             "callbacks": {} if callbacks is None else callbacks.state(),
         }
