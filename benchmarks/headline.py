@@ -174,7 +174,7 @@ def run_tutti(
         command += ["--optimizer.momentum", "0.9"] if task.optimizer == "sgd" else []
         command += ["--augment", "crop,flip"] if task.augmented else []
         limited = ["--steps", str(updates), "--validation", "0"]
-        until = ["--epochs", str(task.epochs), "--stop", f"validation accuracy >= {task.target}"]
+        until = ["--epochs", str(task.epochs), "--monitor", "val_accuracy", "--target", str(task.target)]
         command += until if updates is None else limited
     else:
         command += ["--config", str(planned)]

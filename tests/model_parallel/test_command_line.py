@@ -99,7 +99,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_in_another_layout(
     way = ["-n", "2", "--parallel", "pipeline", "--parallel.schedule", "gpipe"]
     assert "saving, then stopping" in stopped_by(signal.SIGUSR1, [*command(), *TRAIN, *way], run)
     # A rule that ends the run with the epoch in which it was stopped.
-    end = ("--stop", "training loss >= 0", "--restore-best")
+    end = ("--monitor", "train_loss", "--target", "1000", "--restore-best")
     assert main(["train", "--resume", str(run), "--parallel", "tensor", *end]) == 0
     said = capfd.readouterr().out
     assert re.search(r"resumed after step [\d,]+ on 2 ranks\n", said)

@@ -15,7 +15,6 @@ from tutti.errors import BadOption
 from tutti.optim.named import build
 from tutti.optim.optimizers.lamb import LAMB, trust_ratio
 from tutti.optim.optimizers.lars import LARS, local_rate
-from tutti.optim.optimizers.rmsprop_warmup import RMSpropWarmup, sgd_share
 from tutti.optim.schedulers.linear_scaling import LinearScalingLR
 from tutti.optim.schedulers.warmup_cosine import WarmupCosineLR
 from tutti.optim.schedules import schedule
@@ -75,50 +74,6 @@ def test_the_trust_ratio_of_lamb() -> None:
     assert trust_ratio(torch.ones(2), torch.zeros(2)) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("at", "expected"), [(6, 0.5 * math.exp(-2)), (10, 0.5), (11, 0.75), (12, 1.0), (50, 1.0)]
-)
-def test_the_share_of_sgd_grows(at: int, expected: float) -> None:
-    assert sgd_share(at, centre=10, period=4) == pytest.approx(expected)
-
-
-def test_the_rmsprop_warmup() -> None:
-    # t = 0 is the centre: a = 1/2. s = 0.75 * 4 = 3 for g = 2, decay 1/4.
-    # v = -(0.5 + 0.5 * (0.3 / 0.1) / (sqrt(3) + 1)) * 2, w = 1 + 0.1 v
-    weights = parameter(1.0)
-    optimizer = RMSpropWarmup(
-        [weights], lr=0.1, momentum=0.5, decay=0.25, eps=1.0, rmsprop_lr=0.3, centre=0, period=2
-    )
-    v = -(0.5 + 1.5 / (math.sqrt(3) + 1)) * 2
-    assert step(optimizer, weights, 2.0) == pytest.approx([1 + 0.1 * v])
-    # t = 1: SGD alone from here on.
-    expected = 1 + 0.1 * v + 0.1 * (0.5 * v - 4)
-    assert step(optimizer, weights, 4.0) == pytest.approx([expected])
-
-
-def test_the_rmsprop_warmup_is_half_over_after_as_many_updates_as_its_centre() -> None:
-    weights = parameter(1.0)
-    optimizer = RMSpropWarmup([weights], lr=0.1, momentum=0.0, eps=1.0, rmsprop_lr=1e-9, centre=2, period=8)
-    moves, before = [], 1.0
-    for _ in range(5):
-        (after,) = step(optimizer, weights, 1.0)
-        moves.append((before - after) / 0.1)
-        before = after
-    # What is left is SGD's share: exp(2 (t - 2) / 8) / 2 before the centre, 1/2 + (t - 2) / 8 behind it.
-    expected = [math.exp(-0.5) / 2, math.exp(-0.25) / 2, 0.5, 0.625, 0.75]
-    assert moves == pytest.approx(expected, abs=1e-6)
-
-
-def test_after_its_warmup_it_is_sgd_with_momentum() -> None:
-    weights, other = parameter(1.0, -2.0), parameter(1.0, -2.0)
-    ours = RMSpropWarmup([weights], lr=0.1, momentum=0.9, centre=0, period=1e-9, weight_decay=0.1)
-    ours.state[weights].update(step=1, square=torch.zeros(2).double(), velocity=torch.zeros(2).double())
-    plain = optim.SGD([other], lr=0.1, momentum=0.9, weight_decay=0.1)
-    for number in range(4):
-        found, expected = step(ours, weights, number, 1.0), step(plain, other, number, 1.0)
-        assert found == pytest.approx(expected)
-
-
 def test_a_cosine_follows_a_warm_up() -> None:
     made = schedule("warmup_cosine", optim.SGD([parameter(1.0)], lr=1.0), 12, {"warmup": 3, "final": 0.1})
     assert isinstance(made, WarmupCosineLR)
@@ -164,9 +119,7 @@ def test_no_warmup_begins_at_the_scaled_rate() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("lars", LARS), ("LAMB", LAMB), ("rmsprop_warmup", RMSpropWarmup)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("lars", LARS), ("LAMB", LAMB)])
 def test_they_are_found_by_name(name: str, kind: type[Optimizer]) -> None:
     optimizer = build(name, [parameter(1.0)], 0.25, {"weight_decay": 0.125})
     assert type(optimizer) is kind
@@ -187,14 +140,6 @@ def test_they_are_found_by_name(name: str, kind: type[Optimizer]) -> None:
         ("lamb", {"weight_decay": -0.5}, "weight_decay -0.5"),
         ("lamb", {"betas": [0.9, 1.0]}, r"betas \(0.9, 1.0\)"),
         ("lamb", {"betas": [-0.1, 0.9]}, r"betas \(-0.1, 0.9\)"),
-        ("rmsprop_warmup", {"lr": 0.0}, "lr is 0.0"),
-        ("rmsprop_warmup", {"eps": 0.0}, "eps 0.0"),
-        ("rmsprop_warmup", {"rmsprop_lr": 0.0}, "rmsprop_lr 0.0"),
-        ("rmsprop_warmup", {"period": 0}, "period 0"),
-        ("rmsprop_warmup", {"centre": -1}, "centre -1"),
-        ("rmsprop_warmup", {"weight_decay": -0.1}, "weight_decay -0.1"),
-        ("rmsprop_warmup", {"momentum": 1.0}, "momentum is 1.0"),
-        ("rmsprop_warmup", {"decay": 1.0}, "decay 1.0; expected both from 0 to below 1"),
     ],
 )
 def test_values_out_of_range_are_refused(name: str, options: dict[str, object], message: str) -> None:
@@ -208,7 +153,6 @@ def test_values_out_of_range_are_refused(name: str, options: dict[str, object], 
     [
         ("lars", {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}),
         ("lamb", {"lr": 0.0, "betas": (0.0, 0.0), "eps": 0.0, "weight_decay": 0.0}),
-        ("rmsprop_warmup", {"lr": 1e-9, "momentum": 0.0, "decay": 0.0, "centre": 0, "weight_decay": 0.0}),
     ],
 )
 def test_values_at_the_end_of_their_range_are_taken(name: str, options: dict[str, object]) -> None:
@@ -224,40 +168,19 @@ def test_values_at_the_end_of_their_range_are_taken(name: str, options: dict[str
     [
         (LARS, {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.0005, "trust": 0.001}),
         (LAMB, {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}),
-        (
-            RMSpropWarmup,
-            {
-                "lr": 0.1,
-                "momentum": 0.9,
-                "decay": 0.99,
-                "eps": 1e-8,
-                "weight_decay": 0.0,
-                "rmsprop_lr": 3e-4,
-                "centre": 1000,
-                "period": 500,
-            },
-        ),
     ],
 )
 def test_values_that_nobody_gives(kind: type[Optimizer], expected: dict[str, object]) -> None:
     assert kind([parameter(1.0)]).defaults == expected
 
 
-@pytest.mark.parametrize("kind", [LARS, LAMB, RMSpropWarmup])
+@pytest.mark.parametrize("kind", [LARS, LAMB])
 def test_a_parameter_without_a_gradient_stays(kind: type[Optimizer]) -> None:
     weights, other = parameter(2.0), parameter(3.0)
     optimizer = kind([weights, other], lr=0.1)
     assert step(optimizer, weights, 1.0) != [2.0]
     assert other.tolist() == [3.0]
     assert optimizer.step() is None
-
-
-def test_at_a_rate_of_zero_the_rmsprop_warmup_moves_nothing_and_remembers_sgd_alone() -> None:
-    weights = parameter(1.0)
-    optimizer = RMSpropWarmup([weights], lr=0.5, momentum=0.5, centre=0, period=1000)
-    optimizer.param_groups[0]["lr"] = 0.0
-    assert step(optimizer, weights, 2.0) == [1.0]
-    assert optimizer.state[weights]["velocity"].item() == -1.0
 
 
 @pytest.mark.parametrize("options", [{"factor": 0.0}, {"warmup": -1}, {"drops": [1.0]}, {"gamma": 0.0}])
@@ -272,7 +195,7 @@ def test_how_much_larger_the_batch_is_has_to_be_said() -> None:
         schedule("linear_scaling", optim.SGD([parameter(1.0)], lr=0.1), 10)
 
 
-@pytest.mark.parametrize("kind", [LARS, LAMB, RMSpropWarmup])
+@pytest.mark.parametrize("kind", [LARS, LAMB])
 def test_a_closure_is_called(kind: type[Optimizer]) -> None:
     weights = parameter(2.0)
     optimizer = kind([weights], lr=0.1)
@@ -294,7 +217,6 @@ def model() -> nn.Module:
 MADE = {
     "lars": lambda module: LARS(module.parameters(), lr=0.5, trust=0.02),
     "lamb": lambda module: LAMB(module.parameters(), lr=0.01),
-    "rmsprop_warmup": lambda module: RMSpropWarmup(module.parameters(), lr=0.05, centre=10, period=8),
 }
 
 

@@ -112,9 +112,8 @@ def test_a_run_whose_ranks_changed_has_no_speed_up_and_is_nobody_s_baseline(
 def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_the_best(
     tmp_path: Path, best: int, restored: bool, said: str
 ) -> None:
-    rule = "validation accuracy not better for 1 epoch"
     folder = RunFolder(tmp_path / "run")
-    write_run(folder.path, [*EPOCHS, (4.0, 0.7)], config={**CONFIG, "stop": rule})
+    write_run(folder.path, [*EPOCHS, (4.0, 0.7)], config=CONFIG)
     folder.note_start(RunStart("2026-01-02", World(2)))
     folder.note_start(RunStart("2026-01-03T07:12:04+01:00", World(3, 2), 1234, ("<momenta>",)))
     why = "validation accuracy was not better than in epoch 2 (80.00%) for 1 epoch"
@@ -129,7 +128,7 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
     begun = "run: on 2026-01-03 at 06:12 UTC, changed from 2 to 3 ranks of 2 hosts after step 1,234"
     begun += "; what begins anew: <momenta>"
     assert resumed == begun
-    assert early == f"run: ended early, after epoch 3, by --stop '{rule}': {why}"
+    assert early == f"run: ended early, after epoch 3: {why}"
     assert found.startswith(f"run: epoch {best} of 3 was the best, {said}")
     assert "\n".join(results.courses) in shown.getvalue()
     if restored:

@@ -39,7 +39,6 @@ from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 from tutti.training.agenda import Agenda, Decision, Wishes
-from tutti.training.copy_times import CopyTimes
 from tutti.training.losses import LOSSES
 from tutti.training.precision import Arithmetic
 
@@ -140,8 +139,8 @@ class Crew:
         cut = CutPlace(here.page, here.copies, here.data, here.token)
         object.__setattr__(cut, "rank", comm)
         own, replica = strategy.pace is not Pace.TOGETHER, place(module, comm, strategy.home)
-        free, times = strategy.pace is Pace.FREE, CopyTimes(None)
-        wishes = Wishes(copies=times, free=free, period=strategy.period, now=lambda: 0.0)
+        free = strategy.pace is Pace.FREE
+        wishes = Wishes(copies=lambda: False, free=free, period=strategy.period, now=lambda: 0.0)
         taken = here.copies_taken
         with closing(MemorySaver(comm, cut)) as saver:
 

@@ -28,19 +28,6 @@ def test_one_too_many_within_an_hour_is_the_end() -> None:
             losses.note(LOST)
 
 
-def test_the_ranks_are_told_how_often_the_last_losses_came() -> None:
-    now = 0.0
-    with closing(StateMemory()) as memory:
-        losses, place = Losses(100, memory, lambda: now), memory.place
-        assert place.loss_every_s is None
-        found = []
-        for passed in (3600.0, 10.0, 10.0, 10.0, 10.0):
-            now += passed
-            losses.note(LOST)
-            found.append(place.loss_every_s)
-        assert found == [3600.0, 1805.0, 3620 / 3, 3630 / 4, 10.0]
-
-
 def test_why_ranks_come_after_others_may_have_names_that_are_no_text() -> None:
     with closing(StateMemory()) as memory:
         assert memory.place.takeover is None

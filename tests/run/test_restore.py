@@ -338,15 +338,15 @@ def test_a_finished_run_can_be_longer_and_its_schedule_is_that_of_the_longer_run
 
 
 @pytest.mark.parametrize(
-    ("strategy", "length", "stop"),
+    ("strategy", "length", "end"),
     [
-        ("sync", {"epochs": 2}, None),
-        ("local", {"epochs": None, "steps": MIDDLE}, None),
-        ("easgd_sync", {}, "after 2 epochs training loss < 1000"),
+        ("sync", {"epochs": 2}, {}),
+        ("local", {"epochs": None, "steps": MIDDLE}, {}),
+        ("easgd_sync", {}, {"monitor": "train_loss", "target": 1000}),
     ],
 )
 def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
-    place: Path, tmp_path: Path, strategy: str, length: dict[str, Any], stop: str | None
+    place: Path, tmp_path: Path, strategy: str, length: dict[str, Any], end: dict[str, Any]
 ) -> None:
     options = {"strategy": strategy, "schedule": "StepLR", "restore_best": strategy == "sync"}
     options |= {
@@ -356,11 +356,11 @@ def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
     }
     config = config_of(place, "", **options, checkpoint="1000 steps")
     short, long, plain = (str(tmp_path / name) for name in ("short", "long", "plain"))
-    first = train(replace(config, **length, stop=stop, out=short), 2)
+    first = train(replace(config, **length, **end, out=short), 2)
     made = first.history[-1].step
     assert [path.name for path in (tmp_path / "short" / FOLDER).glob("step-*")] == [f"step-{made:08d}"]
     # Nothing is changed by it.
-    train(replace(config, **length, stop=stop, checkpoint="off", out=plain), 2)
+    train(replace(config, **length, **end, checkpoint="off", out=plain), 2)
     assert apart(tmp_path / "plain", tmp_path / "short") == 0
     assert not (tmp_path / "plain" / FOLDER).exists()
     outcome, whole = (
@@ -389,7 +389,7 @@ def test_a_short_run_keeps_no_checkpoint_unless_that_is_asked_for(place: Path, t
     config = replace(config_of(place, "", checkpoint="auto", epochs=1), out=str(tmp_path / "run"))
     train(config, 2)
     assert not RunFolder(tmp_path / "run").resumable
-    train(replace(config, stop="training loss < 1000", epochs=2, out=str(tmp_path / "ruled")), 2)
+    train(replace(config, monitor="train_loss", target=1000, epochs=2, out=str(tmp_path / "ruled")), 2)
     assert RunFolder(tmp_path / "ruled").resumable
 
 

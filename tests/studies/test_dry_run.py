@@ -72,7 +72,7 @@ def test_weights_that_ranks_share_count_once_and_those_of_each_for_each(
         (["--predictions", "--validation", "0"], "--predictions is for the validation part"),
         (["--profile", "1-2", "--profile-ranks", "7"], "--profile-ranks names rank 7"),
         (["--augment", "nosuch"], "nosuch"),
-        (["--stop", "validation loss not better for 2 epochs", "--validation", "0"], "--stop"),
+        (["--monitor", "val_loss", "--validation", "0"], "--monitor"),
     ],
 )
 def test_what_a_run_would_be_refused_for_a_dry_run_is_refused_for(

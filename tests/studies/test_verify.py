@@ -210,7 +210,7 @@ def test_a_sum_as_loss_is_refused() -> None:
         ("normalised", "BatchNorm ('2') normalises with the statistics of each rank's own part"),
         ("noisy", "the model draws random numbers"),
         ("centred", "from all samples of its rank's own part"),
-        ("two_views", "first dimension of what dropout gets is not the samples"),
+        ("two_views", "the model draws random numbers"),
     ],
 )
 def test_what_differs_by_design_is_named(model: str, words: str) -> None:

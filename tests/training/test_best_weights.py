@@ -18,9 +18,9 @@ from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 from tutti.training.best_weights import BestWeights
 from tutti.training.module_state import ModuleState
-from tutti.training.stopping import Ending
+from tutti.training.stopping import Monitor
 
-RANKING = Ending().ranking
+MONITOR = Monitor()
 
 LOSSES = [0.9, 0.4, 0.6, 0.4, 0.7]
 
@@ -63,7 +63,7 @@ def history(count: int = len(LOSSES)) -> list[EpochRecord]:
 def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int, home: Home) -> None:
     def trained(comm: Communicator) -> tuple[int, dict[str, Tensor]]:
         replica = place(model(), comm, home)
-        best = BestWeights(replica, ModuleState(replica.module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(replica.module), comm, MONITOR)
         for epoch in range(1, len(LOSSES) + 1):
             set_to(replica, epoch)
             comm.barrier()
@@ -84,7 +84,7 @@ def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int,
 def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
     def first(comm: Communicator) -> State:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, ModuleState(replica.module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(replica.module), comm, MONITOR)
         for epoch in range(1, 5):
             set_to(replica, epoch)
             best.keep(epoch)
@@ -99,7 +99,7 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
 
     def second(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, ModuleState(replica.module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(replica.module), comm, MONITOR)
         best.load_state(saved[comm.rank])
         set_to(replica, 5)
         best.keep(5)
@@ -117,7 +117,7 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
 def test_without_any_result_all_stays_as_it_is() -> None:
     def trained(comm: Communicator) -> dict[str, Tensor]:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, ModuleState(replica.module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(replica.module), comm, MONITOR)
         set_to(replica, 1)
         best.keep(1)
         set_to(replica, 2)
@@ -141,7 +141,7 @@ def test_a_module_has_the_extra_state_of_the_best_epoch_again() -> None:
     def trained(comm: Communicator) -> int:
         module = Teacher(3, 2)
         replica = place(module, comm, Home.PRIVATE)
-        best = BestWeights(replica, ModuleState(module), comm, RANKING)
+        best = BestWeights(replica, ModuleState(module), comm, MONITOR)
         for epoch in range(1, len(LOSSES) + 1):
             module.seen = epoch
             best.keep(epoch)

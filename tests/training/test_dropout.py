@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
 
 import pytest
@@ -180,11 +179,10 @@ def test_compiled_models_draw_from_torchs_generator() -> None:
     assert torch.equal(found, layer(torch.ones(4, 50)))
 
 
-@pytest.mark.parametrize("drop", [nn.Dropout(), lambda one: nn.functional.dropout(one)])
-def test_functions_that_torch_transforms_draw_from_its_generator(drop: Callable[[Tensor], Tensor]) -> None:
-    ones = torch.ones(4, 50)
+def test_functions_that_torch_transforms_draw_from_its_generator() -> None:
+    drop, ones = nn.Dropout(), torch.ones(4, 50)
     of_each = torch.func.vmap(drop, randomness="different")
-    with drawn_by_sample(nn.Identity(), 0) as masks:
+    with drawn_by_sample(drop, 0) as masks:
         masks.begin(0, torch.arange(4))
         torch.manual_seed(5)
         found = of_each(ones), torch.func.grad(lambda one: drop(one).square().sum())(ones)
@@ -242,84 +240,3 @@ def test_batches_have_the_numbers_of_their_samples(passes: int) -> None:
             for batch in dealt:
                 assert batch.samples is not None
                 assert torch.equal(part.inputs[batch.samples], batch.inputs)
-
-
-class Attending(nn.Module):
-    """Self-attention by torch's function, or by torch's layer with or without the weights."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way, self.layer = way, nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.way == "function":
-            heads = inputs.unflatten(-1, (2, 4)).transpose(1, 2)
-            return nn.functional.scaled_dot_product_attention(
-                heads, heads, heads, dropout_p=0.3 * self.training
-            )
-        return self.layer(inputs, inputs, inputs, need_weights=self.way == "weights")[0]
-
-
-class Dropping(nn.Module):
-    def forward(self, inputs: Tensor) -> Tensor:
-        return nn.functional.dropout(nn.functional.dropout(inputs, 0.4, self.training), 0.2, self.training)
-
-
-FUNCTIONS = {
-    "dropout": Dropping(),
-    **{way: Attending(way).double() for way in ("function", "layer", "weights")},
-    "encoder": nn.TransformerEncoderLayer(8, 2, 16, 0.3, batch_first=True).double(),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_too_draw_by_sample_and_not_in_evaluation(name: str) -> None:
-    module, inputs = FUNCTIONS[name], torch.randn(5, 6, 8).double()
-    whole = outputs(module, inputs, [11, 12, 13, 14, 15])
-    torch.manual_seed(7)
-    parts = [outputs(module, inputs[a:b], list(range(11 + a, 11 + b))) for a, b in ((0, 2), (2, 5))]
-    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(outputs(module, inputs, [11, 12, 13, 14, 15], epoch=1), whole)
-    with evaluating(module):
-        assert torch.equal(outputs(module, inputs), module(inputs))
-
-
-MASKS = {
-    "none": {},
-    "causal": {"is_causal": True},
-    "which": {"attn_mask": torch.rand(4, 1, 6, 5) < 0.6},
-    "added": {"attn_mask": torch.where(torch.rand(6, 5) < 0.3, -torch.inf, torch.randn(6, 5)).double()},
-    "groups": {"enable_gqa": True, "scale": 0.2},
-}
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_attention_without_a_dropped_weight_is_torchs(name: str) -> None:
-    """Nothing is dropped, nor scaled, to speak of, when the probability is tiny."""
-    heads = 2 if name == "groups" else 4
-    shapes = (4, 4, 6, 3), (4, heads, 5, 3), (4, heads, 5, 2)
-    given = [torch.randn(shape).double().requires_grad_() for shape in shapes]
-    expected = nn.functional.scaled_dot_product_attention(*given, **MASKS[name])
-    wanted = torch.autograd.grad(expected.square().sum(), given)
-    with drawn_by_sample(nn.Identity(), 0) as masks:
-        masks.begin(0, torch.arange(4))
-        found = nn.functional.scaled_dot_product_attention(*given, dropout_p=1e-14, **MASKS[name])
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    for one, other in zip(torch.autograd.grad(found.square().sum(), given), wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-def test_other_threads_keep_torchs_functions_and_all_have_them_back_afterwards() -> None:
-    torchs, ones = nn.functional.dropout, torch.ones(4, 50)
-
-    def drawn(function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        torch.manual_seed(3)
-        return (function or nn.functional.dropout)(ones)
-
-    with drawn_by_sample(nn.Identity(), 0) as masks, ThreadPoolExecutor(1) as pool:
-        masks.begin(0, torch.arange(4))
-        with drawn_by_sample(nn.Identity(), 1):
-            assert nn.functional.dropout is not torchs
-            assert torch.equal(pool.submit(drawn).result(), drawn(torchs))
-        assert not torch.equal(drawn(), drawn(torchs))
-    assert nn.functional.dropout is torchs

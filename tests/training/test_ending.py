@@ -27,10 +27,13 @@ from tutti.strategies.placement import place
 from tutti.training.agenda import Agenda, Decision, Wishes
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
-from tutti.training.metrics import METRICS, better_of
-from tutti.training.stopping import Ending, StopRule
+from tutti.training.metrics import METRICS
+from tutti.training.stopping import Ending, Monitor
 
 OBJECTIVE = Objective(LOSSES["cross_entropy"], [METRICS["accuracy"]])
+
+
+MONITOR = Monitor()
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Run:
     strategy: Strategy
     epochs: int = 6
     lr: float = 0.1
-    stop: str | None = None
+    monitor: Monitor = MONITOR
+    patience: int | None = None
+    ends_after: int | None = None
     restores_best: bool = False
     validate: str = "pause"
     stops_at: int | None = None
@@ -97,7 +102,14 @@ def train(comm: Communicator, run: Run, saved: Sequence[Saved] = ()) -> Ended:
         assert decision.final
         states.append(deepcopy(state))
 
-    rule = None if run.stop is None else StopRule.parse(run.stop)
+    ended = 0
+
+    def told() -> str | None:
+        nonlocal ended
+        ended += 1
+        return "it was told" if ended == run.ends_after else None
+
+    ending = Ending(run.monitor, run.patience, restores_best=run.restores_best, told=(told,))
     trainer = trainer_of(
         comm=comm,
         replica=replica,
@@ -110,7 +122,7 @@ def train(comm: Communicator, run: Run, saved: Sequence[Saved] = ()) -> Ended:
         seconds_per_sample=SPEEDS[comm.rank],
         validation=validation,
         validate=run.validate,
-        ending=Ending(rule, better_of(OBJECTIVE.metrics), restores_best=run.restores_best),
+        ending=ending,
         agenda=None if run.stops_at is None else Agenda(comm, Wishes(stop=stop, now=slow)),
         on_step=count,
         save=save,
@@ -145,9 +157,9 @@ def losses(history: list[EpochRecord]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_that_its_rule_ends_is_the_run_of_so_many_epochs(name: str) -> None:
+def test_a_run_that_ends_early_is_the_run_of_so_many_epochs(name: str) -> None:
     run = Run(brisk(STRATEGIES[name]))
-    ended = outcome(replace(run, stop="after 3 epochs training loss < 1000"))
+    ended = outcome(replace(run, ends_after=3))
     short = outcome(replace(run, epochs=3))
     assert ended.why is not None
     assert short.why is None
@@ -181,10 +193,10 @@ def test_a_run_can_end_with_the_weights_of_its_best_epoch(name: str) -> None:
 @pytest.mark.parametrize("restores_best", [False, True])
 def test_results_may_come_late(validate: str, restores_best: bool) -> None:
     run = Run(brisk(STRATEGIES["local"]), epochs=30, lr=2.0, restores_best=restores_best, validate=validate)
-    run = replace(run, stop="validation loss not better for 3 epochs")
+    run = replace(run, patience=3)
     ended = outcome(run)
     count, figures = len(ended.history), losses(ended.history)
-    plain = outcome(replace(run, stop=None, restores_best=False, epochs=count, validate="pause"))
+    plain = outcome(replace(run, patience=None, restores_best=False, epochs=count, validate="pause"))
     if validate != "background":  # whose results may come after the last epoch
         assert ended.why is not None
         assert count < 30
@@ -202,13 +214,15 @@ def test_results_may_come_late(validate: str, restores_best: bool) -> None:
 
 
 def test_the_last_epoch_is_not_an_early_end() -> None:
-    ended = outcome(Run(STRATEGIES["sync"](), epochs=2, stop="after 2 epochs training loss < 1000"))
+    ended = outcome(Run(STRATEGIES["sync"](), epochs=2, ends_after=2))
     assert ended.why is None
     assert len(ended.history) == 2
 
 
 def test_the_accuracy_may_decide_which_epoch_is_the_best() -> None:
-    run = Run(STRATEGIES["sync"](), lr=2.0, restores_best=True, stop="validation accuracy > 100%")
+    run = Run(
+        STRATEGIES["sync"](), lr=2.0, restores_best=True, monitor=Monitor("val", "accuracy", higher=True)
+    )
     ended = outcome(run)
     reached = [record.validation.metrics["accuracy"] for record in ended.history if record.validation]
     assert ended.restored is not None
@@ -222,12 +236,11 @@ def test_the_accuracy_may_decide_which_epoch_is_the_best() -> None:
 def test_a_run_that_is_resumed_ends_where_an_uninterrupted_one_does(
     name: str, validate: str, stops_at: int, ranks: int
 ) -> None:
-    rule = "validation loss not better for 4 epochs"
-    run = Run(brisk(STRATEGIES[name]), 30, 2.0, rule, restores_best=True, validate=validate)
+    run = Run(brisk(STRATEGIES[name]), 30, 2.0, patience=4, restores_best=True, validate=validate)
     if validate == "background":  # whose results may come after any number of epochs
-        run = replace(run, stop=None, epochs=10)
+        run = replace(run, patience=None, epochs=10)
     whole = outcome(run)
-    assert (whole.why is None) is (run.stop is None)
+    assert (whole.why is None) is (run.patience is None)
     assert whole.restored is not None
     first = world(run.strategy).run(partial(train, run=replace(run, stops_at=stops_at)))
     states = [state for one in first for state in one.states]

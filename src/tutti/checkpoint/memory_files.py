@@ -1,6 +1,6 @@
 """Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
 
-    page      losses, wishes │ folder │ description of copy 1, of copy 2 │ takeover │ size of the data
+    page      wishes │ folder │ description of copy 1, of copy 2 │ takeover │ size of the data
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
     data      an arena with the data set, which need not be read again, and gates
@@ -16,7 +16,6 @@ import hashlib
 import json
 import mmap
 import os
-import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -42,8 +41,7 @@ _DIGEST: Final = 16
 _TEXT: Final = _LENGTH + _DIGEST
 """Where a text begins in its slot."""
 
-_SECONDS: Final = struct.Struct("<d")
-_WANTED: Final = _SECONDS.size
+_WANTED: Final = 0
 _TOKEN: Final = 64
 _TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
@@ -125,16 +123,6 @@ class MemoryPlace:
         finally:
             os.close(page)
         return lambda: words[_WANTED] != 0
-
-    @property
-    def loss_every_s(self) -> float | None:
-        """The mean time between the last losses, in seconds; None: none was lost."""
-        page = self.page.open()
-        try:
-            (seconds,) = _SECONDS.unpack(os.pread(page, _SECONDS.size, 0))
-        finally:
-            os.close(page)
-        return seconds or None
 
     @property
     def folder(self) -> Path | None:
@@ -274,14 +262,6 @@ class StateMemory:
     def has_data(self) -> bool:
         """Whether the data set is kept."""
         return bool(self._table[1])
-
-    def note_loss(self, every_s: float) -> None:
-        """Note that ranks were lost.
-
-        Args:
-            every_s: the mean time between the last losses, in seconds.
-        """
-        os.pwrite(self._made[0], _SECONDS.pack(every_s), 0)
 
     def want_copy(self, wanted: bool) -> None:
         """Have the ranks copy their state as soon as they can, or no more than they do by themselves."""

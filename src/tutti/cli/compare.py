@@ -110,7 +110,17 @@ class CompareCommand(Command):
         parser.option(
             "--resume", "go on with the comparison that lies in --out: runs that have ended are kept"
         )
-        fixed = ("strategy", "parallel", "workers", "threads", "device", "hosts", "out", *_OF_CHECKPOINTS)
+        fixed = (
+            "strategy",
+            "parallel",
+            "workers",
+            "threads",
+            "device",
+            "hosts",
+            "target",
+            "out",
+            *_OF_CHECKPOINTS,
+        )
         parser.config_options(leave_out=fixed)
 
     @override

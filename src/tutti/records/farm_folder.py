@@ -403,7 +403,7 @@ def differences(before: FarmPlan, now: FarmPlan) -> list[str]:
 
 
 def _other_options(before: Json, now: Json) -> list[str]:
-    """Return the options in which two configurations differ; one that an earlier version had not is none."""
+    """Return the options in which two configurations differ; a missing one is none."""
     return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
 
 

@@ -141,12 +141,11 @@ def resumed_text(start: RunStart, before: RunStart | None = None) -> str:
     return text + (f"; what begins anew: {', '.join(anew)}" if anew else "")
 
 
-def early_text(summary: Summary, rule: str | None) -> str | None:
-    """Say by which rule a run ended early; None: it did not."""
+def early_text(summary: Summary) -> str | None:
+    """Say why a run ended early; None: it did not."""
     if summary.ended_early is None:
         return None
-    by = "" if rule is None else f" by --stop '{rule}'"
-    return f"ended early, after epoch {summary.epochs},{by}: {summary.ended_early}"
+    return f"ended early, after epoch {summary.epochs}: {summary.ended_early}"
 
 
 def best_text(summary: Summary, history: Sequence[EpochRecord]) -> str | None:

@@ -168,8 +168,7 @@ class Run:
             for earlier, start in zip(before, self.starts, strict=False)
             if start.step
         ]
-        rule = self.config.get("stop")
-        early = None if self.summary is None else early_text(self.summary, rule and str(rule))
+        early = None if self.summary is None else early_text(self.summary)
         return found if early is None else [*found, early]
 
     def seconds_to(self, target: float) -> float | None:

@@ -98,7 +98,9 @@ class TrainOptions(TypedDict, total=False):
     epochs: int | None
     steps: int | None
     weights: str | None
-    stop: str | None
+    monitor: str | None
+    patience: int | None
+    target: float | None
     restore_best: bool
     time_limit: str | None
     batch_size: int | str

@@ -258,15 +258,15 @@ class AssembledRun:
 
     def _judge(self, trainer: Trainer, history: list[EpochRecord]) -> Summary:
         """Evaluate the model that the run has ended with (collective)."""
-        task, ranking = self.parts.task, self.parts.ending.ranking
-        best = trainer.restored or ranking.best(history)
+        task, monitor = self.parts.task, self.parts.ending.monitor
+        best = trainer.restored or monitor.best(history)
         test = task.evaluate(task.dataset.test, self.parts.workers.comm)
         return replace(
             Summary.of(history, test, task.parameters, self.start.world),
             validation=trainer.final,
             ended_early=trainer.ended,
             best_epoch=None if best is None else best.epoch,
-            best_by=str(ranking.quantity),
+            best_by=str(monitor),
             restored=trainer.restored is not None,
         )
 

@@ -57,7 +57,7 @@ from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
 from tutti.training.run_parts import Hooks, Schedule, Workers
-from tutti.training.stopping import Ending, StopRule
+from tutti.training.stopping import Ending, Monitor
 from tutti.training.target_kinds import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
@@ -260,11 +260,11 @@ def build_ending(config: TrainConfig, task: Task) -> Ending:
     """The end of a run, as far as the figures of its epochs decide it.
 
     Raises:
-        UnknownName, BadOption: the rule is about figures that the run does not have.
+        UnknownName, BadOption: the run does not have the monitored figure.
     """
-    rule = None if config.stop is None else StopRule.parse(config.stop)
     better, validated = better_of(task.objective.metrics), task.dataset.validation is not None
-    return Ending(rule, better, validated, config.restore_best)
+    monitor = Monitor.parse(config.monitor, better, validated)
+    return Ending(monitor, config.patience, config.target, config.restore_best)
 
 
 def passes_of(config: TrainConfig, strategy: Strategy) -> int:

@@ -31,7 +31,7 @@ from tutti.strategies.centred import Centred
 from tutti.training.losses import LOSSES, with_options
 from tutti.training.losses.class_weights import given_weights
 from tutti.training.metrics import better_of_names, check_metrics
-from tutti.training.stopping import StopRule
+from tutti.training.stopping import Ending, Monitor
 
 PACES: Final[dict[str, dict[str, Pace]]] = {
     "balance": {"speed": Pace.TOGETHER, "queue": Pace.FREE},
@@ -191,11 +191,9 @@ def check_names(job: Job) -> None:
             for word in (one for one in map(str.strip, words) if not names_object(one)):
                 check(word)
     _check_loss_options(job)
-    if config.stop is not None and "metrics" not in job.objects:
-        better = better_of_names(config.metrics)
-        if better is not None:
-            # Whether there is a validation part shows when there are samples.
-            StopRule.parse(config.stop).check(better, validated=True)
+    if "metrics" not in job.objects and (better := better_of_names(config.metrics)) is not None:
+        # Whether there is a validation part shows when there are samples.
+        Ending(Monitor.parse(config.monitor, better, validated=True), target=config.target)
     if "optimizer" not in job.objects and not names_object(config.optimizer):
         # An optimizer checks its options when it is made; some take matrices alone.
         matrix = nn.Parameter(torch.zeros(2, 2))

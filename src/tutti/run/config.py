@@ -24,7 +24,6 @@ from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
 from tutti.training.intervals import AUTO, OFF, Every, seconds_of
 from tutti.training.loggers import optional_loggers
-from tutti.training.stopping import StopRule
 
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
@@ -240,15 +239,18 @@ class TrainConfig:
         "weight updates (of each worker), instead of epochs; evaluations see all samples of their part",
         least=1,
     )
-    stop: str | None = option(
+    monitor: str | None = option(
         None,
-        "end earlier: 'validation loss not better for 4 epochs', 'validation accuracy >= 0.97', 'after 3 "
-        "epochs validation accuracy < 0.5'; several joined by 'or'",
+        "figure that decides which epoch is the best, and when to end early: val_loss, val_accuracy, "
+        "train_loss and so on; by default val_loss",
     )
-    restore_best: bool = option(
-        False,
-        "end with the weights of the best epoch, by what --stop names first, else by the validation loss",
+    patience: int | None = option(
+        None, "end after this number of epochs in a row without a better --monitor", least=1
     )
+    target: float | None = option(
+        None, "end when --monitor is at least as good, such as 0.97 with --monitor val_accuracy"
+    )
+    restore_best: bool = option(False, "end with the weights of the best epoch, by --monitor")
     time_limit: str | None = option(
         None, "save and stop when so much time is over, such as 3h50m; --resume goes on with the run"
     )
@@ -468,7 +470,17 @@ class TrainConfig:
 
 
 OF_LONG_RUNS: Final = (
-    *("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep", "predictions"),
+    *(
+        "weights",
+        "monitor",
+        "patience",
+        "target",
+        "restore_best",
+        "time_limit",
+        "checkpoint",
+        "keep",
+        "predictions",
+    ),
     *("on_failure", "max_failures", "standby", "hang_timeout", "skip_nonfinite"),
     *("check_replicas", "on_shrink"),
 )
@@ -540,8 +552,6 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
     """Describe the options of a configuration that do not go together, whatever the strategy."""
     if c.epochs is not None and c.steps is not None:
         yield "both --epochs and --steps are given; give one of them"
-    if c.stop is not None:
-        StopRule.parse(c.stop)
     if c.split is not None:
         split_of(c.split)
         if c.validation != TrainConfig.validation:
@@ -634,6 +644,8 @@ def _check(config: TrainConfig) -> None:
             raise BadOption(f"{flag(name)} is {value}; the smallest possible is {least}")
         if value is not None and most is not None and value > most:
             raise BadOption(f"{flag(name)} is {value}; the largest possible is {most}")
+    if config.target is not None and not math.isfinite(config.target):
+        raise BadOption(f"--target is {config.target}; give a finite number")
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

@@ -29,13 +29,12 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
     if resume.checkpoint is not None or not folder.finished:
         return None
     before = TrainConfig.from_json(folder.config())
-    lengths = [(one.epochs, one.steps, one.stop) for one in (before, config)]
+    lengths = [(one.epochs, one.steps, one.monitor, one.patience, one.target) for one in (before, config)]
     if lengths[0] != lengths[1]:
         return None
     summary, data = folder.read(Summary), folder.read(TrainedOn)
     if not quiet and started_by().rank == 0:
-        more = "more epochs" if before.stop is None else "more epochs, or another rule to stop by"
-        print(f"the run in {resume.folder} has come to its end; give {more}, to train on")
+        print(f"the run in {resume.folder} has come to its end; give more epochs to train on")
         print(*summary_lines.result(summary, data.labels), f"run folder: {folder.path}", sep="\n", flush=True)
     return RunOutcome(
         config=before,

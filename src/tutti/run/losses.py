@@ -1,4 +1,4 @@
-"""The losses of ranks that a run has survived: how many, and how often they come. No torch."""
+"""The losses of ranks that a run has survived: and their limits. No torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from tutti.records.run_folder import RunFolder
 
 HOUR_S: Final = 3600.0
 
-LAST: Final = 4
-"""The number of losses whose mean distance says how soon the next one is to be expected."""
-
 IN_VAIN: Final = 3
 """So many times in a row a run may hang without having come any further."""
 
@@ -25,13 +22,13 @@ class Losses:
 
     Args:
         most: so many within an hour are survived.
-        memory: of the run, whose ranks are told.
+        memory: of the run.
         now: the clock, in seconds.
     """
 
     def __init__(self, most: int, memory: StateMemory, now: Callable[[], float] = time.monotonic) -> None:
         self._most, self._memory, self._now = most, memory, now
-        self._began, self._times = now(), list[float]()
+        self._times = list[float]()
         self._furthest, self._in_vain = -1, 0
 
     def note(self, lost: PeerLost) -> None:
@@ -48,8 +45,6 @@ class Losses:
             raise lost.adding(
                 f"it was loss {recent} within an hour, and --max-failures {self._most} allows no more"
             ) from lost
-        since = [self._began, *self._times][-1 - LAST :]
-        self._memory.note_loss((since[-1] - since[0]) / (len(since) - 1))
 
     def _note_hang(self, lost: PeerLost) -> None:
         if not isinstance(lost, RankHung):

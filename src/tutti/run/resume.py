@@ -32,7 +32,8 @@ MAY_DIFFER: Final = frozenset(
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
         *("strategy", "strategy_options", "parallel", "parallel_options", "balance"),
         *("validate", "precision", "layout", "accumulate"),
-        *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
+        *("epochs", "steps", "monitor", "patience", "target", "restore_best"),
+        *("time_limit", "checkpoint", "keep", "log", "out"),
         *("predictions", "callbacks", "on_failure", "max_failures", "standby", "hang_timeout"),
         *("skip_nonfinite", "check_replicas", "on_shrink"),
     }

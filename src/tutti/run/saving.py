@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,6 @@ from tutti.state import State
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
 from tutti.training.agenda import Agenda, Decision, Wishes
-from tutti.training.copy_times import CopyTimes
 from tutti.training.intervals import AUTO, Every, seconds_of
 
 ASKED: Final = "it was asked to"
@@ -72,7 +71,10 @@ class Saving:
                 return f"its time limit of {config.time_limit} is over"
             return ASKED if stop_requested() else None
 
-        copies = self._copy_times()
+        copies: Callable[[], bool] | None = None
+        if job.memory is not None:
+            # Rank 0 decides; other hosts cannot read the memory.
+            copies = job.memory.copy_wish() if self._comm.rank == 0 else lambda: False
         if self._disk is None:
             return Agenda(
                 self._comm, Wishes(copies=copies, free=strategy.pace is Pace.FREE, period=strategy.period)
@@ -83,14 +85,6 @@ class Saving:
         return Agenda(
             self._comm, Wishes(every, copies, end, stop, strategy.pace is Pace.FREE, strategy.period)
         )
-
-    def _copy_times(self) -> CopyTimes | None:
-        if self._job.memory is None:
-            return None
-        # Rank 0's count, and other hosts cannot read the memory.
-        if self._comm.rank:
-            return CopyTimes(None)
-        return CopyTimes(self._job.memory.loss_every_s, self._job.memory.copy_wish())
 
     @cached_property
     def _facts(self) -> Json:
@@ -105,7 +99,7 @@ class Saving:
             return
         history = state.shared["training"]["history"]
         last = parse_record(history[-1], EpochRecord) if history else None
-        score = None if last is None else self._parts.ending.ranking.score(last)
+        score = None if last is None else self._parts.ending.monitor.score(last)
         self.step = step
         self._disk.save(step, self._parts.portion.to_whole(state), self._facts, score, wait=decision.final)
         if decision.final:

@@ -64,7 +64,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         batch_size: samples behind one weight update.
         clip_norm: largest 2-norm of the gradient.
         validation: share of the samples that is kept aside, to validate on after each epoch.
-        stop: when to end earlier, such as "validation loss not better for 4 epochs".
+        monitor: the figure that decides which epoch is the best, such as "val_loss" or "val_accuracy".
+        patience: end after this number of epochs without a better one.
+        target: end when the monitored figure is at least as good.
         restore_best: end with the weights of the best epoch.
         strategy: the way in which several workers train together.
         strategy_options: of the strategy.
@@ -101,7 +103,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         batch_size: int = 32,
         clip_norm: float | None = None,
         validation: float = 0.0,
-        stop: str | None = None,
+        monitor: str | None = None,
+        patience: int | None = None,
+        target: float | None = None,
         restore_best: bool = False,
         strategy: str | Strategy | None = None,
         strategy_options: Options | None = None,
@@ -125,7 +129,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.clip_norm = clip_norm
         self.validation = validation
-        self.stop = stop
+        self.monitor = monitor
+        self.patience = patience
+        self.target = target
         self.restore_best = restore_best
         self.strategy = strategy
         self.strategy_options = strategy_options

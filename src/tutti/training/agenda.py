@@ -22,7 +22,6 @@ from typing import Final, cast
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.training.copy_times import CopyTimes
 from tutti.training.intervals import Every
 
 LOOK_S: Final = 0.1
@@ -30,6 +29,9 @@ LOOK_S: Final = 0.1
 
 MOST_STEPS: Final = 100
 """The most steps between two votes: the next ones may take longer than those that were measured."""
+
+COPY_SHARE: Final = 0.005
+"""The largest share of the time that copies in memory take."""
 
 LOOK_STEPS: Final = 4
 """Steps between two looks at the counter."""
@@ -41,7 +43,7 @@ class Wishes:
 
     Attributes:
         every: the time between two checkpoints; None: none but those of a stop.
-        copies: the times at which the state is copied in memory too; None: it is not.
+        copies: tells whether a copy in memory is wanted at once; None: there are none.
         end: the end of the run is a checkpoint too, even if it has none before.
         stop: tells whether this rank was asked to stop, and by what: the sentence why; None: it was not.
         free: the workers wait for nobody.
@@ -50,7 +52,7 @@ class Wishes:
     """
 
     every: Every | None = None
-    copies: CopyTimes | None = None
+    copies: Callable[[], bool] | None = None
     end: bool = False
     stop: Callable[[], str | None] = lambda: None
     free: bool = False
@@ -97,6 +99,7 @@ class Agenda:
         self._counter = comm.counter() if wishes.free else None
         self._seen, self._asked = 0, False
         self._has_saved = self._asked_last = False
+        self._copy_s: float | None = None
         self._reason: str | None = None
         self.start(0, 0)
 
@@ -141,9 +144,9 @@ class Agenda:
 
     def note_copy(self, seconds: float) -> None:
         """Note how long a meeting with a copy in memory took."""
-        assert self._wishes.copies is not None
         self._copied_at = self._wishes.now()
-        self._wishes.copies.note(seconds)
+        # A busy machine makes some copies slow.
+        self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
 
     def asked(self) -> bool:
         """Tell whether this rank was asked to stop; the others need not know of it yet."""
@@ -163,7 +166,7 @@ class Agenda:
         """Tell whether the state is saved at the end of the run: the same on all ranks.
 
         Args:
-            early: it ends by its rule, and others may want it to go on by another one.
+            early: it ends early, and may be resumed with another rule.
         """
         kept = early or self._wishes.end or self._has_saved or self._asked_last
         return self._wishes.every is not None and kept
@@ -180,9 +183,11 @@ class Agenda:
         return every.is_over(passed, step - self._saved_step, epoch - self._saved_epoch)
 
     def _wants_copy(self) -> bool:
-        if self._wishes.copies is None or self._comm.rank:
+        wanted = self._wishes.copies
+        if wanted is None or self._comm.rank:
             return False
-        return self._wishes.now() - self._copied_at >= self._wishes.copies.pause_s
+        passed = self._wishes.now() - self._copied_at
+        return self._copy_s is None or passed >= self._copy_s / COPY_SHARE or wanted()
 
     def _look_after(self, step: int, steps: int) -> None:
         """Look again after so many steps, or when a checkpoint is due by the number of steps."""

@@ -23,7 +23,7 @@ from tutti.replica import Flat, Replica, copy_all, local
 from tutti.state import Held, Saved, State, TensorPiece, Values, fill, find, name_of, pieces_of, whole_piece
 from tutti.training.evaluation import load_buffers, named_buffers, untrained
 from tutti.training.module_state import ModuleState
-from tutti.training.stopping import Ranking
+from tutti.training.stopping import Monitor
 
 EPOCHS: Final = "epochs"
 """The first word of the names of kept weights, in a checkpoint; the number of the epoch follows."""
@@ -53,7 +53,7 @@ class BestWeights:
         replica: the model.
         module_state: the extra states of its modules.
         comm: the ranks that hold the same weights.
-        ranking: which epoch is the best.
+        monitor: decides which epoch is the best.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class BestWeights:
         replica: Replica,
         module_state: ModuleState,
         comm: Communicator,
-        ranking: Ranking,
+        monitor: Monitor,
     ) -> None:
-        self._replica, self._comm, self._ranking = replica, comm, ranking
+        self._replica, self._comm, self._monitor = replica, comm, monitor
         self._kept: dict[int, KeptEpoch] = {}
         self._module_state = module_state
 
@@ -122,7 +122,7 @@ class BestWeights:
             self._kept[int(epoch)] = KeptEpoch(pieces, buffers, fixed[epoch], extra[epoch])
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
-        return self._ranking.best(record for record in history if record.epoch in self._kept)
+        return self._monitor.best(record for record in history if record.epoch in self._kept)
 
     def _read(self, saved: Saved, epoch: int) -> Iterator[TensorPiece]:
         for flat in self._replica.flats:

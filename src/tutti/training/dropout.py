@@ -5,8 +5,8 @@
     a number is dropped if its word < p * 2**32
 
 So any number of ranks draws what one process draws, whatever the passes and the batches of each. This holds
-on a CPU for torch's dropout layers, for `torch.nn.functional.dropout` and for the dropout of attention, where
-the first dimension of their inputs is the samples of the pass. All else draws from the rank's generator.
+on a CPU for torch's dropout layers, if the first dimension of their inputs is the samples of the pass. All
+else, `torch.nn.functional.dropout` included, draws from the rank's generator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tutti.training.dropout_functions import can_be_drawn, functions_drawn
 from tutti.training.sample_words import Words, keys_of, mix, steps, word
 
 _BLOCK: Final = 1 << 14
@@ -93,17 +92,6 @@ class SampleMasks:
             np.greater_equal(words[:, :each], round(p * 2**32), out=kept[start : start + rows])
         return torch.from_numpy(kept).view(*shape)
 
-    def draw_each(self, function: str, shape: Sequence[int], p: float) -> Tensor | None:
-        """Return the same of a function, which may have several rows in turn for each sample.
-
-        Attention layers put the heads of each sample there.
-        """
-        rows, samples = shape[0], 0 if self._samples is None else len(self._samples)
-        if not samples or rows % samples:
-            return None
-        kept = self.draw(f"functional.{function}", (samples, rows // samples, *shape[1:]), p)
-        return None if kept is None else kept.view(*shape)
-
     def _call(self, layer: str) -> int:
         """Return how often the layer was called before in this pass.
 
@@ -157,7 +145,8 @@ class SampleDropout:
 
     def _draw(self, inputs: Tensor, p: float) -> Tensor | None:
         """Return which numbers are kept, or which channels; None where that cannot be drawn by sample."""
-        if not can_be_drawn(inputs):
+        transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        if type(inputs) is not Tensor or not inputs.is_cpu or transformed:
             return None
         dims = _CHANNELS.get(type(self._layer))
         if inputs.dim() == 0 or (dims is not None and inputs.dim() not in dims):
@@ -170,7 +159,7 @@ class SampleDropout:
 
 @contextmanager
 def drawn_by_sample(module: nn.Module, seed: int) -> Iterator[SampleMasks]:
-    """Have the dropout layers of a model, and the functions that it calls, draw by sample meanwhile.
+    """Make the dropout layers of a model draw by sample, inside of the block.
 
     Args:
         module: the model.
@@ -188,8 +177,7 @@ def drawn_by_sample(module: nn.Module, seed: int) -> Iterator[SampleMasks]:
     for name, layer in layers.items():
         layer.forward = SampleDropout(layer, name, masks)
     try:
-        with functions_drawn(masks.draw_each):
-            yield masks
+        yield masks
     finally:
         for layer in layers.values():
             del layer.forward

@@ -216,8 +216,7 @@ class Tally:
         self._confusion = counts[2:].view_as(self._confusion)
         self.weight, self.loss = values["sums"][:2].tolist()
         self._sums = self._split(values["sums"])
-        rows = values.get("rows")  # None: of an earlier version, which had none.
-        self._rows = [tuple(rows)] if rows else []
+        self._rows = [tuple(values["rows"])] if values["rows"] else []
         if values["kept"]:
             outputs, targets = values["kept"]
             self._outputs, self._targets, self._pending = [outputs], [targets], outputs.numel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import cast
 
@@ -72,7 +72,7 @@ class PlaceInEpoch:
         round: the number of the epoch's round that it makes next.
         counts: of its tally.
         sums: likewise.
-        steps: that it has made, as far as no record has them; earlier versions did not tell.
+        steps: that it has made, as far as no record has them.
         left_out: its gradients that were not used, likewise.
         traffic: the counts of its exchanges, likewise.
         stages: its seconds by stage, likewise.
@@ -83,11 +83,11 @@ class PlaceInEpoch:
     round: int
     counts: list[int]
     sums: list[float]
-    steps: int = 0
-    left_out: int = 0
-    traffic: Values = field(default_factory=dict)
-    stages: dict[str, float] = field(default_factory=dict)
-    wait_s: float = 0.0
+    steps: int
+    left_out: int
+    traffic: Values
+    stages: dict[str, float]
+    wait_s: float
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Trainer:
         self._module_states = tuple(map(ModuleState, modules))
         self._attributes: PlainAttributes | None = PlainAttributes(self.replica.module, workers.optimizer)
         if self._ending.restores_best:
-            self._best = BestWeights(self.replica, self._module_states[0], self.comm, self._ending.ranking)
+            self._best = BestWeights(self.replica, self._module_states[0], self.comm, self._ending.monitor)
         self.stopped: str | None = None
         self.ended: str | None = None
         self.restored: EpochRecord | None = None
@@ -267,7 +267,7 @@ class Trainer:
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
         found = self._validate(self._next_epoch(), final=True)
-        assert found is not None, "a run that ends by its rule is not asked to stop"
+        assert found is not None, "a run that ends early is not asked to stop"
         self._note([replace(self._unvalidated.popleft(), validation=one) for one in found[:-1]])
         self._leave(self._history, found[-1])
 
@@ -428,7 +428,7 @@ class Trainer:
 
         Args:
             open_epoch: what such a run would be in the middle of.
-            early: the run ends by its rule.
+            early: the run ends early.
         """
         if self._agenda is None or self._hooks.save is None:
             return
@@ -575,16 +575,16 @@ class Trainer:
         if own is not None:
             place = places[self.comm.rank]
             self._step = epoch * self._batches.updates + place.round
-            self._counted = at.get("counted", 0)
+            self._counted = at["counted"]
             tally = own["tally"]
             self._steps = own["steps"]
             self._stages.load(own["stages"])
             self.worker.traffic.load(own["traffic"])
             load_random_state(own["random"])
-            left_out = own.get("left_out", 0)
+            left_out = own["left_out"]
         else:
             # Steps go on being counted, however many an epoch has from here on.
-            self._counted = at.get("made", self._step) - self._step
+            self._counted = at["made"] - self._step
             # What those have done who are no more counts as the first one's.
             rank, gone = self.comm.rank, places[self.comm.size :] if self.comm.rank == 0 else []
             mine = [*places[rank : rank + 1], *gone]
@@ -593,7 +593,7 @@ class Trainer:
             tally = {
                 "counts": torch.tensor(counts).sum(dim=0),
                 "sums": torch.tensor(sums, dtype=torch.float64).sum(dim=0),
-                "rows": at.get("rows", []) if rank == 0 else [],
+                "rows": at["rows"] if rank == 0 else [],
                 "kept": [],
             }
             # An update that all have made together is one of each.
@@ -612,8 +612,8 @@ class Trainer:
             state.load_extra(values)
         load_buffers(self._loss_module, remembered["buffers"])
         if self._hooks.callbacks is not None:
-            self._hooks.callbacks.load_state(remembered.get("callbacks", {}))
-        scale = (own or at).get("scale")
+            self._hooks.callbacks.load_state(remembered["callbacks"])
+        scale = (own or at)["scale"]
         if self._gradient.scale is not None and scale is not None:
             self._gradient.scale.load_state(scale)
         if self._gradient.contributions is not None:

@@ -101,7 +101,9 @@ def train_shortly(
         seed=job.config.seed + order,
         epochs=None,
         steps=updates,
-        stop=None,
+        monitor=None,
+        patience=None,
+        target=None,
         restore_best=False,
     )
     arithmetic = Arithmetic(way.precision, way.layout, config.device)

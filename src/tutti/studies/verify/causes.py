@@ -54,20 +54,12 @@ def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int,
     elif is_random(objective, module, batch):
         yield f"the model draws random numbers, others for each {part}; switch that off to compare"
     elif not norms and _mixes(objective, module, batch, parts):
-        # Outside of training nothing is dropped.
-        if _mixes(objective, module, batch, parts, training=False):
-            yield f"the model computes the outputs of a sample from all samples of its {part}"
-        else:
-            yield (
-                f"the model draws random numbers for something else than single samples, others for each "
-                f"{part}: the first dimension of what dropout gets is not the samples; switch it off to "
-                "compare"
-            )
+        yield f"the model computes the outputs of a sample from all samples of its {part}"
 
 
-def _mixes(objective: Objective, module: nn.Module, batch: Batch, parts: int, training: bool = True) -> bool:
+def _mixes(objective: Objective, module: nn.Module, batch: Batch, parts: int) -> bool:
     """Tell whether parts of a batch have other outputs than the whole."""
-    whole, *cut = (_outputs(objective, module, one, 0, training) for one in (batch, *cut_batch(batch, parts)))
+    whole, *cut = (_outputs(objective, module, one, 0) for one in (batch, *cut_batch(batch, parts)))
     return _differ(objective, whole, torch.cat(cut))
 
 
@@ -108,11 +100,9 @@ def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: in
     )
 
 
-def _outputs(
-    objective: Objective, module: nn.Module, batch: Batch, seed: int, training: bool = True
-) -> Tensor:
-    """Return the outputs, in training or not, from a given state of the random generators."""
-    module = copy.deepcopy(module).train(training)
+def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -> Tensor:
+    """Return the outputs in training, from a given state of the random generators."""
+    module = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=()), torch.no_grad(), drawn_by_sample(module, seed=0) as masks:
         torch.manual_seed(seed)
         masks.begin(0, batch.samples)
