@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from rich import box
@@ -15,11 +14,8 @@ from rich.text import Text
 
 from tutti.records.untrusted import printable
 
-NAME_COLUMNS: Final = 28
-"""Columns of text, a third of the terminal at most, below which names are not folded for numbers."""
-
-FOLDED_COLUMNS: Final = 12
-"""Columns of text below which names are not folded for the last numbers."""
+NAME_COLUMNS: Final = 12
+"""Columns of text that names are folded to, at the most."""
 
 TEXT_COLUMNS: Final = 24
 """Columns of text that texts beside the names are folded to."""
@@ -36,15 +32,6 @@ _BAR_COLUMNS: Final = 60
 def progress_bar(total: int, completed: int) -> RenderableType:
     """A bar on a line of its own: rich's does not end its line."""
     return Group(ProgressBar(total=total, completed=completed, width=_BAR_COLUMNS), Text())
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column: its head, its cells, and the fewest columns of text that it can do with."""
-
-    head: str
-    cells: Sequence[str]
-    least: int
 
 
 class FittingTable:
@@ -77,75 +64,56 @@ class FittingTable:
 
     def add_row(self, *cells: str, style: str = "") -> None:
         """Add a row of as many cells as there are heads."""
-        self._rows.append(([printable(cell) for cell in cells], style))
+        first, *others = map(printable, cells)
+        self._rows.append(([first, *(cell or _NONE for cell in others)], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield what a console prints."""
         if self._title:
             yield Text(self._title, style="bold", overflow="fold")
         if not console.is_terminal:
-            yield from self._lines()
+            yield self._table(self._heads, None)
             return
-        columns = self._columns(options.max_width)
-        shown = self._fitting(columns, options.max_width)
-        yield self._table(shown, options.max_width)
-        names = [column.head for column in columns if column not in shown]
-        if names:
-            said = f"There is no room here for: {'; '.join(names)}. A wider terminal, or a pipe, shows all."
-            yield Text(said)
-
-    def _lines(self) -> Iterator[Text]:
-        rows = [self._heads, *([cell or _NONE for cell in cells] for cells, _ in self._rows)]
-        widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-        begins = [self._heads[0], *self._left]
-        for row in rows:
-            rooms = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-            cells = [
-                cell + room if head in begins else room + cell
-                for head, cell, room in zip(self._heads, row, rooms, strict=True)
-            ]
-            yield Text((" " * _GAP).join(cells).rstrip(), no_wrap=True, overflow="ignore")
-
-    def _columns(self, width: int) -> list[_Column]:
-        first, *others = self._heads
-        table = [*zip(*(cells for cells, _ in self._rows), strict=True)] or [()] * len(self._heads)
-        names = table[0]
-        longest = max(map(cell_len, (first, *names)))
-        found = [_Column(first, names, min(longest, NAME_COLUMNS, width // 3))]
-        for head, given in zip(others, table[1:], strict=True):
-            values = [value or _NONE for value in given]
-            longest = max(map(cell_len, (*values, *head.split())))
-            found.append(_Column(head, values, min(longest, TEXT_COLUMNS) if head in self._left else longest))
-        return found
-
-    def _fitting(self, columns: Sequence[_Column], width: int) -> list[_Column]:
-        """Return the columns that there is room for."""
-        found = list(columns)
-        of_all = {*self._first_to_go, *self._keep}
-        others = [column.head for column in reversed(columns) if column.head not in of_all]
+        width, shown = options.max_width, list(self._heads)
+        least = dict(zip(self._heads, self._least(width), strict=True))
+        others = [head for head in reversed(self._heads) if head not in {*self._first_to_go, *self._keep}]
         for head in (*self._first_to_go, *others):
-            foldable = max(0, columns[0].least - FOLDED_COLUMNS) if head in others else 0
-            if _room_beside(found, width) + foldable >= 0:
+            # Names are folded before the last columns go.
+            foldable = max(0, least[self._heads[0]] - NAME_COLUMNS) if head in others else 0
+            if sum(least[one] + _GAP for one in shown) - foldable < width:
                 break
-            found = [column for column in found if column.head != head]
-        return found
-
-    def _table(self, columns: Sequence[_Column], width: int) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0))
-        names, *numbers = columns
-        room = max(1, names.least + _room_beside(columns, width))
-        longest = max(map(cell_len, (names.head, *names.cells)))
-        table.add_column(names.head, width=min(longest, room), overflow="fold")
-        for column in numbers:
-            left = column.head in self._left
-            table.add_column(
-                column.head, justify="left" if left else "right", width=column.least, overflow="fold"
+            shown = [one for one in shown if one != head]
+        yield self._table(shown, least)
+        left_out = [head for head in self._heads if head not in shown]
+        if left_out:
+            yield Text(
+                f"There is no room here for: {'; '.join(left_out)}. A wider terminal, or a pipe, shows all."
             )
-        for (_, style), *texts in zip(self._rows, *(column.cells for column in columns), strict=True):
-            table.add_row(*(Text(text) for text in texts), style=style)
+
+    def _least(self, width: int) -> Iterator[int]:
+        """Yield the fewest columns of text that each column can do with on a terminal of this width."""
+        for number, head in enumerate(self._heads):
+            cells = [*(cells[number] for cells, _ in self._rows), *([head] if number == 0 else head.split())]
+            longest = max(map(cell_len, cells))
+            if number == 0:
+                longest = min(longest, width // 3)
+            yield min(longest, TEXT_COLUMNS) if head in self._left else longest
+
+    def _table(self, shown: Sequence[str], least: Mapping[str, int] | None) -> Table:
+        """Return the table with these columns; without `least` as plain lines."""
+        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="")
+        if least is not None:
+            table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0))
+        columns = [number for number, head in enumerate(self._heads) if head in shown]
+        for number in columns:
+            head = self._heads[number]
+            table.add_column(
+                head,
+                justify="left" if number == 0 or head in self._left else "right",
+                width=None if least is None or number == 0 else least[head],
+                overflow="fold",
+                no_wrap=least is None,
+            )
+        for cells, style in self._rows:
+            table.add_row(*(Text(cells[number]) for number in columns), style=style)
         return table
-
-
-def _room_beside(columns: Sequence[_Column], width: int) -> int:
-    """Return the columns of text that are left over in a line."""
-    return width - 1 - sum(column.least + _GAP for column in columns)

@@ -116,10 +116,11 @@ class BestWeights:
 
     def load_state(self, saved: Saved) -> None:
         """Go on with what was kept."""
-        fixed, extra = saved.shared["untrained"], saved.shared["extra"]
-        for epoch, buffers in saved.shared.get("buffers", {}).items():
+        shared = saved.shared
+        for epoch, buffers in shared.get("buffers", {}).items():  # without --restore-best nothing was kept
             pieces = list(self._read(saved, int(epoch)))
-            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, fixed[epoch], extra[epoch])
+            fixed, extra = shared["untrained"][epoch], shared["extra"][epoch]
+            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, fixed, extra)
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
         return self._monitor.best(record for record in history if record.epoch in self._kept)

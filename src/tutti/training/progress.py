@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TextIO
 
+from typing_extensions import override
+
 from tutti.records.heartbeat import SAVING
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength, duration, epoch_text, figures
@@ -14,14 +16,8 @@ from tutti.records.texts import RunLength, duration, epoch_text, figures
 REFRESH_S = 0.2
 """Seconds between two refreshes of a terminal."""
 
-BAR_WIDTH = 20
-"""Letters of a notebook's bar."""
-
-SETTLED_S = 5.0
-"""The seconds of training since a run went on from which on they tell how long the rest will take.
-
-Few steps, the first one of which takes longer, would say next to nothing.
-"""
+NOTEBOOK_COLUMNS = 110
+"""The width of a notebook's lines, in letters."""
 
 LINE_S = 10.0
 """Seconds between two lines of a long epoch, without a terminal."""
@@ -86,143 +82,99 @@ class PlainLines(Progress):
         self._stream = stream
         self._span, self._began, self._first, self._step = RunLength(0, 1), 0.0, 0, 0
 
+    @override
     def begin(self, span: RunLength, step: int = 0) -> None:
-        """Remember how long the run is, for the time left."""
         self._span, self._began, self._first, self._step = span, time.monotonic(), step, step
 
+    @override
     def moment(self, moment: Moment) -> None:
-        """Print how much of the epoch is done."""
         begun = (moment.epoch - 1) * self._span.per_epoch
         done = (self._span.place(moment.step) - begun) / min(self._span.per_epoch, self._span.updates - begun)
         start = f"{self._span.label(moment.epoch)}  {done:4.0%}"
         self._print(moment.step, start, moment_text(moment))
 
+    @override
     def epoch(self, record: EpochRecord) -> None:
-        """Print the epoch's figures."""
         self._print(record.step, self._span.label(record.epoch), epoch_text(record))
 
     def _print(self, step: int, *parts: str) -> None:
         # The record of an epoch may come while later ones are being trained.
         self._step = step = max(step, self._step)
         made, to_go = step - self._first, self._span.last - step
-        if made > 0 and to_go > 0 and _has_settled(self._first, passed := time.monotonic() - self._began):
-            parts += (f"{duration(passed / made * to_go)} left",)
+        if made > 0 and to_go > 0:
+            parts += (f"{duration((time.monotonic() - self._began) / made * to_go)} left",)
         print(*parts, sep="  ", file=self._stream, flush=True)
 
 
-class Live(Progress):
-    """A bar on a terminal, by rich, and one line for each epoch above it."""
+class Bar(Progress):
+    """A bar by rich on a terminal or in a notebook, and one line for each epoch above it.
+
+    Args:
+        stream: where to.
+        notebook: a notebook shows it; those know carriage returns, and no other command of a terminal.
+    """
 
     every_s = REFRESH_S
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, notebook: bool = False) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         from tutti.terminal import console_on
 
+        class Notebook(Console):
+            def show_cursor(self, show: bool = True) -> bool:
+                return False
+
+        self._padded = NOTEBOOK_COLUMNS if notebook else 0
+        console = console_on(stream, columns=None)
+        if notebook:
+            console = Notebook(
+                file=stream, width=NOTEBOOK_COLUMNS, force_terminal=True, color_system=None, _environ={}
+            )
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TaskProgressColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[figures]}", markup=False),
+            TextColumn("{task.fields[figures]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
         )
         # No extra thread refreshes the bar: it would take time from the ranks.
         self._bar = Progress(
-            *columns, console=console_on(stream, columns=None), auto_refresh=False, transient=True
+            *columns, console=console, auto_refresh=False, transient=not notebook, expand=notebook
         )
         self._task = self._bar.add_task("", figures="")
         self._span, self._step = RunLength(0, 1), 0
 
+    @override
     def begin(self, span: RunLength, step: int = 0) -> None:
-        """Show the bar as far as the run is."""
         self._span = span
         # The time left is reckoned from what is added to this.
         self._bar.reset(self._task, total=span.updates, completed=span.place(step))
         self._bar.start()
         self._show(span.epoch_behind(step), step, "")
 
+    @override
     def moment(self, moment: Moment) -> None:
-        """Move the bar."""
         self._show(moment.epoch, moment.step, moment_text(moment))
 
+    @override
     def epoch(self, record: EpochRecord) -> None:
-        """Print the epoch's line above the bar."""
-        line = f"{self._span.label(record.epoch)}  {epoch_text(record)}"
-        self._bar.console.print(line, soft_wrap=True)
+        line = f"{self._span.label(record.epoch)}  {epoch_text(record)}".ljust(self._padded)
+        self._bar.console.print(line, soft_wrap=True, markup=False, highlight=False)
         # The record may come while later epochs are being trained.
         if record.step >= self._step:
             self._show(record.epoch, record.step, "")
 
+    @override
     def end(self) -> None:
-        """Remove the bar."""
         self._bar.stop()
 
     def _show(self, epoch: int, step: int, text: str) -> None:
         label, self._step = self._span.label(epoch), step
-        self._bar.update(
-            self._task,
-            total=self._span.updates,
-            completed=self._span.place(step),
-            description=label,
-            figures=text,
-        )
-        self._bar.refresh()
-
-
-class Redrawn(Progress):
-    """A bar in the last line of a notebook's cell, and one line for each epoch above it.
-
-    Notebooks know carriage returns, but none of a terminal's other commands.
-    """
-
-    every_s = REFRESH_S
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._shown = stream, 0
-        self._span, self._began, self._first, self._step = RunLength(0, 1), 0.0, 0, 0
-
-    def begin(self, span: RunLength, step: int = 0) -> None:
-        """Show the bar as far as the run is."""
-        self._span, self._began, self._first, self._step = span, time.monotonic(), step, step
-        self._draw(span.epoch_behind(step), "")
-
-    def moment(self, moment: Moment) -> None:
-        """Move the bar."""
-        self._step = max(self._step, moment.step)
-        self._draw(moment.epoch, moment_text(moment))
-
-    def epoch(self, record: EpochRecord) -> None:
-        """Print the epoch's line, and the bar below it."""
-        self._replace(f"{self._span.label(record.epoch)}  {epoch_text(record)}", "\n")
-        # The record of an epoch may come while later ones are being trained.
-        self._step = max(self._step, record.step)
-        self._draw(record.epoch, "")
-
-    def end(self) -> None:
-        """Remove the bar."""
-        self._replace("", "\r")
-
-    def _draw(self, epoch: int, text: str) -> None:
-        share = self._span.place(self._step) / max(1, self._span.updates)
-        bar = ("━" * round(BAR_WIDTH * share)).ljust(BAR_WIDTH, "─")
-        made, to_go = self._step - self._first, self._span.last - self._step
-        passed = time.monotonic() - self._began
-        left = passed / made * to_go if made and _has_settled(self._first, passed) else 0.0
-        parts = [
-            self._span.label(epoch),
-            bar,
-            f"{share:4.0%}",
-            f"{duration(left)} left" if left else "",
-            text,
-        ]
-        self._replace("  ".join(filter(None, parts)))
-
-    def _replace(self, line: str, end: str = "") -> None:
-        """Write over the last line; what is longer than the new one is blanked."""
-        self._stream.write("\r" + line.ljust(self._shown) + end)
-        self._stream.flush()
-        self._shown = 0 if end == "\n" else len(line)
+        completed = self._span.place(step)
+        self._bar.update(self._task, completed=completed, description=label, figures=text, refresh=True)
 
 
 class Several(Progress):
@@ -283,14 +235,9 @@ def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool 
     """
     if rank != 0:
         return Progress()
-    if notebook:
-        return Redrawn(stream)
-    return Live(stream) if bar and stream.isatty() else PlainLines(stream)
-
-
-def _has_settled(first: int, passed_s: float) -> bool:
-    """Tell whether the time left can be reckoned, of a run that went on after `first` steps."""
-    return not first or passed_s >= SETTLED_S
+    if notebook or (bar and stream.isatty()):
+        return Bar(stream, notebook)
+    return PlainLines(stream)
 
 
 def moment_text(moment: Moment) -> str:
