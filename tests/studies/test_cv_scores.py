@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +18,7 @@ from tutti.studies.cross_validation.scores import MEASURES, Scores, out_of_fold,
 from tutti.studies.cross_validation.study import Findings, best_first, of_labels
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, named_metrics
-from tutti.training.metrics.labels import NEAREST
-from tutti.training.reading import labelled
+from tutti.training.reading import labelled, predicted
 
 RANDOM = np.random.default_rng(0)
 
@@ -29,7 +29,7 @@ def predictions(outputs, targets, start=0):
 
 def scores_of_ours(found, metric, ignored=None):
     outputs, targets = labelled(torch.from_numpy(found.outputs), torch.from_numpy(found.targets), ignored)
-    return metric.value(metric.sum(outputs, targets).reshape(-1), len(targets))
+    return metric.figure(metric.sum(outputs, targets).reshape(-1), len(targets))
 
 
 OF_CLASSES = ("accuracy", "balanced_accuracy", "f1", "precision", "recall")
@@ -87,7 +87,8 @@ def test_a_model_that_approaches_the_class_number_means_the_nearest():
     outputs, targets = RANDOM.normal(2, 2, (30, 1)), RANDOM.integers(0, 5, 30)
     found = predictions(outputs, targets)
     scores = score_folds([found], amounts=True)
-    assert scores.folds[0] == pytest.approx(scores_of_ours(found, NEAREST), rel=1e-12)
+    nearest = replace(METRICS["accuracy"], function=lambda one, its: predicted(one, its, amounts=True) == its)
+    assert scores.folds[0] == pytest.approx(scores_of_ours(found, nearest), rel=1e-12)
     assert LOSSES["mse"].amounts
     assert sum(scores.confusion.diagonal()) == round(scores.folds[0] * 30)
 

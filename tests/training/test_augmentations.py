@@ -14,8 +14,7 @@ from tutti.data import Batches, DataSet, Part, Queue, Scale
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.training.augmentations import AUGMENTATIONS, Augmentation, SampleRandom
 from tutti.training.evaluation import Objective, Tally
-from tutti.training.losses import named_loss
-from tutti.training.losses.shares import refuse_without_shares
+from tutti.training.losses import named_loss, refuse_without_shares
 from tutti.training.metrics import named_metrics
 from tutti.training.sample_words import keys_of
 

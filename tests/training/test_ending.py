@@ -15,7 +15,7 @@ from torch.optim import SGD
 from tests.contracts.strategy import NAMES, brisk, world
 from tests.contracts.training import SPEEDS, clouds, normed
 from tests.trainers import trainer_of
-from tests.training.test_validation import forked, no_process_is_left  # noqa: F401  They are fixtures.
+from tests.training.test_validation import no_process_is_left  # noqa: F401  It is a fixture.
 from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.records.run import EpochRecord, Evaluation
@@ -188,7 +188,7 @@ def test_a_run_can_end_with_the_weights_of_its_best_epoch(name: str) -> None:
     assert plain.final == plain.history[-1].validation
 
 
-@pytest.mark.usefixtures("forked", "no_process_is_left")
+@pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize("validate", ["pause", "distributed", "background"])
 @pytest.mark.parametrize("restores_best", [False, True])
 def test_results_may_come_late(validate: str, restores_best: bool) -> None:
@@ -230,7 +230,7 @@ def test_the_accuracy_may_decide_which_epoch_is_the_best() -> None:
 
 
 @pytest.mark.parametrize("name", ["sync", "local"])
-@pytest.mark.usefixtures("forked", "no_process_is_left")
+@pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize("validate", ["pause", "distributed", "background"])
 @pytest.mark.parametrize(("stops_at", "ranks"), [(16, 3), (19, 3), (19, 2)])
 def test_a_run_that_is_resumed_ends_where_an_uninterrupted_one_does(

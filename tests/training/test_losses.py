@@ -114,20 +114,16 @@ def test_outputs_that_do_not_fit_are_refused_with_both_shapes(
 
 def test_a_loss_that_is_a_sum_is_refused() -> None:
     with pytest.raises(BadOption, match="is a sum"):
-        fit_check(SCORES, LABELS, named_loss(nn.CrossEntropyLoss(reduction="sum"), CLASSES), 3)
+        named_loss(nn.CrossEntropyLoss(reduction="sum"), CLASSES)
 
 
-def test_a_loss_that_cannot_be_differentiated_is_refused_and_one_that_changes_its_arguments_is_not() -> None:
-    def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.argmax(1) != targets).float().mean()
-
+def test_a_loss_may_change_its_arguments() -> None:
     def in_place(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs.mul_(2), targets)
 
-    with pytest.raises(BadOption, match=r"loss 'wrong' has no gradient: .*argmax"):
-        fit_check(SCORES, LABELS, named_loss(wrong, CLASSES), 3)
     before = SCORES.clone()
     fit_check(before, LABELS, named_loss(in_place, CLASSES), 3)
+    assert torch.equal(before, SCORES)
 
 
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 2]])

@@ -19,7 +19,6 @@ from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, fitted, named_metrics
 from tutti.training.precision import Arithmetic
-from tutti.training.preflight import warn_if_undefined
 from tutti.training.reading import predicted
 
 FP64 = Arithmetic(precision="fp64")
@@ -353,25 +352,3 @@ def test_accuracy_is_refused_where_there_are_no_classes(loss: str, targets: Tens
 def test_a_first_batch_without_labels_fits_every_metric() -> None:
     auc = METRICS["auc"]
     assert fitted(auc, SCORES[:0], LABELS[:0], LABELS) is auc
-
-
-@pytest.mark.parametrize(
-    ("targets", "said"),
-    [
-        (torch.tensor([1, 1, -100, 1]), "class 1"),
-        (torch.tensor([1, 0, -100, 1]), ""),
-        (torch.tensor([[0.0, 1.0], [0.0, 1.0]]), "the same labels"),
-        (torch.tensor([[0.0, 1.0], [1.0, 1.0]]), ""),
-    ],
-)
-def test_that_auc_is_not_defined_for_a_part_is_said(
-    targets: Tensor, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train = torch.arange(2) if not targets.is_floating_point() else torch.eye(2)
-    data = replace(data_set(train), test=Part(torch.zeros(len(targets), 1), targets))
-    loss = named_loss("bce" if targets.is_floating_point() else "auto", data)
-    objective = Objective(loss, named_metrics("accuracy,auc", loss, data), data.classes)
-    warn_if_undefined(objective, data, VirtualWorld(1).run(lambda comm: comm)[0])
-    found = capsys.readouterr().err
-    start = "tutti: warning: auc is not defined for the test part, and is nan there: all samples have"
-    assert found.startswith(f"{start} {said}, and") if said else not found

@@ -27,8 +27,7 @@ from tutti.training.agenda import Agenda, Wishes
 from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.metrics.base import GatheredMetric
-from tutti.training.validation import pause
+from tutti.training.metrics.base import gathered
 
 EPOCHS, MIDDLE = 3, 10
 
@@ -75,9 +74,7 @@ class Finished:
 
 
 # Each row of all ranks, once.
-SEEN = GatheredMetric(
-    name="seen", better=None, function=lambda outputs, targets: len(outputs) + 1000 * int(targets.sum())
-)
+SEEN = gathered("seen", lambda outputs, targets: len(outputs) + 1000 * int(targets.sum()))
 
 
 def run(
@@ -160,73 +157,3 @@ def test_other_numbers_of_ranks_end_there_but_for_rounding(ranks: int, validate:
         for name, weights in expected.weights.items():
             assert (found.weights[name] - weights).norm() <= 1e-12 * weights.norm()
         compare(expected.records, found.records)
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_a_run_that_stops_during_an_evaluation_makes_that_again(
-    last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pause, "PATIENCE_S", 0.0)
-    refuse_other_than_stopped(*stopped_in_evaluation(EPOCHS if last else 1, end=True), last)
-
-
-def test_a_request_in_the_last_step_breaks_off_the_evaluation_of_a_run_without_checkpoints(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pause, "PATIENCE_S", 0.0)
-    refuse_other_than_stopped(*stopped_in_evaluation(EPOCHS, end=False), last=True)
-
-
-def refuse_other_than_stopped(found: list[Finished], reasons: list[str | None], last: bool) -> None:
-    """Hold two ranks to those that stopped in an evaluation, and whoever goes on to the whole run."""
-    assert reasons == ["asked"] * 2
-    assert [len(one.records) for one in found] == [EPOCHS - 1 if last else 0] * 2
-    resumed = run(2, True, saved=saved_by([one.state for one in found if one.state is not None]))
-    for one, other in zip(uninterrupted(2, True), resumed, strict=True):
-        assert all(torch.equal(other.weights[name], kept) for name, kept in one.weights.items())
-        compare(one.records, other.records)
-
-
-def stopped_in_evaluation(epoch: int, end: bool) -> tuple[list[Finished], list[str | None]]:
-    """Train until rank 1 alone is asked to stop while it evaluates the weights of an epoch.
-
-    Args:
-        epoch: its number, from 1.
-        end: the end of the run is a checkpoint in any case; else rank 1 is asked in the epoch's last step.
-    """
-
-    def program(comm: Communicator) -> tuple[Finished, str | None]:
-        torch.manual_seed(0)
-        module, states, known = network(norm=True), list[State](), list[EpochRecord]()
-        steps = list[int]()
-        optimizer = Adam(module.parameters(), lr=0.01)
-        batches = Batches(TRAIN, 30, comm.rank, comm.size, seed=5)
-        replica = place(module, comm, Sync().home)
-
-        def asked() -> str | None:
-            here = not module.training if end else steps == [EPOCHS * batches.updates - 1]
-            return "asked" if comm.rank and here and len(known) == epoch - 1 else None
-
-        trainer = trainer_of(
-            comm=comm,
-            replica=replica,
-            worker=Sync().worker(replica, comm, optimizer, Clip(norm=0.5)),
-            optimizer=optimizer,
-            loss=LOSSES["cross_entropy"],
-            metrics=[METRICS["accuracy"], SEEN],
-            classes=4,
-            batches=batches,
-            epochs=EPOCHS,
-            lr=OneCycleLR(optimizer, 0.02, total_steps=EPOCHS * batches.updates),
-            validation=VALIDATION,
-            agenda=Agenda(comm, Wishes(Every(steps=10**6), end=end, stop=asked, now=lambda: 0.0)),
-            save=lambda _, state, __: states.append(deepcopy(state)),
-            on_epoch=known.append,
-            on_step=lambda made: steps.__setitem__(slice(None), [made]),
-        )
-        records = trainer.fit()
-        state = states[-1] if states else None
-        return Finished(deepcopy(module.state_dict()), records, state), trainer.stopped
-
-    found: list[tuple[Finished, str | None]] = VirtualWorld(2).run(program)
-    return [one for one, _ in found], [reason for _, reason in found]

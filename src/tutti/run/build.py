@@ -51,8 +51,7 @@ from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.losses import LOSSES, named_loss
-from tutti.training.losses.shares import refuse_without_shares
+from tutti.training.losses import LOSSES, named_loss, refuse_without_shares
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences

@@ -25,7 +25,6 @@ from tutti.run.config import OBJECT
 from tutti.run.jobs import Job, load_job
 from tutti.run.train_job import PARTS, EvaluateJob
 from tutti.run.trained import dtype_of, in_columns, order_of, refuse_other_inputs, scale_seen
-from tutti.training.preflight import warn_if_undefined
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
@@ -55,7 +54,6 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
             have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
             raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
         task = prepare_task(job, dataset, trained)
-        warn_if_undefined(task.objective, task.dataset, comm, name)
         load_from(Path(job.weights), task.module, comm)
         result = task.evaluate(getattr(task.dataset, name), comm)
     assert result is not None

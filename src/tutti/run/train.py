@@ -48,7 +48,6 @@ from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.warnings import warn_if_much, warn_if_short
 from tutti.strategies import Strategy
-from tutti.training.preflight import warn_if_undefined
 
 
 def work(
@@ -164,7 +163,6 @@ def _train(
         reseed(job.config.seed, 1 + parts.portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
         warn_if_much(task, comm)
-        warn_if_undefined(task.objective, task.dataset, comm)
         recording.profile(parts.schedule.updates)
         refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
         start = RunStart(

@@ -98,7 +98,7 @@ class Agenda:
         self.free = wishes.free
         self._counter = comm.counter() if wishes.free else None
         self._seen, self._asked = 0, False
-        self._has_saved = self._asked_last = False
+        self._has_saved = False
         self._copy_s: float | None = None
         self._reason: str | None = None
         self.start(0, 0)
@@ -148,27 +148,13 @@ class Agenda:
         # A busy machine makes some copies slow.
         self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
 
-    def asked(self) -> bool:
-        """Tell whether this rank was asked to stop; the others need not know of it yet."""
-        return self._wants_stop()
-
-    def hear_last(self) -> None:
-        """Note whether any rank was asked to stop by the last step: its end is kept then (collective).
-
-        So a request that comes too late for a vote still breaks off the evaluation after that step.
-        """
-        if self._wishes.every is not None and not self.keeps_end(early=False):
-            votes = torch.tensor([float(self._wants_stop())])
-            self._comm.all_reduce(votes)
-            self._asked_last = bool(votes.item())
-
     def keeps_end(self, early: bool) -> bool:
         """Tell whether the state is saved at the end of the run: the same on all ranks.
 
         Args:
             early: it ends early, and may be resumed with another rule.
         """
-        kept = early or self._wishes.end or self._has_saved or self._asked_last
+        kept = early or self._wishes.end or self._has_saved
         return self._wishes.every is not None and kept
 
     def _wants_stop(self) -> bool:

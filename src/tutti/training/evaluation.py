@@ -22,16 +22,12 @@ from tutti.state import Values
 from tutti.strategies.placement import broadcast_all
 from tutti.training.gathering import gather_rows
 from tutti.training.losses import Loss, LossBatch
-from tutti.training.metrics.base import GatheredMetric, Metric
+from tutti.training.metrics.base import Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
 from tutti.training.reading import labelled, predicted
 
 PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
-
-
-class BrokenOff(Exception):
-    """An evaluation was broken off, as the run is asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -268,8 +264,8 @@ class Tally:
 
     def _of_all(self, rows: tuple[Tensor, ...]) -> list[float]:
         """Compute the metrics that need all outputs and targets at once, in their order."""
-        needy = [metric for metric in self._metrics if isinstance(metric, GatheredMetric)]
-        return [metric.of_all(*rows) if rows else math.nan for metric in needy]
+        gathered = [metric for metric in self._metrics if metric.gathers]
+        return [metric.of_all(*rows) if rows else math.nan for metric in gathered]
 
     def _evaluation(self, found: Sums, gathered: Sequence[float]) -> Evaluation:
         """Return the figures; of metrics that are computed of all samples at once those that are given."""
@@ -291,7 +287,7 @@ class Tally:
 
 
 def _value(metric: Metric, sums: Tensor, labels: int) -> float:
-    return metric.value(sums, labels) if labels and not sums.isnan().any() else math.nan
+    return metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
 
 
 def _mean(total: float, weight: float) -> float:
@@ -305,7 +301,6 @@ def evaluate(
     objective: Objective,
     *,
     batch_size: int = 250,
-    breaks_off: Callable[[], bool] | None = None,
 ) -> Tally:
     """Sum loss and metrics of `module` over this rank's share of `part`; `total(comm)` adds up those of all.
 
@@ -322,10 +317,6 @@ def evaluate(
         comm: all ranks that take part; nothing is exchanged with them here.
         objective: what is computed.
         batch_size: samples of one forward pass of one rank.
-        breaks_off: asked before each pass, where passes need no other rank; None: nothing breaks it off.
-
-    Raises:
-        BrokenOff: that says so.
     """
     arithmetic, tally = objective.arithmetic, Tally(objective)
     shares = cut(len(part), comm.size)
@@ -333,8 +324,6 @@ def evaluate(
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
     with evaluating(module), torch.no_grad():
         for start in range(mine.start, mine.start + longest.stop, batch_size):
-            if breaks_off is not None and breaks_off():
-                raise BrokenOff
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tutti.comm.base import Communicator
 from tutti.data.batches import Batches
 from tutti.data.columns import LENGTHS, MASK, Columns, Inputs, names_beside
-from tutti.data.parts import DataSet, Part
+from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
 from tutti.records.shapes import described
 from tutti.training.evaluation import Objective, evaluating, undone
-from tutti.training.losses import LossBatch, check_labels, fit_check, tried
+from tutti.training.losses import LossBatch, check_labels, fit_check, known
 from tutti.training.metrics import fitted
 from tutti.training.precision import CONTIGUOUS, FP32, Arithmetic
 from tutti.training.reading import labelled
@@ -29,34 +27,6 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 MOST = 10_000_000
 """The most numbers of outputs on which a metric is tried."""
-
-
-def warn_if_undefined(
-    objective: Objective, dataset: DataSet, comm: Communicator, only: str | None = None
-) -> None:
-    """Warn of metrics that have no figure of a part, such as auc where all samples are of one class.
-
-    Args:
-        objective: has the metrics.
-        dataset: the parts.
-        comm: the ranks; the first one prints.
-        only: look at the part of this name alone; None: at all.
-    """
-    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
-    for name, part in parts.items():
-        if comm.rank or part is None or only not in (None, name):
-            continue
-        targets, ignored = part.targets.cpu(), objective.loss.ignored
-        if ignored is not None and not targets.is_floating_point():
-            targets = targets[targets != ignored]
-        for metric in objective.metrics:
-            if why := metric.no_figure_of(targets):
-                print(
-                    f"tutti: warning: {metric.name} is not defined for the {name} part, and is nan there: "
-                    f"{why}; choose another by --metrics, or give that part samples of other classes",
-                    file=sys.stderr,
-                    flush=True,
-                )
 
 
 def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
@@ -72,17 +42,14 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
 
     Raises:
         BadModel: the model does not take these inputs, or its outputs do not fit the loss or a metric.
-        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
+        BadOption: the loss gives neither a tensor nor a sum with its weight.
         BadData: a label lies outside 0..outputs-1.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
     some = torch.arange(min(arithmetic.telling_samples, len(part)))
 
-    def taken(indices: Tensor) -> tuple[Inputs, Tensor]:
-        inputs, targets = part.take(indices)
-        return arithmetic.inputs(inputs), arithmetic.targets(targets)
-
-    inputs, targets = taken(some)
+    inputs, targets = part.take(some)
+    inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
     refuse_unknown_inputs(module, part, inputs)
     with evaluating(module), torch.no_grad():
         with _naming("the model", inputs, arithmetic.layout):
@@ -93,11 +60,7 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
         loss = fit_check(outputs, targets, loss, objective.classes)
         if loss.whole:
             with _naming(f"loss '{loss.name}'", inputs):
-                loss = tried(
-                    loss,
-                    lambda: loss.function(whole, LossBatch(inputs, targets)),
-                    lambda: objective.compute(module, *taken(torch.cat([some, some])))[1],
-                )
+                loss = known(loss, loss.function(whole, LossBatch(inputs, targets)))
         seen, its = labelled(outputs, targets, loss.ignored)
         every = _some_targets(part, MOST // max(1, seen[:1].numel()), loss.ignored)
         metrics = []

@@ -131,7 +131,12 @@ class Bar(Progress):
         console = console_on(stream, columns=None)
         if notebook:
             console = Notebook(
-                file=stream, width=NOTEBOOK_COLUMNS, force_terminal=True, color_system=None, _environ={}
+                file=stream,
+                width=NOTEBOOK_COLUMNS,
+                force_terminal=True,
+                force_jupyter=False,
+                color_system=None,
+                _environ={},
             )
         columns = (
             TextColumn("{task.description}", markup=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import cast
@@ -129,7 +129,7 @@ class Trainer:
     ) -> None:
         self.comm, self.replica, self.worker = workers.comm, workers.replica, workers.worker
         self._optimizer, self._everyone = workers.optimizer, workers.everyone or workers.comm
-        self._collective, self._real_time = workers.collective, workers.seconds_per_sample is None
+        self._real_time = workers.seconds_per_sample is None
         self._objective = objective
         self._schedule = schedule
         self._batches, self._balance, self._updates = schedule.batches, schedule.balance, schedule.updates
@@ -189,7 +189,7 @@ class Trainer:
         check_smallest_batch(module, self._batches, arithmetic=self._objective.arithmetic)
         plan = self._validation_plan
         if plan is not None:
-            task = ValidationTask(self.replica, plan.part, self.comm, self._objective, self._asked())
+            task = ValidationTask(self.replica, plan.part, self.comm, self._objective)
             self._validation = VALIDATIONS.named(plan.how)(task)
         if saved is not None:
             self._load_state(saved)
@@ -266,8 +266,7 @@ class Trainer:
         """
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
-        found = self._validate(self._next_epoch(), final=True)
-        assert found is not None, "a run that ends early is not asked to stop"
+        found = self._validate(final=True)
         self._note([replace(self._unvalidated.popleft(), validation=one) for one in found[:-1]])
         self._leave(self._history, found[-1])
 
@@ -312,9 +311,7 @@ class Trainer:
         # Records are exchanged while the ranks are together, so that none waits for that alone.
         stays = final or self._validation is None or self._validation.meets
         ranks = [] if stays else self._ranks(tally.samples)
-        evaluations = self._validate(open_epoch, final)
-        if evaluations is None:
-            return []
+        evaluations = self._validate(final)
         ended = self._stages.lap("validation")
         record = EpochRecord(
             epoch=epoch + 1,
@@ -432,8 +429,6 @@ class Trainer:
         """
         if self._agenda is None or self._hooks.save is None:
             return
-        if not early:
-            self._agenda.hear_last()
         if not self._agenda.keeps_end(early):
             return
         self.worker.settle()
@@ -653,58 +648,14 @@ class Trainer:
         """Return the seconds for which this rank has waited for files, if real time is measured."""
         return self._batches.waited() if self._real_time else {}
 
-    def _validate(self, open_epoch: OpenEpoch, final: bool) -> Sequence[Evaluation | None] | None:
-        """Have the weights evaluated; the results that are known now, of this epoch and earlier ones.
-
-        None: the run has stopped meanwhile.
-        """
+    def _validate(self, final: bool) -> Sequence[Evaluation | None]:
+        """Evaluate the weights; return the results that are known now, of this epoch and earlier ones."""
         if self._validation is not None:
             self._progress.doing(VALIDATING)
             self._validation.begin()
-            if self._is_broken_off(self._validation):
-                self._stop_unvalidated(open_epoch, final)
-                return None
         if not final:
             self.worker.resume()
         return [None] if self._validation is None else self._validation.collect(everything=final)
-
-    def _asked(self) -> Callable[[], bool] | None:
-        """Return what tells whether to break off an evaluation; None: nothing does.
-
-        The state to go on from is kept already, or can be: not that of workers that have finished.
-        """
-        agenda = self._agenda
-        if agenda is None or self._hooks.save is None or self._collective:
-            return None
-
-        def asked() -> bool:
-            kept = self.ended is None and (self._step < self._updates or agenda.keeps_end(early=False))
-            return kept and agenda.asked()
-
-        return asked
-
-    def _is_broken_off(self, validation: Validation) -> bool:
-        """Tell whether any rank has broken off the evaluation (collective)."""
-        if not validation.breaks_off or self._agenda is None:
-            return False
-        votes = torch.tensor([float(validation.broken_off)])
-        self.comm.all_reduce(votes)
-        return bool(votes.item())
-
-    def _stop_unvalidated(self, open_epoch: OpenEpoch, final: bool) -> None:
-        """Stop before the weights are evaluated, which is done by whoever goes on (collective)."""
-        assert self._agenda is not None, "nothing else breaks off an evaluation"
-        decision = self._agenda.decide(self._made, open_epoch.number)
-        self.stopped = decision.stop
-        if not final:  # That of the end is kept already.
-            if self._hooks.save is not None:
-                places = self._places(open_epoch, ended=True)
-                if decision.final:
-                    # A slow disk may take any time.
-                    self._progress.stopping(self._made)
-                self._hooks.save(self._made, self._state(open_epoch, places), decision)
-            self.worker.resume()
-            self.worker.finish()
 
     def _ranks(self, samples: int) -> list[RankRecord]:
         """Work of each rank since it was last asked (collective)."""

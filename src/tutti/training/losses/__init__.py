@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -57,6 +57,9 @@ LOSSES: Registry[Loss] = Registry(
     "tutti.training.losses", "loss", "Or give package.module:function or file.py:function."
 )
 """The built-in losses."""
+
+OF_SHARES: Final = ("cross_entropy", "bce", "mse")
+"""Those whose gradient for equal shares of two classes is the mean of those for the two."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
 
     Raises:
         BadModel: the shapes do not fit.
-        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
+        BadOption: the loss gives neither a tensor nor a sum with its weight.
     """
     wanted = loss.fit(outputs, targets, classes)
     if wanted is not None:
@@ -179,56 +182,29 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
         )
     if loss.whole:
         return loss
-    return tried(
-        loss,
-        lambda: _differentiable(loss, outputs, targets),
-        lambda: loss(torch.cat([outputs, outputs]), torch.cat([targets, targets])),
-    )
+    with torch.no_grad():
+        # Copies, as a function may change its arguments in place.
+        return known(loss, loss.function(outputs.clone(), targets))
 
 
-def _differentiable(loss: Loss, outputs: Tensor, targets: Tensor) -> object:
-    """Return what the loss's function gives for some samples.
-
-    Raises:
-        BadOption: torch cannot differentiate it.
-    """
-    trained = outputs.is_floating_point()
-    with torch.enable_grad():
-        # A copy, as a function may change its arguments in place, and torch forbids that of a leaf.
-        found = loss.function(outputs.detach().requires_grad_(trained).clone(), targets)
-    if isinstance(found, tuple):
-        _refuse_other_pairs(found, loss)
-    value = found[0] if isinstance(found, tuple) else found
-    if trained and isinstance(value, Tensor) and not value.requires_grad:
-        raise BadOption(
-            f"loss '{loss.name}' has no gradient: what it computes from the outputs, such as by argmax, a "
-            "comparison or item(), torch cannot differentiate; give it as a metric, and train by another loss"
-        )
-    return found
-
-
-def tried(loss: Loss, once: Callable[[], object], twice: Callable[[], Tensor]) -> Loss:
+def known(loss: Loss, found: object) -> Loss:
     """Return the loss, which knows now whether it has a denominator of its own.
 
     Args:
         loss: the loss that will be computed.
-        once: calls its function for some samples.
-        twice: computes the loss where each of these samples is there twice.
+        found: what its function gives for some samples.
 
     Raises:
-        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
+        BadOption: that is neither a tensor nor a sum with its weight.
     """
-    with torch.no_grad():
-        found = once()
-        if isinstance(found, tuple):
-            _refuse_other_pairs(found, loss)
-            return replace(loss, weighed=True)
-        if not isinstance(found, Tensor):
-            raise BadOption(
-                f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "
-                "samples, or one value for each"
-            )
-        _refuse_sum(found.mean(), twice(), loss)
+    if isinstance(found, tuple):
+        _refuse_other_pairs(found, loss)
+        return replace(loss, weighed=True)
+    if not isinstance(found, Tensor):
+        raise BadOption(
+            f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the samples, "
+            "or one value for each"
+        )
     return loss
 
 
@@ -397,6 +373,8 @@ def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
         if unknown is not None:
             raise UnknownName("option", unknown, [], of=f"the loss '{name}'")
         function = partial(function, **options)
+    if getattr(function, "reduction", "") == "sum":
+        raise BadOption(f"loss '{name}' is a sum over the samples; make it their mean: reduction='mean'")
     return Loss(name, cast("LossFunction", function), _anything, whole=_asks_for_all(function))
 
 
@@ -407,6 +385,28 @@ def _asks_for_all(function: Callable[..., object]) -> bool:
     except ValueError:
         return False  # of torch, in C
     return parameters[1:2] == ["batch"]
+
+
+def refuse_without_shares(loss: Loss, shares: Tensor) -> None:
+    """Refuse a loss that does not take shares of classes, as mixed samples have them.
+
+    Args:
+        loss: of the run.
+        shares: of a few samples, of shape (samples, classes, ...).
+
+    Raises:
+        BadOption: it is for class numbers, or has a denominator of its own.
+    """
+    reason = loss.floats(shares) if loss.floats else None
+    if loss.weighed or loss.ignored is not None:
+        reason = "divides by the weights of labels, of which shares have none"
+    elif loss.name in LOSSES and loss.name not in OF_SHARES:
+        reason = "is not for them"
+    if reason is not None:
+        raise BadOption(
+            f"mixed samples have shares of classes, and loss '{loss.name}' {reason}; use the loss "
+            "'cross_entropy', or leave --augment mixup out"
+        )
 
 
 def weights_in(loss: Loss) -> Tensor | None:
@@ -470,13 +470,3 @@ def _kinds(found: tuple[object, ...]) -> str:
         for one in found
     ]
     return f"({', '.join(kinds)})"
-
-
-def _refuse_sum(once: Tensor, twice: Tensor, loss: Loss) -> None:
-    """A sum doubles when every sample is there twice; a mean stays."""
-    # Twice infinity is no more.
-    if once != 0 and once.isfinite() and torch.isclose(twice, 2 * once, rtol=1e-4, atol=0.0):
-        raise BadOption(
-            f"loss '{loss.name}' is a sum over the samples; make it their mean (reduction='mean'), or give "
-            "the sum with what to divide it by"
-        )

@@ -12,9 +12,9 @@ from tutti.errors import BadOption
 from tutti.records.texts import TOP, better_by_name
 from tutti.registry import Registry
 from tutti.training.losses import Loss
-from tutti.training.metrics.base import GatheredMetric, MeanMetric, Metric
+from tutti.training.metrics.base import Metric, gathered
+from tutti.training.metrics.classes import top
 from tutti.training.metrics.functions import own_metric
-from tutti.training.metrics.labels import top
 from tutti.training.reading import Reading
 from tutti.training.stopping import LOSS
 from tutti.training.target_kinds import are_flags
@@ -79,11 +79,11 @@ def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor
     Raises:
         BadModel, BadOption: it does not take these outputs, or the targets.
     """
-    if isinstance(metric, MeanMetric):
+    if metric.width == 1:
         values: object = metric.function(outputs, targets)
         if isinstance(values, int | float) or (isinstance(values, Tensor) and values.dim() == 0):
-            metric = GatheredMetric(name=metric.name, better=metric.better, function=metric.function)
-    if isinstance(metric, GatheredMetric):
+            metric = gathered(metric.name, metric.function)
+    if metric.gathers:
         if len(outputs):  # else no sample of the batch has a label
             rows = torch.arange(len(all_targets)) % len(outputs)
             metric.of_all(outputs.cpu()[rows], all_targets.cpu())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from tutti.registry import part
 from tutti.training.losses import align
-from tutti.training.metrics.base import MeanMetric, Metric, built_in, made
+from tutti.training.metrics.base import Metric, built_in, made, mean
 from tutti.training.reading import AMOUNTS, FLAGS, Reading
 
 
@@ -28,65 +28,40 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - align(outputs, targets)).square()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Root(MeanMetric):
-    @override
-    def value(self, sums: Tensor, labels: int) -> float:
-        return float(super().value(sums, labels) ** 0.5)
-
-
 @part("rmse")
 @made
 def rmse() -> Metric:
     """Root of the mean squared error."""
-    return _Root(name="rmse", better="lower", function=mse.function)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Determination(Metric):
-    """The coefficient of determination, the mean over the numbers of a target.
-
-    Of each number: 1 - the sum of squared errors / that of squared deviations from the mean. As scikit-learn
-    has it, it is 0 where all targets are equal and the outputs are not, and 1 where both are.
-
-    Attributes:
-        centre: about the mean of each number, of shape (numbers,), float64: deviations are summed from there,
-            so that nothing is lost where the mean is large.
-    """
-
-    centre: Tensor | None = None
-
-    @property
-    @override
-    def width(self) -> int:
-        assert self.centre is not None
-        return 3 * len(self.centre)
-
-    @override
-    def on(self, reading: Reading) -> Metric:
-        super().on(reading)
-        return replace(self, centre=reading.targets.cpu().reshape(len(reading.targets), -1).double().mean(0))
-
-    @override
-    def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        assert self.centre is not None
-        wanted = targets.reshape(len(targets), -1).double()
-        errors = outputs.reshape(wanted.shape).double() - wanted
-        deviations = wanted - self.centre.to(wanted.device)
-        return torch.stack([deviations.sum(0), deviations.square().sum(0), errors.square().sum(0)]).flatten()
-
-    @override
-    def value(self, sums: Tensor, labels: int) -> float:
-        total, squares, errors = sums.view(3, -1)
-        spread = squares - total.square() / labels
-        # What rounding leaves of equal targets is none.
-        spread = spread.where(spread > 1e-12 * squares, 0.0)
-        constant = (errors > 0).double().neg()
-        return float((1 + torch.where(spread > 0, -errors / spread, constant)).mean())
+    return Metric(name="rmse", function=mse.function, figure=lambda sums, labels: mean(sums, labels) ** 0.5)
 
 
 @part("r2")
 @made
 def r2() -> Metric:
     """Coefficient of determination, the mean over the numbers of a target."""
-    return Determination(name="r2", better="higher", takes=(AMOUNTS, FLAGS))
+
+    def read(reading: Reading) -> Metric:
+        # Deviations are summed from about the mean, so that nothing is lost where that is large.
+        centre = reading.targets.cpu().reshape(len(reading.targets), -1).double().mean(0)
+        function = partial(_deviations, centre)
+        return replace(plain, function=function, width=3 * len(centre), figure=_determination)
+
+    plain = Metric(name="r2", function=mse.function, takes=(AMOUNTS, FLAGS), read=read)
+    return plain
+
+
+def _deviations(centre: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+    wanted = targets.reshape(len(targets), -1).double()
+    errors = outputs.reshape(wanted.shape).double() - wanted
+    deviations = wanted - centre.to(wanted.device)
+    return torch.cat([deviations, deviations.square(), errors.square()], 1)
+
+
+def _determination(sums: Tensor, labels: int) -> float:
+    """As in scikit-learn, 0 where all targets are equal and the outputs are not, and 1 where both are."""
+    total, squares, errors = sums.view(3, -1)
+    spread = squares - total.square() / labels
+    # What rounding leaves of equal targets is none.
+    spread = spread.where(spread > 1e-12 * squares, 0.0)
+    constant = (errors > 0).double().neg()
+    return float((1 + torch.where(spread > 0, -errors / spread, constant)).mean())

@@ -1,8 +1,7 @@
-"""The kinds of metrics, exact over batches and ranks.
+"""The two kinds of metrics, exact over batches and ranks.
 
     kind        of each sample             over all samples
-    mean        a value                    their mean
-    counted     some numbers               made of the sums of these, such as hits of each class
+    summed      some numbers               made of their sums: a mean, or a score of the hits of each class
     gathered    its outputs and targets    computed of all of them at once, brought together on one rank
 
 No metric is a mean of what batches or ranks have.
@@ -11,21 +10,18 @@ No metric is a mean of what batches or ranks have.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-import torch
 from torch import Tensor
-from typing_extensions import override
 
 from tutti.errors import BadModel, BadOption
 from tutti.records.texts import better_by_name
 from tutti.training.reading import AMOUNTS, CLASSES, FLAGS, SHARES, Reading
 
-MetricFunction = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> one value for each sample."""
+MetricFunction = Callable[[Tensor, Tensor], object]
+"""(outputs, targets) -> values of each sample, or a number for all of them."""
 
 _KINDS: Final = {
     CLASSES: "class numbers",
@@ -36,26 +32,38 @@ _KINDS: Final = {
 """The kinds of targets in words."""
 
 
+def mean(sums: Tensor, labels: int) -> float:
+    """Return the mean of one number for each label."""
+    return float(sums[0]) / labels
+
+
 @dataclass(frozen=True, kw_only=True)
-class Metric(ABC):
+class Metric:
     """A metric with its name.
 
     Attributes:
         name: its name in records and messages.
-        better: whether "lower" or "higher" values are; None: nobody has said, as of a function of the user's.
+        function: (outputs, targets) -> one value for each sample, of shape (n, ...); several numbers, of
+            shape (labels, width); or one number for all samples, if it gathers.
         takes: the kinds of targets that it is for; empty: any.
+        width: how many numbers are summed over the samples.
+        figure: (their sums of shape (width,) in float64, the number of labels) -> the metric.
         gathers: whether all outputs and targets are needed at once.
+        read: makes the metric for a kind of targets; None: it is the same for all.
     """
 
     name: str
-    better: str | None
+    function: MetricFunction
     takes: tuple[str, ...] = ()
-    gathers: ClassVar[bool] = False
+    width: int = 1
+    figure: Callable[[Tensor, int], float] = mean
+    gathers: bool = False
+    read: Callable[[Reading], Metric] | None = None
 
     @property
-    def width(self) -> int:
-        """Count of the numbers that are summed over the samples."""
-        return 1
+    def better(self) -> str | None:
+        """Whether "lower" or "higher" values are better; None: its name does not say so."""
+        return better_by_name(self.name)
 
     def on(self, reading: Reading) -> Metric:
         """Return the metric for such targets.
@@ -64,23 +72,17 @@ class Metric(ABC):
             BadOption: it is not for them.
         """
         if self.takes and reading.kind not in self.takes:
-            other = "choose other --metrics"
-            of, remedy = "amounts", other
+            of, remedy = "amounts", "choose other --metrics"
             if CLASSES in self.takes:
                 of = "classes"
-                remedy = f"give class numbers as whole numbers or with --data.classes N, or {other}"
+                remedy = f"give class numbers as whole numbers or with --data.classes N, or {remedy}"
             raise BadOption(
                 f"metric '{self.name}' compares {of}, but the targets are {_KINDS[reading.kind]}; {remedy}"
             )
-        return self
+        return self if self.read is None else self.read(reading)
 
-    def no_figure_of(self, targets: Tensor) -> str:
-        """Say why there is no figure of samples with these targets, which all have a label; else nothing."""
-        return ""
-
-    @abstractmethod
     def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over the samples, of shape (width,), or a scalar, in float64.
+        """Return the sums over the samples, of shape (width,), or a scalar, in float64.
 
         Args:
             outputs: of the model, of shape (n, ...).
@@ -89,73 +91,21 @@ class Metric(ABC):
         Raises:
             BadModel: the metric does not take these outputs.
         """
-
-    @abstractmethod
-    def value(self, sums: Tensor, labels: int) -> float:
-        """Return the metric.
-
-        Args:
-            sums: of all samples, of shape (width,), in float64.
-            labels: how many have a label; at least 1.
-        """
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanMetric(Metric):
-    """The mean of one value for each sample.
-
-    Attributes:
-        function: computes the values.
-    """
-
-    function: MetricFunction
-
-    @override
-    def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.gathers:
+            return outputs.new_empty(0).double()
         values = self.function(outputs, targets)
+        if self.width > 1 and isinstance(values, Tensor):
+            return values.double().sum(0)
         if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(targets):
-            given = (
-                f"shape {tuple(values.shape)} for {len(targets)} samples"
-                if isinstance(values, Tensor)
-                else f"a {type(values).__name__}"
-            )
+            given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise BadModel(
-                f"metric '{self.name}' gives {given}; it must give a tensor with one value for each sample, "
-                "or one number for all of them"
+                f"metric '{self.name}' gives {given} for {len(targets)} samples; it must give a tensor with "
+                "one value for each sample, or one number for all of them"
             )
         return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
 
-    @override
-    def value(self, sums: Tensor, labels: int) -> float:
-        return float(sums[0]) / labels
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatheredMetric(Metric):
-    """A figure of all outputs and targets together.
-
-    Attributes:
-        function: (outputs, targets) -> a number: tensors on the CPU, one row for each label.
-    """
-
-    function: Callable[[Tensor, Tensor], object]
-    gathers = True
-
-    @property
-    @override
-    def width(self) -> int:
-        return 0
-
-    @override
-    def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.empty(0, dtype=torch.float64)
-
-    @override
-    def value(self, sums: Tensor, labels: int) -> float:
-        raise NotImplementedError("nothing of this metric is summed")
-
     def of_all(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return the metric; NaN where an output is.
+        """Return the metric of all samples; NaN where an output is.
 
         Raises:
             BadOption: the function fails, or gives something other than a number.
@@ -175,12 +125,16 @@ class GatheredMetric(Metric):
             ) from error
 
 
-def built_in(function: MetricFunction) -> MeanMetric:
-    """Make a metric of the registry of a function that is named as it: the decorator below `@part`."""
-    name = function.__name__
-    return MeanMetric(name=name, better=better_by_name(name), function=function)
+def gathered(name: str, function: MetricFunction, takes: tuple[str, ...] = ()) -> Metric:
+    """Return a metric of all outputs and targets together: tensors on the CPU, one row for each label."""
+    return Metric(name=name, function=function, takes=takes, width=0, gathers=True)
+
+
+def built_in(function: Callable[[Tensor, Tensor], Tensor]) -> Metric:
+    """Make a mean of the registry of a function that is named as it: the decorator below `@part`."""
+    return Metric(name=function.__name__, function=function)
 
 
 def made(make: Callable[[], Metric]) -> Metric:
-    """Make a metric of the registry where its kind is another: the decorator below `@part`."""
+    """Make another metric of the registry: the decorator below `@part`."""
     return make()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tutti.errors import BadOption
-from tutti.records.texts import better_by_name
-from tutti.training.metrics.base import GatheredMetric, MeanMetric, Metric, MetricFunction
+from tutti.training.metrics.base import Metric, gathered
 from tutti.training.reading import AMOUNTS, CLASSES, FLAGS, Reading
 
 Array = NDArray[Any]
@@ -49,15 +48,13 @@ def own_metric(function: object, name: str, reading: Reading) -> Metric:
     if isinstance(function, type):
         raise BadOption(f"metric '{name}' is a class, not a function of (outputs, targets); give {name}(...)")
     first, second = _first_two(function)
-    better = better_by_name(name)
     if first not in TARGETS:
-        return MeanMetric(name=name, better=better, function=cast("MetricFunction", function))
-    of_targets_first = cast("Callable[[Array, Array], object]", function)
+        return Metric(name=name, function=function)
 
     def all_at_once(outputs: Tensor, targets: Tensor) -> object:
-        return of_targets_first(*_arrays(second, reading, outputs, targets))
+        return function(*_arrays(second, reading, outputs, targets))
 
-    return GatheredMetric(name=name, better=better, function=all_at_once)
+    return gathered(name, all_at_once)
 
 
 def _first_two(function: Callable[..., object]) -> tuple[str, str]:

@@ -8,7 +8,6 @@ background    │ epoch 1 │ epoch 2 │ epoch 3 │                           
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +19,6 @@ from tutti.registry import Registry
 from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.training.evaluation import Objective, Tally, evaluate
-from tutti.training.snapshots import SnapshotLayout
 
 VALIDATIONS: Final[Registry[type[Validation]]] = Registry("tutti.training.validation", "way to validate")
 """The ways by name."""
@@ -28,18 +26,12 @@ VALIDATIONS: Final[Registry[type[Validation]]] = Registry("tutti.training.valida
 
 @dataclass(frozen=True)
 class ValidationTask:
-    """The arguments of an evaluation: see `tutti.training.evaluation.evaluate`.
-
-    Attributes:
-        asked: tells whether the run is to stop now, so that an evaluation may be broken off; None: it is not
-            asked.
-    """
+    """The arguments of an evaluation: see `tutti.training.evaluation.evaluate`."""
 
     replica: Replica
     part: Part
     comm: Communicator
     objective: Objective
-    asked: Callable[[], bool] | None = None
 
     def tally(self) -> Tally:
         """The sums of the module over this rank's share of the samples."""
@@ -64,13 +56,9 @@ class Validation(ABC):
 
     Attributes:
         meets: whether the ranks have waited for each other when `collect` returns.
-        breaks_off: whether `begin` heeds `ValidationTask.asked`.
-        broken_off: whether it has been broken off on this rank: there is nothing to collect.
     """
 
     meets: bool = True
-    breaks_off: bool = False
-    broken_off: bool = False
 
     def __init__(self, task: ValidationTask) -> None:
         self._task = task
@@ -93,18 +81,8 @@ class Validation(ABC):
         return State(shared={"waiting": [to_json(found) for found in self._found]})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on with what an earlier one had begun, whatever way it was (collective).
-
-        Weights that it has left are evaluated at once.
-        """
-        task, layout = self._task, SnapshotLayout(self._task.replica)
-        for left in saved.shared.get("waiting", []):
-            if isinstance(left, str):
-                self._found.append(parse_record(left, Evaluation))
-            else:
-                with layout.shown(layout.laid(left)):
-                    tally = task.tally()
-                self._found.append(tally.total(task.comm))
+        """Go on with what an earlier one had not handed out, whatever way it was."""
+        self._found += [parse_record(left, Evaluation) for left in saved.shared.get("waiting", [])]
 
     def _collect_found(self) -> list[Evaluation]:
         """Return the results that are there already."""

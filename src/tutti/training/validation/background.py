@@ -1,32 +1,68 @@
-"""`--validate background`: processes beside the ranks evaluate."""
+"""`--validate background`: processes beside the ranks evaluate.
+
+    rank       epoch 1 │copy│ epoch 2 │copy│ epoch 3 ...
+    process    starts       └── evaluates 1 ──────┴── evaluates 2 ...  at the lowest priority
+
+It is a process because a thread would hold the interpreter's lock when training wants it, and a fresh one
+because a fork has the locks that other threads of the rank hold, and not those threads. What is not done when
+it is needed the rank evaluates itself, so nothing waits for the process.
+
+The process takes 2 s of processor time before its first result, all of it imports, and 300 MB of memory.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, BinaryIO, Final, cast
 
+import cloudpickle
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import nn
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, cut
-from tutti.records.json_lines import to_json
+from tutti.errors import BadOption, TuttiError
+from tutti.load_object import import_files, imported_files
 from tutti.records.run import Evaluation
 from tutti.registry import part
+from tutti.replica import Replica
 from tutti.state import State, Values
-from tutti.training.background import BackgroundEvaluator
-from tutti.training.evaluation import Sums, Tally, evaluate
-from tutti.training.snapshots import SnapshotLayout
+from tutti.training.evaluation import Sums, Tally, evaluate, load_buffers, named_buffers
 from tutti.training.validation import Validation, ValidationTask
+
+PROGRAM: Final = (
+    "import json, os, signal, sys; os.nice(19); "
+    "start = json.loads(sys.argv[1]); sys.path[:] = start.pop('path'); "
+    "[signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]; "
+    "from tutti.training.validation.background import serve; serve(**start)"
+)
+"""The program of the process, which ignores the signals by which a job is asked to stop."""
+
+SNAPSHOT_BYTES: Final = 256 << 20
+"""The memory that the waiting snapshots of one rank may take; there is always room for one."""
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 @part("background")
 class Background(Validation):
-    """A process beside each rank evaluates its share of a snapshot, on time that training leaves.
+    """A process beside each rank evaluates its share of a copy of the weights, on time that training leaves.
 
-    What is left at the end the ranks evaluate themselves.
+    What is left at the end, or at a checkpoint, the ranks evaluate themselves.
     """
 
     def __init__(self, task: ValidationTask) -> None:
@@ -42,45 +78,173 @@ class Background(Validation):
 
     @override
     def collect(self, everything: bool) -> list[Evaluation]:
-        """The results that are ready on all ranks; or all."""
-        task, evaluator = self._task, self._evaluator
-        if everything:
-            evaluator.finish()
-        ready = min(cast("list[int]", task.comm.all_gather_objects(evaluator.poll())))
-        tally = Tally(task.objective)
-        found = [tally.total_of(evaluator.take(), task.comm) for _ in range(ready)]
-        return [*self._collect_found(), *found]
+        """Return the results that are ready on all ranks; or all."""
+        self._add_up(everything)
+        return self._collect_found()
 
     @override
     def state(self) -> State:
-        """Return results where all ranks have theirs, and else the weights that are to be evaluated."""
-        comm, tally, state = self._task.comm, Tally(self._task.objective), super().state()
-        waiting = self._evaluator.waiting()
-        done = {number for number, one in waiting.items() if isinstance(one, Sums)}
-        everywhere = cast("list[set[int]]", comm.all_gather_objects(done))
-        for number, one in waiting.items():
-            late = next((rank for rank, found in enumerate(everywhere) if number not in found), None)
-            if late is None:
-                found = cast("Sums", one)
-                copied = replace(found, counts=found.counts.clone(), sums=found.sums.clone())
-                kept: object = to_json(tally.total_of(copied, comm))
-            else:
-                kept = self._kept(late, one)
-            state.shared["waiting"].append(kept)
-        return state
-
-    def _kept(self, late: int, one: Sums | list[Tensor]) -> Values:
-        """Return a snapshot, on rank 0 at least, which is given it by a rank that still has it."""
-        layout, comm = SnapshotLayout(self._task.replica), self._task.comm
-        if isinstance(one, Sums):
-            one = [torch.empty_like(tensor) for tensor in layout.present]
-        for tensor in one if late else []:
-            if comm.rank == late:
-                comm.send(tensor.view(-1), 0)
-            elif comm.rank == 0:
-                comm.recv(tensor.view(-1), late)
-        return layout.named(one)
+        self._add_up(everything=True)
+        return super().state()
 
     @override
     def close(self) -> None:
         self._evaluator.close()
+
+    def _add_up(self, everything: bool) -> None:
+        comm, evaluator = self._task.comm, self._evaluator
+        if everything:
+            evaluator.finish()
+        ready = min(cast("list[int]", comm.all_gather_objects(evaluator.poll())))
+        tally = Tally(self._task.objective)
+        self._found += [tally.total_of(evaluator.take(), comm) for _ in range(ready)]
+
+
+class BackgroundEvaluator:
+    """Evaluates copies of a replica in a process of its own, as far as there is time.
+
+    Args:
+        replica: the model.
+        evaluate: evaluates the replica's module. The other process has a copy of it and of the module.
+
+    Raises:
+        BadOption: the module, or `evaluate`, cannot be pickled.
+    """
+
+    def __init__(self, replica: Replica, evaluate: Callable[[], Tally]) -> None:
+        self._replica, self._evaluate = replica, evaluate
+        self._waiting: deque[BinaryIO] = deque()
+        self._results: deque[Sums] = deque()
+        self._process, self._connection = self._started()
+
+    def snapshot(self) -> None:
+        """Ask for an evaluation of the present weights and buffers."""
+        if sum(file.tell() for file in self._waiting) > SNAPSHOT_BYTES:
+            self.finish()
+        if self._process is None:
+            self._process, self._connection = self._started()
+        file = os.fdopen(os.memfd_create("tutti-snapshot", os.MFD_CLOEXEC), "w+b")
+        torch.save(self._snapshot(), file)
+        file.flush()
+        self._waiting.append(file)
+        with suppress(BrokenPipeError):  # it has failed: `poll` says why
+            self._connection.send(file.fileno())
+
+    def poll(self) -> int:
+        """Return the number of results that can be taken, in the order of the snapshots."""
+        while self._process is not None and self._waiting and self._connection.poll():
+            self._receive()
+        return len(self._results)
+
+    def take(self) -> Sums:
+        """Return the next result."""
+        return self._results.popleft()
+
+    def finish(self) -> None:
+        """End the process, and evaluate here what it has not done."""
+        self.poll()
+        self._end()
+        if not self._waiting:
+            return
+        weights, buffers = [flat.weights for flat in self._replica.flats], self._snapshot()["buffers"]
+        while self._waiting:
+            with self._waiting.popleft() as file:
+                file.seek(0)
+                _show(self._replica, torch.load(file))
+            self._results.append(self._evaluate().sums())
+        _show(self._replica, {"weights": weights, "buffers": buffers})
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._end()
+        while self._waiting:
+            self._waiting.popleft().close()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._connection.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _snapshot(self) -> Values:
+        buffers = {name: one.clone() for name, one in named_buffers(self._replica.module).items()}
+        return {"weights": [flat.weights.clone() for flat in self._replica.flats], "buffers": buffers}
+
+    def _started(self) -> tuple[subprocess.Popen[bytes] | None, Connection]:
+        work = os.memfd_create("tutti-model", os.MFD_CLOEXEC)
+        try:
+            with open(os.dup(work), "wb") as stream:
+                arithmetic = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+                cloudpickle.dump((self._replica.module, self._evaluate, *arithmetic), stream)
+        except Exception as error:
+            os.close(work)
+            raise BadOption(
+                "--validate background sends the model to another process, which cannot be done "
+                f"({type(error).__name__}: {error}); use --validate distributed"
+            ) from error
+        os.lseek(work, 0, os.SEEK_SET)  # where the other process begins to read
+        ours, theirs = Pipe()
+        start = {"path": [str(path) for path in sys.path], "files": imported_files(), "parent": os.getpid()}
+        start |= {"connection": theirs.fileno(), "work": work}
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", PROGRAM, json.dumps(start)],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=(theirs.fileno(), work),
+        )
+        theirs.close()
+        os.close(work)
+        return process, ours
+
+    def _receive(self) -> None:
+        try:
+            found: list[NDArray[Any]] | str = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise TuttiError(
+                "the process that evaluates beside training was killed; if nobody did that, memory is short: "
+                "use --validate pause"
+            ) from None
+        if isinstance(found, str):
+            raise RuntimeError(f"the process that evaluates beside training failed: {found}")
+        counts, sums, *rows = map(torch.from_numpy, found)
+        self._results.append(Sums(counts, sums, tuple(rows)))
+        self._waiting.popleft().close()
+
+
+def serve(parent: int, files: list[str], connection: int, work: int) -> None:
+    """Evaluate the parent's snapshots until it is done (entry point of the other process).
+
+    Args:
+        parent: the rank that started this process.
+        files: Python files that it has imported by their paths.
+        connection: the descriptor of the connection to it.
+        work: that of a file with the module, what evaluates it, and torch's settings, pickled.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    snapshots = Connection(connection)
+    try:
+        import_files(files)
+        with open(work, "rb") as stream:
+            module, evaluate, floats, matmul = cloudpickle.load(stream)
+        torch.set_num_threads(1)
+        torch.set_default_dtype(floats)
+        torch.set_float32_matmul_precision(matmul)
+        replica = Replica(cast("nn.Module", module))
+        with suppress(EOFError):
+            while True:
+                _show(replica, torch.load(f"/proc/{parent}/fd/{snapshots.recv()}"))
+                found = evaluate().sums()
+                # As arrays: torch would send tensors as names of shared memory.
+                snapshots.send([one.numpy() for one in (found.counts, found.sums, *found.rows)])
+    except BaseException:
+        snapshots.send(traceback.format_exc())
+        raise SystemExit(1) from None
+
+
+def _show(replica: Replica, snapshot: Values) -> None:
+    """Put a snapshot into the module. Weights are only pointed to: others may see the replica's own."""
+    replica.look_at(snapshot["weights"])
+    load_buffers(replica.module, snapshot["buffers"])

@@ -1,0 +1,239 @@
+"""Metrics of predicted classes, and of their probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from tutti.errors import BadModel, BadOption
+from tutti.registry import part
+from tutti.training.metrics.base import Metric, gathered, made
+from tutti.training.reading import CLASSES, FLAGS, Reading, predicted
+
+LABELS: Final = (CLASSES, FLAGS)
+
+BINS: Final = 15
+"""The bins of the calibration error; Guo et al. have as many."""
+
+Score = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(hits, predictions, labels), float64, one number for each class -> scores of these; NaN where undefined."""
+
+
+def _hits(amounts: bool, outputs: Tensor, targets: Tensor) -> Tensor:
+    return predicted(outputs, targets, amounts) == targets
+
+
+@part("accuracy")
+@made
+def accuracy() -> Metric:
+    """Share of the labels that are predicted."""
+
+    def read(reading: Reading) -> Metric:
+        return replace(plain, function=partial(_hits, reading.amounts))
+
+    plain = Metric(name="accuracy", function=partial(_hits, False), takes=LABELS, read=read)
+    return plain
+
+
+def top(count: int) -> Metric:
+    """Make the metric: the share of the labels that are among the `count` largest scores."""
+    name = f"top{count}"
+    return Metric(name=name, function=partial(_among_largest, name, count), takes=(CLASSES,))
+
+
+def _among_largest(name: str, count: int, outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.dim() != targets.dim() + 1 or outputs.shape[1] == 1:
+        raise BadModel(
+            f"metric '{name}' needs one score for each class, not outputs of shape {tuple(outputs.shape)}"
+        )
+    best = outputs.topk(min(count, outputs.shape[1]), dim=1).indices
+    return (best == targets.unsqueeze(1)).any(1)
+
+
+@part("top5")
+@made
+def top5() -> Metric:
+    """Share of the labels that are among the five largest scores; topK of any other number."""
+    return top(5)
+
+
+def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return of each label whether each class is hit, is predicted and is true, side by side."""
+    found, wanted = reading.decisions(outputs, targets)
+    if found.dim() == 1:
+        # Predictions of no known class are one more, which is left out.
+        size = reading.columns
+        found = one_hot(found.clamp(max=size), size + 1)[:, :size].bool()
+        wanted = one_hot(wanted, size).bool()
+    return torch.cat([found & wanted, found, wanted], 1)
+
+
+def _of_counts(name: str, score: Score, micro: bool = False, undefined: float | None = 0.0) -> Metric:
+    """Make a metric of the counts of each class.
+
+    Args:
+        name: of the metric.
+        score: of a class. The metric is the mean over the classes that are there or are predicted.
+        micro: score the counts of all classes together instead.
+        undefined: what counts for a score that is undefined; None: such a class is left out.
+    """
+
+    def figure(sums: Tensor, labels: int) -> float:
+        counts = sums.view(3, -1)
+        counts = counts[:, counts[1:].sum(0) > 0]
+        scores = score(*(counts.sum(1, keepdim=True) if micro else counts))
+        return float((scores if undefined is None else scores.nan_to_num(nan=undefined)).nanmean())
+
+    def read(reading: Reading) -> Metric:
+        return replace(plain, function=partial(_counts, reading), width=3 * reading.columns)
+
+    plain = Metric(name=name, function=partial(_hits, False), takes=LABELS, figure=figure, read=read)
+    return plain
+
+
+def _f1(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
+    return 2 * hits / (predictions + labels)
+
+
+def _precision(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
+    return hits / predictions
+
+
+def _recall(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
+    return hits / labels
+
+
+@part("f1")
+@made
+def f1() -> Metric:
+    """F1 score, the mean over the classes (macro)."""
+    return _of_counts("f1", _f1)
+
+
+@part("f1_micro")
+@made
+def f1_micro() -> Metric:
+    """F1 score of the counts of all classes together."""
+    return _of_counts("f1_micro", _f1, micro=True)
+
+
+@part("precision")
+@made
+def precision() -> Metric:
+    """Share of right ones among the predictions of a class, the mean over the classes (macro)."""
+    return _of_counts("precision", _precision)
+
+
+@part("precision_micro")
+@made
+def precision_micro() -> Metric:
+    """Share of right ones among all predictions."""
+    return _of_counts("precision_micro", _precision, micro=True)
+
+
+@part("recall")
+@made
+def recall() -> Metric:
+    """Share of found ones among the labels of a class, the mean over the classes (macro)."""
+    return _of_counts("recall", _recall)
+
+
+@part("recall_micro")
+@made
+def recall_micro() -> Metric:
+    """Share of found ones among all labels."""
+    return _of_counts("recall_micro", _recall, micro=True)
+
+
+@part("balanced_accuracy")
+@made
+def balanced_accuracy() -> Metric:
+    """Accuracy of each class, the mean over the classes that are there."""
+    return _of_counts("balanced_accuracy", _recall, undefined=None)
+
+
+@part("calibration_error")
+@made
+def calibration_error() -> Metric:
+    """Expected calibration error: the distance of confidence and accuracy in 15 bins of confidence.
+
+    Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks, ICML 2017, equation 3.
+    """
+
+    def read(reading: Reading) -> Metric:
+        if reading.amounts:
+            raise BadOption(
+                f"metric 'calibration_error' compares probabilities, but loss '{reading.loss}' has the "
+                "outputs approach numbers; choose a loss such as cross_entropy or bce, or other --metrics"
+            )
+        return replace(plain, function=partial(_in_bins, reading), width=3 * BINS, figure=_distance)
+
+    plain = Metric(name="calibration_error", function=partial(_hits, False), takes=LABELS, read=read)
+    return plain
+
+
+def _in_bins(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return count, confidence and hit of each label in the column of its bin."""
+    probabilities, wanted = reading.probabilities(outputs, targets)
+    if wanted.dim() > 1:
+        probabilities = torch.stack([1 - probabilities, probabilities], 2).flatten(0, 1)
+        wanted = wanted.flatten().long()
+    confidence, found = probabilities.max(1)
+    bins = one_hot((confidence * BINS).ceil().long().clamp(1, BINS) - 1, BINS)
+    values = torch.stack([torch.ones_like(confidence), confidence, (found == wanted).double()], 1)
+    return (values[:, :, None] * bins[:, None, :]).flatten(1)
+
+
+def _distance(sums: Tensor, labels: int) -> float:
+    counts, confidence, hits = sums.view(3, BINS)
+    return float((hits - confidence).abs().sum() / counts.sum())
+
+
+def _of_each_class(name: str, score: str) -> Metric:
+    """Make the mean of a score of scikit-learn of each class against all others.
+
+    Classes without samples, or without others, are left out.
+    """
+
+    def function(reading: Reading, outputs: Tensor, targets: Tensor) -> float:
+        # It takes half a second to import.
+        from sklearn import metrics
+
+        probabilities, wanted = reading.probabilities(outputs, targets)
+        if wanted.dim() == 1:
+            wanted = one_hot(wanted, max(probabilities.shape[1], int(wanted.max()) + 1))
+        columns = zip(wanted.bool().T, probabilities.T, strict=False)
+        if not probabilities.isfinite().all():
+            return float("nan")
+        found = [
+            getattr(metrics, score)(there.numpy(), scores.numpy())
+            for there, scores in columns
+            if there.any() and not there.all()
+        ]
+        return sum(found) / len(found) if found else float("nan")
+
+    def read(reading: Reading) -> Metric:
+        return replace(plain, function=partial(function, reading))
+
+    plain = replace(gathered(name, partial(_hits, False), LABELS), read=read)
+    return plain
+
+
+@part("auc")
+@made
+def auc() -> Metric:
+    """Area under the ROC curve of each class against all others, the mean over the classes."""
+    return _of_each_class("auc", "roc_auc_score")
+
+
+@part("average_precision")
+@made
+def average_precision() -> Metric:
+    """Average precision of each class against all others, the mean over the classes."""
+    return _of_each_class("average_precision", "average_precision_score")
