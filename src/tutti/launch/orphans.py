@@ -3,29 +3,32 @@
     mpirun ── (prted, or a shell) ── rank: a thread that sleeps until one of them is gone
 
 MPI itself notices it after seconds, or in a rank that computes not at all, and leaves the shared memory that
-it has made. So the thread removes what the rank has mapped, and ends what it has started, and the rank.
+it has made. So the thread removes what the rank has mapped, and ends what it has started, and the rank. An
+import starts no such thread: the rank does, when it joins its job.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import select
+import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import psutil
 
 from tutti.errors import UserError
 from tutti.launch.launcher import mpi_place
 from tutti.launch.mpi_library import make_room, use_library_of
-
-if TYPE_CHECKING:
-    import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -60,8 +63,6 @@ def command_of(module: str, **settings: object) -> list[str]:
         module: its full name.
         settings: what JSON can hold.
     """
-    import json
-
     program = (
         "import json, sys; sys.path[:], settings = json.loads(sys.argv[1]); "
         f"from {module} import main; main(**settings)"
@@ -91,30 +92,42 @@ _followed: set[int] = set()
 
 
 def follow_launcher() -> None:
-    """In a rank of an MPI job, take the launcher's MPI library, and end soon after the launcher is gone.
-
-    `import tutti` sees to it.
-    """
+    """In a rank of an MPI job, take the launcher's MPI library, and end soon after the launcher ends."""
     try:
         place = mpi_place(os.environ)
     except UserError:
-        # Whoever starts something in parallel is told.
+        # `init` raises it; a program that uses torch.distributed alone may do without.
         return
     if place is None:
         return
     make_room(place.local_size or 1, os.environ)
-    import psutil  # `import tutti` imports this module, and is to be quick.
-
     ancestors: list[tuple[int, str]] = []
     with suppress(psutil.NoSuchProcess):
         ancestors += ((process.pid, _called(process)) for process in psutil.Process().parents())
     use_library_of(ancestors, os.environ)
     last = max((place for place, (_, name) in enumerate(ancestors) if name in LAUNCHERS), default=-1)
-    if last < 0 and _nobody_listens(os.environ):
-        # Not only out of sight, as behind the walls of a container: it was killed before this rank came here.
-        end_at_once()
     # A shell between the launcher and the rank counts too: without it the rank is no descendant any more.
     follow([process for process, _ in ancestors[: last + 1]])
+
+
+def refuse_ended_launcher(environ: Mapping[str, str]) -> None:
+    """Refuse to be a rank of a job whose launcher has ended: its variables may be a shell's (tmux, nohup).
+
+    Raises:
+        UserError: a connection to the launcher's PMIx server, which MPI's start needs, is refused.
+    """
+    uri = next((value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI")), "")
+    host, _, port = uri.partition(";tcp4://")[2].partition(":")
+    if not port.isdecimal():
+        return
+    with socket.socket() as connection:
+        connection.settimeout(ANSWER_S)
+        if connection.connect_ex((host, int(port))) != errno.ECONNREFUSED:
+            return
+    raise UserError(
+        "this process has the variables of an mpirun (OMPI_*, PMIX_*) that has ended; start it with mpirun, or "
+        "in a shell without them: unset ${!OMPI_*} ${!PMIX_*} ${!PRTE_*}"
+    )
 
 
 def _called(process: psutil.Process) -> str:
@@ -142,20 +155,6 @@ def follow(processes: Sequence[int]) -> None:
     threading.Thread(target=_end_after_one_of, args=(wanted,), name="tutti-launcher", daemon=True).start()
 
 
-def _nobody_listens(environ: Mapping[str, str]) -> bool:
-    """Tell whether a connection to the launcher's PMIx server, which MPI's start needs, is refused."""
-    import socket  # `import tutti` imports this module, and is to be quick.
-
-    told = (value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI"))
-    _, _, place = next(told, "").partition(";tcp4://")
-    host, _, port = place.partition(":")
-    if not port.isdecimal():
-        return False
-    with socket.socket() as connection:
-        connection.settimeout(ANSWER_S)
-        return connection.connect_ex((host, int(port))) == errno.ECONNREFUSED
-
-
 def _end_after_one_of(processes: Sequence[int]) -> None:
     # A descriptor of a process stands for that process, even if its number is given to another one later.
     poll = select.poll()
@@ -168,8 +167,6 @@ def _end_after_one_of(processes: Sequence[int]) -> None:
 
 def end_at_once() -> None:
     """Remove what this rank, or that of this witness, has made, and end what it has started and itself."""
-    import psutil
-
     started = psutil.Process().children(recursive=True)
     # Files first, as nothing runs after the last line. By SIGKILL: handlers and `atexit` might wait for MPI.
     for process in (os.getpid(), *(one.pid for one in started)):
@@ -187,8 +184,6 @@ def end_with_daemon() -> None:
 
     A daemon of Open MPI's whose mpirun cannot be reached any more, but is there, would never end.
     """
-    import psutil
-
     with suppress(psutil.Error):
         for process in psutil.Process().parents():
             if _called(process) in DAEMONS:
@@ -208,7 +203,5 @@ def mpi_segments(process: int | str = "self") -> tuple[str, ...]:
 
 def remove_session(folder: Path) -> None:
     """Remove the folder that Open MPI's launcher, or its daemon on another host, has left: it was killed."""
-    import shutil
-
     if folder.name.startswith(("ompi.", "prted.")):
         shutil.rmtree(folder, ignore_errors=True)
