@@ -66,6 +66,26 @@ MISMATCHES = {
         "sum",
         "max",
     ),
+    "shape": (
+        lambda rank: distributed.all_reduce(torch.ones([(2, 3), (3, 2)][rank])),
+        "another shape",
+    ),
+    "shape of a strided tensor": (
+        lambda rank: distributed.all_reduce(torch.ones([(2, 3), (3, 2)][rank]).t()),
+        "another shape",
+    ),
+    "shape of a long tensor": (
+        lambda rank: distributed.all_reduce(torch.ones([(200, 300), (300, 200)][rank])),
+        "another shape",
+    ),
+    "shape to broadcast": (
+        lambda rank: distributed.broadcast(torch.ones([(2, 3), (3, 2)][rank]), 0),
+        "another shape",
+    ),
+    "shape to gather": (
+        lambda rank: distributed.all_gather_into_tensor(torch.ones(12), torch.ones([6, (2, 3)][rank])),
+        "all_gather(12 x",
+    ),
     "root": (lambda rank: distributed.broadcast(torch.ones(2), rank), "root 0", "root 1"),
     "barrier": (
         lambda rank: distributed.barrier() if rank else distributed.all_reduce(torch.ones(2)),
