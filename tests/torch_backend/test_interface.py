@@ -43,6 +43,13 @@ def test_every_operation_that_torch_calls_on_a_group_is_there():
     assert called & names <= ours | left
 
 
+def test_torch_may_ask_a_group_for_its_backend(three):
+    def ask(rank):
+        return distributed.group.WORLD._get_backend(torch.device("cpu")).supports_coalescing
+
+    assert three.run(ask) == [False] * 3
+
+
 needs_backend_stub = pytest.mark.skipif(
     register_stub(ProcessGroup(0, 1), timedelta(seconds=1)) is None,
     reason="this torch splits groups, and has a monitored barrier, for its own backends alone",

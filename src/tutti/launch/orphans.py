@@ -125,8 +125,8 @@ def refuse_ended_launcher(environ: Mapping[str, str]) -> None:
         if connection.connect_ex((host, int(port))) != errno.ECONNREFUSED:
             return
     raise UserError(
-        "this process has the variables of an mpirun (OMPI_*, PMIX_*) that has ended; start it with mpirun, or "
-        "in a shell without them: unset ${!OMPI_*} ${!PMIX_*} ${!PRTE_*}"
+        "this process has the variables of an mpirun (OMPI_*, PMIX_*) that has ended; start it with mpirun, "
+        "or in a shell without them: unset ${!OMPI_*} ${!PMIX_*} ${!PRTE_*}"
     )
 
 

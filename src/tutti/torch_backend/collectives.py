@@ -343,7 +343,7 @@ def check_whole(what: str, part: Tensor, whole: Tensor, size: int) -> None:
     """
     if part.numel() * size != len(whole) or part.dtype != whole.dtype:
         raise Unusable(
-            f"{what} got one part of {part.numel()} x {part.dtype} and a whole of {len(whole)} x {whole.dtype} "
+            f"{what} got a part of {part.numel()} x {part.dtype} and a whole of {len(whole)} x {whole.dtype} "
             f"for {size} ranks; the whole must have {size} times as many elements, of the same dtype"
         )
 

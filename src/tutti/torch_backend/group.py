@@ -47,6 +47,7 @@ class TuttiGroup(GroupCollectives):
 
     _messages: HostMessages | MpiMessages
     _membership: Membership | None = None
+    supports_splitting = supports_coalescing = supports_shrinking = supports_time_estimate = False
 
     def __init__(self, store: Store, rank: int, global_ranks: Sequence[int], timeout: timedelta) -> None:
         size = len(global_ranks)
@@ -231,6 +232,10 @@ class TuttiGroup(GroupCollectives):
 
     _set_default_timeout = set_timeout
 
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return what torch asks for the abilities of a group: this group where there is no stub."""
+        return self if self._stub is None else super()._get_backend(device)
+
     def shutdown(self) -> None:
         """Leave: operations under way fail, and the group frees all that it holds."""
         if self in _open:
@@ -250,7 +255,9 @@ class TuttiGroup(GroupCollectives):
 
 
 def _check_rank_of_world(name: int) -> None:
-    """Raise if a rank cannot come to a new group, because it has left the group of all ranks, or one is lost.
+    """Raise if a rank cannot come to a new group, because it is lost or has left the group of all ranks.
+
+    Ranks on several hosts make no new group after a loss: MPI's communicator is lost with the rank.
 
     Raises:
         RankLost: so it is.
@@ -259,7 +266,7 @@ def _check_rank_of_world(name: int) -> None:
     if not isinstance(world, TuttiGroup) or world not in _open:
         return
     try:
-        world._peers.check()
+        world._peers.check(name if world._membership is None else None)
         left = (world._membership or world._group).has_left(name)
     except RankLost:
         raise

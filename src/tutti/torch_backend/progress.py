@@ -183,7 +183,7 @@ class ProgressEngine:
 
     def _check(self, what: str) -> None:
         if self._broken is not None:
-            raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
+            raise Closed(f"{what} cannot go on: {self._broken}") from self._broken
 
     def immediate(
         self,
@@ -275,6 +275,8 @@ class ProgressEngine:
         finally:
             with self.lock:
                 self._waiting.remove(this)  # [5]
+                if self._stopped:
+                    self._wake.notify_all()
                 if not self._waiting and (self._collectives or self._messages):
                     self._wake_thread()
 
@@ -407,12 +409,14 @@ class ProgressEngine:
                     self._rest(pause)
 
     def close(self) -> None:
-        """Stop: operations under way fail, the thread ends."""
-        self.fail(Closed("it was destroyed"))
+        """Stop: operations under way fail, callers that wait for them return, the thread ends."""
+        this = threading.current_thread()
+        self.fail(Closed("the process group was destroyed"))
         with self.lock:
             self._stopped = True
             self._wake.notify_all()
-            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+            self._wake.wait_for(lambda: all(thread is this for thread in self._waiting))
+            threads = [thread for thread in self._threads if thread is not this]
         # A thread that is still in a callback when Python ends would abort the process.
         for thread in threads:
             thread.join()

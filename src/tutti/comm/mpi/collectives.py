@@ -293,7 +293,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
 
     @collective
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
-        """Overwrite the vectors `outputs` on rank `root` with the ranks' tensors, contiguous, of one shape."""
+        """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
         yield from self._agree(Call.of(Kind.GATHER, vector.dtype, len(vector), root=root, shape=tensor.shape))
         if self.rank != root:

@@ -408,7 +408,7 @@ class HostCollectives(HostBarrier):
         return self._pass_on(call, max(map(len, outputs)), ROW // vector.itemsize, puts, takes, own)
 
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
-        """Overwrite the vectors `outputs` on rank `root` with the ranks' tensors, contiguous, of one shape."""
+        """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
         call = Call.of(Kind.GATHER, vector.dtype, len(vector), root=root, shape=tensor.shape)
         most = ROW // vector.itemsize
