@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from tutti.comm.base import ANY
 from tutti.comm.mpi.barrier import HostState, host_state_bytes
@@ -53,7 +53,7 @@ class TuttiGroup(GroupCollectives):
         size = len(global_ranks)
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._global_ranks, self._store = rank, size, tuple(global_ranks), store
-        self._name, self._description, self._splits = "", "", 0
+        self._name, self._description = "", ""
         self._stub = register_stub(self, timeout)
         self._owner, self._dispatch = os.getpid(), DeviceDispatch(store, rank, size, timeout)
         group_store = GroupStore(
@@ -201,30 +201,7 @@ class TuttiGroup(GroupCollectives):
                 f"{what} names rank {rank}, but the group has {self._size}; give 0 to {self._size - 1}"
             )
 
-    # --- parts, the end
-
-    def split_group(
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: object = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: object = None,
-    ) -> TuttiGroup | None:
-        """A group of some of these ranks; on the others None (collective)."""
-        self._splits += 1
-        name = group_name or f"{self._name}:split:{self._splits}"
-        if self._rank not in ranks:
-            return None
-        store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
-        limit = timeout or timedelta(seconds=self._progress.timeout_s)
-        part = TuttiGroup(
-            store, list(ranks).index(self._rank), [self._global_ranks[rank] for rank in ranks], limit
-        )
-        part._set_group_name(name)
-        part._set_group_desc(group_desc or f"{self._description}:split:{self._splits}")
-        return part
+    # --- the end
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long an operation may take from now on."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
@@ -16,16 +14,7 @@ from torch.futures import Future
 if TYPE_CHECKING:
     from tutti.comm.shm.barrier import Steps
     from tutti.comm.shm.point_to_point import Receiving
-
-
-class OperationEngine(Protocol):
-    """The engine that runs a group's operations, as far as they know it."""
-
-    lock: Lock
-    """Held by the thread that runs operations."""
-
-    def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
-        """Wait until an operation is over."""
+    from tutti.torch_backend.progress import ProgressEngine
 
 
 class Operation(Work):
@@ -49,7 +38,7 @@ class Operation(Work):
     done = False
     error: BaseException | None = None
     deadline_s = 0.0
-    _progress: OperationEngine | None = None
+    _progress: ProgressEngine | None = None
     _steps: Steps | None = None
     _receiving: Receiving | None = None
     _future: Future[Any] | None = None
@@ -57,7 +46,7 @@ class Operation(Work):
 
     def __init__(
         self,
-        progress: OperationEngine,
+        progress: ProgressEngine,
         steps: Steps,
         outputs: Sequence[Tensor],
         what: str,
@@ -159,20 +148,7 @@ class Operation(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors that hold the result; it fails if the operation does.
-
-        Where the tensors are float16, this waits until the operation is over: torch's hook FP16_COMPRESS
-        wants a list of C++, and Python can make a future of one only when it has the list.
-        """
-        if any(output.dtype is torch.float16 for output in self._outputs):
-            if not self.done and self._progress is not None:
-                self._progress.finish(self)
-            if self.error is None:
-                return cast("Future[Any]", torch._C.fork(lambda: list(self._outputs)))
-        return self.outcome()
-
-    def outcome(self) -> Future[Any]:
-        """The future that `get_future` gives, without waiting for anything."""
+        """A future of the tensors that hold the result; it fails if the operation does."""
         if self._future is None:
             source: Future[Any] = Future()
             with self._progress.lock if self._progress is not None else _nothing:

@@ -30,8 +30,7 @@ from tutti.comm.shm.barrier import (
     Kind,
     Steps,
     agree_on_lengths,
-    all_gather_call,
-    check_sum,
+    call_on_parts,
 )
 
 PIECE_BYTES: Final = 4 << 20
@@ -76,9 +75,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with the reduction of the ranks' tensors."""
         vector = tensor.view(-1)
-        call = Call.of(
-            *(Kind.ALL_REDUCE, vector.dtype, len(vector)), reduction=reduction.number, shape=tensor.shape
-        )
+        call = Call.on(Kind.ALL_REDUCE, tensor, reduction=reduction.number)
         # Floats of 16 bits are rounded only once, at the end.
         wide = vector.float() if rounds(vector.dtype) else vector
         if self._checked and self._is_short(wide):
@@ -155,14 +152,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
     def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
         """Overwrite `tensor`, contiguous, on rank `root` with the reduction of the ranks' tensors."""
         vector = tensor.view(-1)
-        yield from self._agree(
-            Call.of(
-                *(Kind.REDUCE, vector.dtype, len(vector)),
-                reduction=reduction.number,
-                root=root,
-                shape=tensor.shape,
-            )
-        )
+        yield from self._agree(Call.on(Kind.REDUCE, tensor, reduction=reduction.number, root=root))
         for piece in torch.split(vector, PIECE_BYTES // vector.itemsize):
             if self.rank != root:
                 yield from self._requests.exchange({root: piece}, {})
@@ -181,15 +171,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
         A host's vectors for a rank of another host are summed by the rank that has the same place here, and
         travel as one vector.
         """
-        lengths = [len(vector) for vector in inputs]
-        yield from self._agree(
-            Call.of(
-                *(Kind.REDUCE_SCATTER, output.dtype, sum(lengths)),
-                reduction=reduction.number,
-                root=check_sum(lengths),
-                shape=shape,
-            )
-        )
+        yield from self._agree(call_on_parts(Kind.REDUCE_SCATTER, inputs, shape, reduction.number))
         if rounds(output.dtype):
             inputs = [vector.float() for vector in inputs]
         found = [torch.empty_like(inputs[self.rank]) for _ in self._hosts]
@@ -222,7 +204,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
         vector = tensor.view(-1)
-        call = Call.of(Kind.BROADCAST, vector.dtype, len(vector), root=root, shape=tensor.shape)
+        call = Call.on(Kind.BROADCAST, tensor, root=root)
         home = next(number for number, members in enumerate(self._hosts) if root in members)
         if self._checked and self._is_short(vector):
             place = self._hosts[home].index(root) if self._host == home else 0
@@ -260,7 +242,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
 
         Each vector goes to one rank of every other host, and from there to the others.
         """
-        yield from self._agree(all_gather_call(tensor, outputs))
+        yield from self._agree(call_on_parts(Kind.ALL_GATHER, outputs, tensor.shape))
         yield from self._gather(tensor.view(-1), outputs)
 
     @collective
@@ -295,7 +277,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
-        yield from self._agree(Call.of(Kind.GATHER, vector.dtype, len(vector), root=root, shape=tensor.shape))
+        yield from self._agree(Call.on(Kind.GATHER, tensor, root=root))
         if self.rank != root:
             yield from self._requests.exchange({root: vector}, {})
         else:
@@ -305,7 +287,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
     @collective
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with the one of rank `root`'s `inputs` for this rank; all are of one length."""
-        yield from self._agree(Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root))
+        yield from self._agree(Call.on(Kind.SCATTER, vector, root=root))
         if self.rank != root:
             yield from self._requests.exchange({}, {root: vector})
         else:

@@ -121,6 +121,12 @@ class Call(int):
             call.shape = tuple(shape)
         return call
 
+    @classmethod
+    def on(cls, kind: Kind, tensor: Tensor, *, reduction: int = 0, root: int = 0) -> Call:
+        """The word for a call to which every rank gives such a tensor."""
+        shape = tensor.shape
+        return cls.of(kind, tensor.dtype, shape.numel(), reduction=reduction, root=root, shape=shape)
+
     @property
     def shape_check(self) -> int:
         """The check sum of the shape; 0 for a vector."""
@@ -153,12 +159,12 @@ def check_sum(lengths: Sequence[int]) -> int:
     return zlib.crc32(repr(list(lengths)).encode()) % 0xFFF + 1
 
 
-def all_gather_call(tensor: Tensor, outputs: Sequence[Tensor]) -> Call:
-    """The call that gathers the ranks' tensors, which are of one shape or differ in length."""
-    lengths = [len(output) for output in outputs]
+def call_on_parts(kind: Kind, parts: Sequence[Tensor], shape: Sequence[int], reduction: int = 0) -> Call:
+    """The call to which each rank gives a tensor of `shape`, unless the ranks' vectors differ in length."""
+    lengths = [len(part) for part in parts]
     uneven = check_sum(lengths)
-    shape = () if uneven else tensor.shape
-    return Call.of(Kind.ALL_GATHER, tensor.dtype, sum(lengths), root=uneven, shape=shape)
+    shape = () if uneven else shape
+    return Call.of(kind, parts[0].dtype, sum(lengths), reduction=reduction, root=uneven, shape=shape)
 
 
 def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:

@@ -47,8 +47,7 @@ from tutti.comm.shm.barrier import (
     Kind,
     Steps,
     agree_on_lengths,
-    all_gather_call,
-    check_sum,
+    call_on_parts,
 )
 from tutti.comm.shm.layout import ROW, HostGroup
 
@@ -248,9 +247,7 @@ class HostCollectives(HostBarrier):
                 yield from rest
             return
         vector = tensor.view(-1)
-        call = Call.of(
-            *(Kind.ALL_REDUCE, vector.dtype, len(vector)), reduction=reduction.number, shape=tensor.shape
-        )
+        call = Call.on(Kind.ALL_REDUCE, tensor, reduction=reduction.number)
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
         # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
@@ -297,12 +294,7 @@ class HostCollectives(HostBarrier):
             reduction.finish(tensor, 1)
             return
         vector = tensor.view(-1)
-        call = Call.of(
-            *(Kind.REDUCE, vector.dtype, len(vector)),
-            reduction=reduction.number,
-            root=root,
-            shape=tensor.shape,
-        )
+        call = Call.on(Kind.REDUCE, tensor, reduction=reduction.number, root=root)
         most = ROW // vector.itemsize
         for begin in range(0, max(len(vector), 1), most):
             piece = _part(vector, begin, most)
@@ -330,15 +322,10 @@ class HostCollectives(HostBarrier):
             output.copy_(inputs[0])
             reduction.finish(output, 1)
             return
-        lengths, dtype, rank = [len(vector) for vector in inputs], output.dtype, self.rank
-        call = Call.of(
-            *(Kind.REDUCE_SCATTER, dtype, sum(lengths)),
-            reduction=reduction.number,
-            root=check_sum(lengths),
-            shape=shape,
-        )
+        dtype, rank = output.dtype, self.rank
+        call = call_on_parts(Kind.REDUCE_SCATTER, inputs, shape, reduction.number)
         most = ROW // dtype.itemsize // self.size
-        for begin in range(0, max(*lengths, 1), most):
+        for begin in range(0, max(*map(len, inputs), 1), most):
             self._set ^= 1
             for other in self._others:
                 piece = _part(inputs[other], begin, most)
@@ -394,7 +381,7 @@ class HostCollectives(HostBarrier):
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
         vector = tensor.view(-1)
-        call = Call.of(Kind.BROADCAST, vector.dtype, len(vector), root=root, shape=tensor.shape)
+        call = Call.on(Kind.BROADCAST, tensor, root=root)
         moves = [(vector, root, 0)]
         puts, takes = (moves, []) if self.rank == root else ([], moves)
         return self._pass_on(call, len(vector), ROW // vector.itemsize, puts, takes)
@@ -402,7 +389,7 @@ class HostCollectives(HostBarrier):
     def all_gather(self, tensor: Tensor, outputs: Sequence[Tensor]) -> Steps:
         """Overwrite the vectors `outputs` with the ranks' tensors, contiguous, which may differ in length."""
         vector, mine = tensor.view(-1), outputs[self.rank]
-        call = all_gather_call(tensor, outputs)
+        call = call_on_parts(Kind.ALL_GATHER, outputs, tensor.shape)
         own = None if mine.data_ptr() == vector.data_ptr() else (mine, vector)
         puts, takes = [(vector, self.rank, 0)], [(outputs[other], other, 0) for other in self._others]
         return self._pass_on(call, max(map(len, outputs)), ROW // vector.itemsize, puts, takes, own)
@@ -410,7 +397,7 @@ class HostCollectives(HostBarrier):
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
-        call = Call.of(Kind.GATHER, vector.dtype, len(vector), root=root, shape=tensor.shape)
+        call = Call.on(Kind.GATHER, tensor, root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [(vector, self.rank, 0)], [])
@@ -419,7 +406,7 @@ class HostCollectives(HostBarrier):
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        call = Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root)
+        call = Call.on(Kind.SCATTER, vector, root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [], [(vector, self.rank, 0)])
