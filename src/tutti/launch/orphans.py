@@ -22,13 +22,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
-
-import psutil
+from typing import TYPE_CHECKING, Final
 
 from tutti.errors import UserError
 from tutti.launch.launcher import mpi_place
 from tutti.launch.mpi_library import make_room, use_library_of
+
+if TYPE_CHECKING:
+    import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -101,6 +102,8 @@ def follow_launcher() -> None:
     if place is None:
         return
     make_room(place.local_size or 1, os.environ)
+    import psutil  # The supervisor imports this module, and is to start soon.
+
     ancestors: list[tuple[int, str]] = []
     with suppress(psutil.NoSuchProcess):
         ancestors += ((process.pid, _called(process)) for process in psutil.Process().parents())
@@ -114,16 +117,18 @@ def refuse_ended_launcher(environ: Mapping[str, str]) -> None:
     """Refuse to be a rank of a job whose launcher has ended: its variables may be a shell's (tmux, nohup).
 
     Raises:
-        UserError: a connection to the launcher's PMIx server, which MPI's start needs, is refused.
+        UserError: connections to the launcher's PMIx server, which MPI's start needs, are refused.
     """
-    uri = next((value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI")), "")
-    host, _, port = uri.partition(";tcp4://")[2].partition(":")
-    if not port.isdecimal():
+    uris = {value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI")}
+    places = [place for uri in uris if (place := uri.partition(";tcp4://")[2])]
+    for place in places:
+        host, _, port = place.partition(":")
+        with socket.socket() as connection:
+            connection.settimeout(ANSWER_S)
+            if connection.connect_ex((host, int(port))) != errno.ECONNREFUSED:
+                return
+    if not places:
         return
-    with socket.socket() as connection:
-        connection.settimeout(ANSWER_S)
-        if connection.connect_ex((host, int(port))) != errno.ECONNREFUSED:
-            return
     raise UserError(
         "this process has the variables of an mpirun (OMPI_*, PMIX_*) that has ended; start it with mpirun, "
         "or in a shell without them: unset ${!OMPI_*} ${!PMIX_*} ${!PRTE_*}"
@@ -167,6 +172,8 @@ def _end_after_one_of(processes: Sequence[int]) -> None:
 
 def end_at_once() -> None:
     """Remove what this rank, or that of this witness, has made, and end what it has started and itself."""
+    import psutil
+
     started = psutil.Process().children(recursive=True)
     # Files first, as nothing runs after the last line. By SIGKILL: handlers and `atexit` might wait for MPI.
     for process in (os.getpid(), *(one.pid for one in started)):
@@ -184,6 +191,8 @@ def end_with_daemon() -> None:
 
     A daemon of Open MPI's whose mpirun cannot be reached any more, but is there, would never end.
     """
+    import psutil
+
     with suppress(psutil.Error):
         for process in psutil.Process().parents():
             if _called(process) in DAEMONS:
