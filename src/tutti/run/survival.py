@@ -24,7 +24,6 @@ from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.records import checkpoints
-from tutti.records.run_folder import RunFolder
 from tutti.run.config import SHRINK
 from tutti.run.lineup import Lineup, ranks_text
 from tutti.run.losses import Losses
@@ -63,16 +62,13 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
 
 @contextmanager
 def last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
-    """Have the last copy of the state become a checkpoint of the run, if the run fails in this block.
-
-    An exception in the first epoch leaves nothing, as without copies: it would come again.
-    """
+    """Write the last copy of the state as a checkpoint of the run, if the run fails in this block."""
     try:
         yield
-    except TuttiError as error:
+    except TuttiError:
         try:
-            folder, lost = place.folder, isinstance(error, PeerLost) or place.takeover is not None
-            if folder is not None and (lost or RunFolder(folder).begun):
+            folder = place.folder
+            if folder is not None:
                 _write(place, folder / checkpoints.FOLDER, job.config.keep)
         except BadRunFolder as gone:
             if place.whole:
