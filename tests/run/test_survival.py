@@ -9,7 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
