@@ -26,14 +26,18 @@ from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
 from tutti.launch import succession
+from tutti.launch.cores import Cores
 from tutti.launch.crew import Crew, Orders
 from tutti.launch.fork_server_client import ForkServer
+from tutti.launch.placement import share_host
 from tutti.launch.stop_request import Stopping
 from tutti.launch.succession import Line
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.assembled import AssembledRun, RunContext, _run_folder
 from tutti.run.config import TrainConfig
+from tutti.run.lineup import Lineup
+from tutti.run.survival import _Plan
 from tutti.run.train_job import TrainJob, again
 
 INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
@@ -795,6 +799,19 @@ def test_a_rank_that_is_lost_after_the_end_of_the_run_is_said(
 def test_a_run_of_which_no_rank_is_left_ends(tmp_path: Path) -> None:
     with pytest.raises(PeerLost, match="none is left"):
         tutti.train(model(), workers=1, callbacks=Killed(tmp_path, [(0, 2)]), on_failure="shrink", **OPTIONS)
+
+
+def test_a_run_shrinks_though_the_memory_of_lost_ranks_is_not_free_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Cores(((0,),))
+    monkeypatch.setattr("tutti.launch.placement.allowed_cores", lambda: core)
+    monkeypatch.setattr("tutti.launch.placement.free_bytes", lambda: 0)
+    config = TrainConfig(model="mlp", data="digits", on_failure="shrink")
+    with closing(StateMemory()) as memory:
+        lineup = Lineup(TrainJob(config, memory=memory.place), share_host(core, 3, None), memory)
+        with closing(_Plan(lineup)) as plan:
+            assert plan.after(PeerLost([1], "killed")).placement.ranks == 2
 
 
 class Flipped(tutti.Callback):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError
+from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError, UserError
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
@@ -139,11 +139,11 @@ class _Plan:
         self._losses.note(lost)
         self.others.note_loss()
         before = self._lineup.placement.workers
-        job, placement = self._changed(lost)
         try:
+            job, placement = self._changed(lost)
             batch = self._lineup.change_to(job, placement, str(lost))
-        except BadRunFolder as error:
-            raise PeerLost(lost.ranks, f"{lost.why}; {error}") from error
+        except UserError as error:
+            raise lost.adding(str(error)) from error
         of_fewer = batch if placement.workers < before else ""
         going_on = f"going on with {ranks_text(placement.workers, 'new rank')}{of_fewer}"
         say_on_stderr(f"{lost}; {going_on}")
