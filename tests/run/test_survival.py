@@ -858,24 +858,6 @@ def test_a_run_goes_on_from_before_a_bit_has_flipped(
     assert re.search(said, capfd.readouterr().err)
 
 
-@pytest.mark.parametrize("all_report", [True, False])
-def test_ranks_that_are_about_to_be_gone_are_waited_for_though_none_has_died(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_report: bool
-) -> None:
-    monkeypatch.setattr("tutti.launch.crew.is_being_killed", lambda process: True)
-    if not all_report:  # One of them is yet to come.
-        monkeypatch.setattr("tutti.launch.crew.Crew._are_dying", lambda crew: True)
-    survived = tutti.train(
-        partly_frozen(),
-        workers=2,
-        callbacks=Flipped(tmp_path / "flipped"),
-        on_failure="respawn",
-        check_replicas=2,
-        **OPTIONS,
-    )
-    torch.testing.assert_close(weights_of(survived), left_alone(partly_frozen), rtol=0, atol=1e-12)
-
-
 def test_an_exception_is_no_loss(tmp_path: Path) -> None:
     class Failing(tutti.Callback):
         def step(self, course: tutti.Course) -> None:

@@ -31,7 +31,7 @@ from tutti.launch.fork_server import (
     receive,
     send,
 )
-from tutti.launch.guard import JOB, end_processes_of, is_being_killed
+from tutti.launch.guard import JOB, end_processes_of
 from tutti.launch.malloc import start_settings
 from tutti.launch.orphans import command_of
 from tutti.launch.rank_main import Descriptors, RankPlace
@@ -168,9 +168,12 @@ class ForkServer(RankForker):
 
     @property
     def runs(self) -> bool:
-        """Whether the process is there, and has got no signal that ends it."""
-        # To give its memory back it takes a while, in which its branches are gone, and new ones would be.
-        return self._process.poll() is None and not is_being_killed(self._process.pid)
+        """Whether the process is there, and has its end of the socket, which the kernel closes first."""
+        if self._process.poll() is not None:
+            return False
+        hung_up = select.poll()
+        hung_up.register(self.control, 0)
+        return not hung_up.poll(0)
 
     def suits(self, threads: int, crowded: bool) -> bool:
         """Tell whether a server made now for such ranks would be the same, and this one still runs."""
