@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -156,11 +155,6 @@ class Crew:
         return Outcome(error) if over or all(one.ended for one in self._ranks) else None
 
     @property
-    def is_there(self) -> bool:
-        """Whether the server that forks the ranks has said that it listens."""
-        return self._server.ready
-
-    @property
     def is_prepared(self) -> bool:
         """Whether all ranks wait to be needed, and can go on at once: none has ended or was stopped."""
         words = self._arena.words(FIRST, ControlLayout(len(self._ranks)).words)
@@ -187,14 +181,13 @@ class Crew:
         """Have the ranks killed, and what they have started; `end` is to be called all the same."""
         self._server.kill()
 
-    def end(self, grace_s: float, killed: Callable[[], None] = lambda: None) -> None:
+    def end(self, grace_s: float) -> None:
         """End the ranks, what they have started, and the server.
 
         Args:
             grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
-            killed: called, without grace, as soon as they run no more; they are gone a little later.
         """
-        self._server.clear(grace_s, killed)
+        self._server.clear(grace_s)
         self._server.close()
         self.close()
 

@@ -151,14 +151,6 @@ class _Plan:
         gate = self._memory.shut_gate() if waits else None
         return Orders(pickle.dumps(replace(self._lineup.job, gate=gate)), placement, waits)
 
-    def hand_over(self) -> None:
-        """Let those go on that have prepared themselves, unless they will read data into the others' memory.
-
-        What the kernel still does for a process that was killed, such as to read a file, it may finish.
-        """
-        if self._memory.has_data:
-            self.release()
-
     def release(self) -> None:
         """Let those go on that have prepared themselves, as the others are gone."""
         self._memory.open_gates()
