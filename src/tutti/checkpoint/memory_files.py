@@ -270,11 +270,6 @@ class StateMemory:
         os.pwrite(self._made[0], token, _TOKEN)
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
 
-    @property
-    def has_data(self) -> bool:
-        """Whether the data set is kept."""
-        return bool(self._table[1])
-
     def note_loss(self, every_s: float) -> None:
         """Note that ranks were lost.
 

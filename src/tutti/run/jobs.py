@@ -48,8 +48,11 @@ class Job:
     quiet: bool = field(default=False, kw_only=True)
     lr_scale: float = field(default=1.0, kw_only=True)
 
-    def placement(self) -> Placement:
+    def placement(self, memory_bytes: int | None = None) -> Placement:
         """The ranks to start.
+
+        Args:
+            memory_bytes: what the ranks of this host may use; by default what is available now.
 
         Raises:
             BadOption: the configuration asks for what cannot be had.
@@ -61,7 +64,9 @@ class Job:
             workers = str(asked) if free and asked is not None else workers
         elif free and (config.device == "cuda" or config.strategy == "solo"):
             workers = "1"
-        placement = place_ranks(workers, config.threads, hosts=config.hosts, servers=config.servers)
+        placement = place_ranks(
+            workers, config.threads, hosts=config.hosts, servers=config.servers, memory_bytes=memory_bytes
+        )
         if config.parallel is not None:
             layout_of(config, placement.workers)
             return placement

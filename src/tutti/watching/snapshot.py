@@ -116,7 +116,7 @@ class Watched:
             BadRunFolder: the folder is gone, or a file cannot be read.
         """
         if not self.folder.is_dir():
-            raise BadRunFolder(f"run folder {self.folder} is gone: a run that fails early takes it back")
+            raise BadRunFolder(f"run folder {self.folder} is gone: it was removed or renamed")
         self._read_history()
         folder = RunFolder(self.folder)
         beats, config, summary, damage = folder.heartbeats(), None, None, []
