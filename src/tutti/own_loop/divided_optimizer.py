@@ -3,22 +3,21 @@
     copy of rank 0   ├── moved here ───┼◀── written by rank 1 ─┤
     copy of rank 1   ├◀─ by rank 0 ────┼──── moved here ───────┤
     state            ├── of rank 0 ────┼──── of rank 1 ────────┤   once for the host, in shared memory
+    counters         ├─ of rank 0 ─┤ ├─ of rank 1 ─┤              a cell for each rank and parameter
 
-It is the user's object that steps. While it does, its param groups list this rank's parts, and its state is
-that of the parts; before and after, they are those of the user's parameters.
-
-Parts are joined over as many neighbours as have a gradient, belong to one group and have come equally far:
-the optimizers that can be used move each number by itself (`ELEMENTWISE`). State is kept in vectors like the
-weights, so which parts there are may change from step to step.
+The user's object steps. While it does, its param groups list this rank's parts, and its state is that of the
+parts; before and after, they are those of the user's parameters. A part is what one parameter has in this
+rank's slice: the optimizers that are divided move each number by itself (`ELEMENTWISE`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,54 +33,45 @@ from tutti.optim.whole_state import State, WholeState
 from tutti.replica import ALIGNMENT, Replica, is_there, reach_of, stretch_like, view_like
 from tutti.state import Held
 
-MOST_PLANS: Final = 16
-"""Limit on the divisions kept: one for each set of parameters that has had gradients in a step."""
+Entry = tuple[str, int, torch.dtype]
+"""What the optimizer keeps under a name, for parameters of a flat vector, in a dtype."""
 
 
-@dataclass
-class ParameterStretch:
-    """A stretch of the weights that the optimizer sees as one parameter.
+@dataclass(frozen=True)
+class Part:
+    """What a parameter has in this rank's slice of a flat vector.
 
     Attributes:
-        parameter: it.
-        group: of the optimizer.
-        flat: the number of its vector.
-        place: where.
-        numbers: of the parameters that are joined there, on all ranks.
+        parameter: what the optimizer sees.
+        place: where it lies in the vector; with the gap behind the parameter, which is zero: the fused
+            kernels round the last elements of an odd length differently.
     """
 
     parameter: nn.Parameter
-    group: int
-    flat: int
     place: slice
-    numbers: slice
 
 
 @dataclass
-class StepDivision:
-    """The division of a step among the ranks.
+class StepPlan:
+    """A step of the parameters that have a gradient.
 
     Attributes:
-        parts: this rank's.
-        by_group: its parameters, by group.
-        state: the parts' state.
+        key: what it was made for.
+        numbers: of the parameters, on all ranks.
+        by_group: this rank's parts of them, by param group.
         writes: this rank's stretches of the weights, and the same of all other copies.
         kernels: what moves the parts of a group without the optimizer; None: the optimizer itself.
         fused: the groups that a fused kernel moves.
-        stretches: the numbers of the parameters that are joined, on all ranks.
-        new: nobody has stepped by it.
-        counters: what the optimizer counts for a part, and its place for each of the part's parameters.
+        new: the optimizer may make state in it that it has not had.
     """
 
-    parts: list[ParameterStretch]
+    key: tuple[object, ...]
+    numbers: frozenset[int]
     by_group: list[list[nn.Parameter]]
-    state: defaultdict[Any, State]
     writes: list[tuple[Tensor, list[Tensor]]]
     kernels: list[Kernel | None]
     fused: list[bool]
-    stretches: list[slice]
-    new: bool = True
-    counters: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    new: bool
 
 
 class DividedOptimizer:
@@ -116,19 +106,24 @@ class DividedOptimizer:
             stretch_like(self._flats[flat].weights, span, parameter)
             for parameter, (flat, span) in zip(self._parameters, self._places, strict=True)
         ]
-        tables = sparse_tables(replica.module)
-        self._divisible = self._number.keys() - {id(table) for table in tables}
         self._addresses = [
             (weights.data_ptr(), gradient.data_ptr())
             for weights, gradient in zip(self._weights, self._gradients, strict=True)
         ]
         self._reaches = [reach_of(vector) for vector in gradients]
-        # By name and flat: a vector like the weights, or of counters a cell for each parameter.
-        self._vectors: dict[str, dict[int, Tensor]] = {}
-        self._has: dict[str, set[int]] = {}
+        tables = sparse_tables(replica.module)
+        self._divisible = self._number.keys() - {id(table) for table in tables}
+        # This rank's parts, and the rank that has the beginning of each parameter that is divided.
+        self._parts: dict[int, Part] = {}
+        self._owners: dict[int, int] = {}
+        # A vector like the weights; or, of counters, a row for each rank and a column for each parameter.
+        self._vectors: dict[Entry, Tensor] = {}
+        self._entries: defaultdict[int, dict[str, Entry]] = defaultdict(dict)
+        self._state: defaultdict[Any, State] = defaultdict(dict)
         self._whole = WholeState(self._make_whole)
-        self._divisions: dict[tuple[object, ...], StepDivision] = {}
-        self._last: StepDivision | None = None
+        # For the parameters that have been stepped: the options that were set then.
+        self._stepped: dict[int, tuple[bool, ...]] = {}
+        self._plan: StepPlan | None = None
 
     def fits(self, native: Callable[..., object]) -> bool:
         """Return whether this optimizer, as it is now, may be divided.
@@ -155,8 +150,13 @@ class DividedOptimizer:
         )
 
     def changed(self) -> bool:
-        """Return whether the optimizer's state has been replaced since the last step."""
-        return self._optimizer.state is not self._whole or self._whole.changed()
+        """Return whether the state has been replaced, or the parts lack a parameter that may be trained."""
+        replaced = self._optimizer.state is not self._whole or self._whole.changed()
+        return replaced or not self._trainable() <= self._owners.keys()
+
+    def _trainable(self) -> set[int]:
+        listed = [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
+        return {self._number[id(p)] for p in listed if id(p) in self._number}
 
     def release(self) -> None:
         """Give the optimizer a state of its own, as it steps by itself from now on."""
@@ -165,50 +165,52 @@ class DividedOptimizer:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Go on from the state that the optimizer has been given, the same on every rank (collective)."""
+        """Divide the optimizer and the state that it has now, the same on every rank (collective)."""
         given = {
             self._number[id(key)]: {name: value for name, value in entries.items() if value is not None}
             for key, entries in self._optimizer.state.items()
             if id(key) in self._number
         }
-        self._has, self._divisions, self._last = {}, {}, None
-        kinds = {
-            (name, self._places[number][0], value.dtype if isinstance(value, Tensor) else torch.float32)
+        self._entries, self._stepped, self._plan = defaultdict(dict), {}, None
+        self._cut(sorted(self._trainable()))
+        self._state.clear()
+        self._add_entries(
+            (number, name, value.dtype if isinstance(value, Tensor) else torch.float32)
             for number, entries in given.items()
             for name, value in entries.items()
-        }
-        self._allocate(kinds)
+        )
         for number, entries in given.items():
-            flat, span = self._places[number]
-            for name, value in entries.items():
-                self._has.setdefault(name, set()).add(number)
-                if self._node.rank:
-                    continue  # it would write the same
-                vector = self._vectors[name][flat]
-                if name in COUNTERS:
-                    vector[number] = float(value)
-                else:
-                    view_like(vector[span], self._parameters[number]).copy_(value)
+            if self._owners.get(number, 0) == self._node.rank:
+                for name, value in entries.items():
+                    vector = self._vectors[self._entries[number][name]]
+                    if name in COUNTERS:
+                        vector[:, number] = float(value)
+                    else:
+                        span = self._places[number][1]
+                        view_like(vector[span], self._parameters[number]).copy_(value)
+        self._node.barrier()
+        for number, part in self._parts.items():
+            for name in self._entries.get(number, ()):
+                self._state[part.parameter][name] = self._cell(number, name, part)
         self._optimizer.state = self._whole
         self._whole.forget()
+        # Nobody steps before all have what they begin with.
         self._node.barrier()
 
     def step(self, native: Callable[[], object]) -> object:
         """Move the weights of all ranks (collective); `native` is the optimizer's own step."""
         self._bring_gradients()
-        division = self._division()
-        if division.new or not all(division.kernels) or "found_inf" in vars(self._optimizer):
-            with self._lent(division):
+        plan = self._plan_step()
+        if plan.new or not all(plan.kernels) or "found_inf" in vars(self._optimizer):
+            with self._lent(plan):
                 found = native()
         else:
             found = None
-            self._by_kernels(division)
+            self._by_kernels(plan)
         with torch.no_grad():
-            if division.new:
-                self._settle(division)
-            for cells, counter in division.counters:
-                cells.copy_(counter)
-            for own, others in division.writes:
+            if plan.new:
+                self._settle(plan)
+            for own, others in plan.writes:
                 for other in others:
                     other.copy_(own)
         self._whole.forget()
@@ -216,13 +218,13 @@ class DividedOptimizer:
         return found
 
     @torch.no_grad()
-    def _by_kernels(self, division: StepDivision) -> None:
+    def _by_kernels(self, plan: StepPlan) -> None:
         groups = self._optimizer.param_groups
-        for kernel, group, parameters in zip(division.kernels, groups, division.by_group, strict=True):
+        for kernel, group, parameters in zip(plan.kernels, groups, plan.by_group, strict=True):
             if parameters and kernel is not None:
                 grads = [cast(Tensor, parameter.grad) for parameter in parameters]
-                moved = kernel(group, parameters, grads, division.state)
-                assert moved, "the first step by a division has made the state"
+                moved = kernel(group, parameters, grads, self._state)
+                assert moved, "the first step by a plan has made the state"
 
     def _is_watched(self, native: Callable[..., object]) -> bool:
         """Return whether there are hooks of the step, or the program has wrapped it."""
@@ -239,14 +241,14 @@ class DividedOptimizer:
         )
 
     @contextmanager
-    def _lent(self, division: StepDivision) -> Iterator[None]:
+    def _lent(self, plan: StepPlan) -> Iterator[None]:
         """Inside, the optimizer's groups and state are those of the parts."""
         optimizer = self._optimizer
         groups = optimizer.param_groups
         kept = [(group, group["params"], group.get("fused")) for group in groups]
-        optimizer.state = division.state
+        optimizer.state = self._state
         try:
-            for group, parameters, fused in zip(groups, division.by_group, division.fused, strict=True):
+            for group, parameters, fused in zip(groups, plan.by_group, plan.fused, strict=True):
                 group["params"] = parameters
                 if fused:
                     group["fused"] = True
@@ -292,153 +294,94 @@ class DividedOptimizer:
         for number, gradient in elsewhere:
             self._gradients[number].copy_(gradient)
 
-    def _division(self) -> StepDivision:
+    def _plan_step(self) -> StepPlan:
+        """Return the plan for what has a gradient now."""
         groups = self._optimizer.param_groups
-        key = (
-            *(0 if p.grad is None else id(p) for group in groups for p in group["params"]),
-            *(len(group["params"]) for group in groups),
-            *(bool(v) for group in groups for v in group.values() if isinstance(v, int | float)),
-        )
-        known = self._divisions.get(key)
-        if known is not None and known is self._last:
-            return known
-        if known is None or not self._refresh(known):
-            if len(self._divisions) >= MOST_PLANS:
-                self._divisions.clear()
-            known = self._divisions[key] = self._divide()
-        self._last = known
-        # Counters were read, which the step writes.
-        self._node.barrier()
-        return known
-
-    def _refresh(self, division: StepDivision) -> bool:
-        """Count on from where other divisions have come; whether what is joined has come equally far."""
-        for stretch in division.stretches:
-            if len({self._progress(number) for number in range(stretch.start, stretch.stop)}) > 1:
-                return False
-        for cells, counter in division.counters:
-            counter.copy_(cells[0])
-        return True
-
-    def _divide(self) -> StepDivision:
-        """Divide what has a gradient now."""
-        groups = self._optimizer.param_groups
-        group_of = {
-            self._number[id(p)]: number
-            for number, group in enumerate(groups)
-            for p in group["params"]
-            if p.grad is not None
-        }
-        stretches: list[list[int]] = []
-        before: tuple[object, ...] = ()
-        for number in sorted(group_of):
-            kind = (group_of[number], self._places[number][0], self._progress(number))
-            if stretches and stretches[-1][-1] == number - 1 and kind == before:
-                stretches[-1].append(number)
-            else:
-                stretches.append([number])
-            before = kind
-        parts = list(self._own_parts(stretches, group_of))
-        state: defaultdict[Any, State] = defaultdict(dict)
-        for part in parts:
-            held = self._state_of(part)
-            if held:
-                state[part.parameter] = held
-        by_group = [
-            [part.parameter for part in parts if part.group == number] for number in range(len(groups))
-        ]
+        options = tuple(bool(v) for group in groups for v in group.values() if isinstance(v, int | float))
+        present = [[self._number[id(p)] for p in group["params"] if p.grad is not None] for group in groups]
+        key = (*map(tuple, present), options)
+        if self._plan is not None and self._plan.key == key:
+            return self._plan
+        numbers = frozenset(number for some in present for number in some)
+        own = [[number for number in some if number in self._parts] for some in present]
+        by_group = [[self._parts[number].parameter for number in some] for some in own]
         # torch's fused kernels take parameters that are all new to them, or none of which is.
         fused = [
-            is_fused(self._optimizer, group, group["params"]) and len({p in state for p in parameters}) < 2
+            is_fused(self._optimizer, group, group["params"])
+            and len({p in self._state for p in parameters}) < 2
             for group, parameters in zip(groups, by_group, strict=True)
         ]
         kernels = [
             KERNELS.get(type(self._optimizer)) if cheap and is_plain(group) else None
             for cheap, group in zip(fused, groups, strict=True)
         ]
-        rank = self._node.rank
-        writes = [
-            (
-                self._copies[part.flat][rank][part.place],
-                [copy[part.place] for other, copy in enumerate(self._copies[part.flat]) if other != rank],
-            )
-            for part in parts
-        ]
-        joined = [slice(numbers[0], numbers[-1] + 1) for numbers in stretches]
-        return StepDivision(parts, by_group, state, writes, kernels, fused, joined)
+        writes = list(self._make_writes(sorted(number for some in own for number in some)))
+        new = any(self._stepped.get(number) != options for number in numbers)
+        self._stepped.update(dict.fromkeys(numbers, options))
+        self._plan = StepPlan(key, numbers, by_group, writes, kernels, fused, new)
+        return self._plan
 
-    def _own_parts(
-        self, stretches: Iterable[list[int]], group_of: dict[int, int]
-    ) -> Iterator[ParameterStretch]:
-        """Cut the stretches into as many shares as there are ranks, and make the parts of this one."""
-        places = []
-        for numbers in stretches:
-            flat, first = self._places[numbers[0]]
-            last = self._places[numbers[-1]][1].stop
-            places.append((flat, first.start, last, numbers))
-        lines = sum(-(-(stop - start) // ALIGNMENT) for _, start, stop, _ in places)
-        rank, size = self._node.rank, self._node.size
-        begin, end = (lines * edge // size * ALIGNMENT for edge in (rank, rank + 1))
-        at = 0
-        for flat, start, stop, numbers in places:
-            place = slice(max(start, start + begin - at), min(stop, start + end - at))
-            at += -(-(stop - start) // ALIGNMENT) * ALIGNMENT
-            if place.start < place.stop:
-                parameter = nn.Parameter(self._copies[flat][rank][place])
-                parameter.grad = self._vector_of[flat][place]
-                yield ParameterStretch(
-                    parameter, group_of[numbers[0]], flat, place, slice(numbers[0], numbers[-1] + 1)
-                )
+    def _make_writes(self, numbers: Iterable[int]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Yield the stretches of these parameters, neighbours joined."""
+        stretches: list[tuple[int, slice]] = []
+        for number in numbers:
+            flat, place = self._places[number][0], self._parts[number].place
+            if stretches and stretches[-1][0] == flat and stretches[-1][1].stop == place.start:
+                place = slice(stretches.pop()[1].start, place.stop)
+            stretches.append((flat, place))
+        for flat, place in stretches:
+            copies = [copy[place] for copy in self._copies[flat]]
+            yield copies.pop(self._node.rank), copies
 
-    def _progress(self, number: int) -> tuple[object, ...]:
-        """The number of steps that the optimizer has made for a parameter; only equal ones can be joined."""
-        names = sorted(name for name, numbers in self._has.items() if number in numbers)
-        flat = self._places[number][0]
-        return (*names, *(self._vectors[name][flat][number].item() for name in names if name in COUNTERS))
-
-    def _state_of(self, part: ParameterStretch) -> State:
-        first = part.numbers.start
-        state: State = {}
-        for name, numbers in self._has.items():
-            if first in numbers:
-                vector = self._vectors[name][part.flat]
-                state[name] = vector[first].clone() if name in COUNTERS else vector[part.place]
-        return state
-
-    def _settle(self, division: StepDivision) -> None:
-        """Lay out what the first step by a division has made (collective)."""
-        division.new = False
-        mine = [
-            (name, part.flat, value.dtype, part.numbers.start, part.numbers.stop)
-            for part in division.parts
-            for name, value in division.state.get(part.parameter, {}).items()
+    def _settle(self, plan: StepPlan) -> None:
+        """Move the state that a step has made into shared memory (collective)."""
+        plan.new = False
+        parts = [(number, part) for number, part in self._parts.items() if number in plan.numbers]
+        made = [
+            (number, name, value.dtype)
+            for number, part in parts
+            for name, value in self._state.get(part.parameter, {}).items()
             if value is not None
         ]
-        gathered = self._node.all_gather_objects(mine)
-        everyone = cast("list[list[tuple[str, int, torch.dtype, int, int]]]", gathered)
-        self._allocate({(name, flat, dtype) for theirs in everyone for name, flat, dtype, _, _ in theirs})
-        for theirs in everyone:
-            for name, _, _, start, stop in theirs:
-                self._has.setdefault(name, set()).update(range(start, stop))
-        for part in division.parts:
-            held = division.state.get(part.parameter, {})
-            for name, value in list(held.items()):
-                if value is None:
-                    continue
-                vector = self._vectors[name][part.flat]
-                if name in COUNTERS:
-                    division.counters.append((vector[part.numbers], value))
-                elif vector[part.place].data_ptr() != value.data_ptr():
-                    held[name] = vector[part.place].copy_(value)
+        everyone = cast("list[list[tuple[int, str, torch.dtype]]]", self._node.all_gather_objects(made))
+        self._add_entries(entry for theirs in everyone for entry in theirs)
+        for number, part in parts:
+            state = self._state.get(part.parameter, {})
+            for name, value in list(state.items()):
+                if value is not None:
+                    state[name] = self._cell(number, name, part).copy_(value)
 
-    def _allocate(self, kinds: Iterable[tuple[str, int, torch.dtype]]) -> None:
-        """Set memory aside for state that has none of its type yet (collective)."""
-        for name, flat, dtype in sorted(kinds, key=str):
-            vectors = self._vectors.setdefault(name, {})
-            # What torch loads may be of another type than what it has made: NAdam's products are.
-            if flat not in vectors or vectors[flat].dtype != dtype:
-                length = len(self._parameters) if name in COUNTERS else len(self._flats[flat].weights)
-                vectors[flat] = self._node.shared(length, dtype=dtype)
+    def _add_entries(self, entries: Iterable[tuple[int, str, torch.dtype]]) -> None:
+        """Note what the optimizer keeps for the parameters, and make memory for it (collective)."""
+        for number, name, dtype in entries:
+            entry = (name, self._places[number][0], dtype)
+            self._entries[number][name] = entry
+            if entry not in self._vectors:
+                counts, length = (self._node.size, len(self._parameters)), len(self._flats[entry[1]].weights)
+                shape = counts if name in COUNTERS else (length,)
+                self._vectors[entry] = self._node.shared(*shape, dtype=dtype)
+
+    def _cell(self, number: int, name: str, part: Part) -> Tensor:
+        vector = self._vectors[self._entries[number][name]]
+        return vector[self._node.rank, number] if name in COUNTERS else vector[part.place]
+
+    def _cut(self, numbers: Iterable[int]) -> None:
+        """Cut parameters, laid end to end with their gaps, into as many slices as there are ranks."""
+        lengths = {number: -(-self._parameters[number].numel() // ALIGNMENT) for number in numbers}
+        edges = [sum(lengths.values()) * edge // self._node.size for edge in range(self._node.size + 1)]
+        begin, end = edges[self._node.rank : self._node.rank + 2]
+        self._parts, self._owners = {}, {}
+        at = 0
+        for number, length in lengths.items():
+            flat, span = self._places[number]
+            self._owners[number] = bisect(edges, at) - 1
+            first, last = max(begin - at, 0), min(end - at, length)
+            at += length
+            if first < last:
+                place = slice(span.start + first * ALIGNMENT, span.start + last * ALIGNMENT)
+                parameter = nn.Parameter(self._copies[flat][self._node.rank][place])
+                parameter.grad = self._vector_of[flat][place]
+                self._parts[number] = Part(parameter, place)
 
     def held(self, names: Mapping[nn.Parameter, str]) -> Held:
         """Return the state of some parameters, where it lies.
@@ -453,16 +396,16 @@ class DividedOptimizer:
         return held
 
     def _live_state(self) -> dict[nn.Parameter, State]:
-        """The state of all parameters, as torch has it, where it lies."""
+        """Return the state of all parameters, as torch has it, where it lies."""
         whole: dict[nn.Parameter, State] = {}
-        for number, parameter in enumerate(self._parameters):
-            flat, span = self._places[number]
-            for name in self._has:
-                if number not in self._has[name]:
-                    continue
-                vector = self._vectors[name][flat]
-                value = vector[number] if name in COUNTERS else view_like(vector[span], self._weights[number])
-                whole.setdefault(parameter, {})[name] = value
+        for number, entries in sorted(self._entries.items()):
+            owner, span = self._owners.get(number, 0), self._places[number][1]
+            whole[self._parameters[number]] = {
+                name: self._vectors[entry][owner, number]
+                if name in COUNTERS
+                else view_like(self._vectors[entry][span], self._weights[number])
+                for name, entry in entries.items()
+            }
         return whole
 
     @torch.no_grad()
