@@ -6,8 +6,9 @@
     counters         ├─ of rank 0 ─┤ ├─ of rank 1 ─┤              a cell for each rank and parameter
 
 The user's object steps. While it does, its param groups list this rank's parts, and its state is that of the
-parts; before and after, they are those of the user's parameters. A part is what one parameter has in this
-rank's slice: the optimizers that are divided move each number by itself (`ELEMENTWISE`).
+parts; before and after, they are those of the user's parameters. The optimizers that are divided move each
+number by itself (`ELEMENTWISE`): neighbours are joined into a run, and a run is cut anywhere, until a step
+comes that moves some of its parameters and not the others.
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ Entry = tuple[str, int, torch.dtype]
 
 @dataclass(frozen=True)
 class Part:
-    """What a parameter has in this rank's slice of a flat vector.
+    """What this rank moves of a run of parameters.
 
     Attributes:
         parameter: what the optimizer sees.
-        place: where it lies in the vector; with the gap behind the parameter, which is zero: the fused
+        run: the numbers of the parameters.
+        flat: the number of their vector.
+        place: where it lies in the vector; with the gap behind the parameters, which is zero: the fused
             kernels round the last elements of an odd length differently.
     """
 
     parameter: nn.Parameter
+    run: range
+    flat: int
     place: slice
 
 
@@ -57,8 +62,8 @@ class StepPlan:
 
     Attributes:
         key: what it was made for.
-        numbers: of the parameters, on all ranks.
-        by_group: this rank's parts of them, by param group.
+        parts: this rank's.
+        by_group: what the optimizer sees of them, by param group.
         writes: this rank's stretches of the weights, and the same of all other copies.
         kernels: what moves the parts of a group without the optimizer; None: the optimizer itself.
         fused: the groups that a fused kernel moves.
@@ -66,7 +71,7 @@ class StepPlan:
     """
 
     key: tuple[object, ...]
-    numbers: frozenset[int]
+    parts: list[Part]
     by_group: list[list[nn.Parameter]]
     writes: list[tuple[Tensor, list[Tensor]]]
     kernels: list[Kernel | None]
@@ -113,12 +118,15 @@ class DividedOptimizer:
         self._reaches = [reach_of(vector) for vector in gradients]
         tables = sparse_tables(replica.module)
         self._divisible = self._number.keys() - {id(table) for table in tables}
-        # This rank's parts, and the rank that has the beginning of each parameter that is divided.
-        self._parts: dict[int, Part] = {}
-        self._owners: dict[int, int] = {}
+        self._runs: list[range] = []
+        self._parts: list[Part] = []
+        # The parameters that are never joined with the one before them.
+        self._apart: set[int] = set()
+        # Where the counters of a parameter are: the rank and the column; if nowhere else, in its own column.
+        self._homes: dict[int, tuple[int, int]] = {}
         # A vector like the weights; or, of counters, a row for each rank and a column for each parameter.
         self._vectors: dict[Entry, Tensor] = {}
-        self._entries: defaultdict[int, dict[str, Entry]] = defaultdict(dict)
+        self._entries: dict[int, dict[str, Entry]] = {}
         self._state: defaultdict[Any, State] = defaultdict(dict)
         self._whole = WholeState(self._make_whole)
         # For the parameters that have been stepped: the options that were set then.
@@ -150,13 +158,8 @@ class DividedOptimizer:
         )
 
     def changed(self) -> bool:
-        """Return whether the state has been replaced, or the parts lack a parameter that may be trained."""
-        replaced = self._optimizer.state is not self._whole or self._whole.changed()
-        return replaced or not self._trainable() <= self._owners.keys()
-
-    def _trainable(self) -> set[int]:
-        listed = [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
-        return {self._number[id(p)] for p in listed if id(p) in self._number}
+        """Return whether the optimizer's state has been replaced since the last step."""
+        return self._optimizer.state is not self._whole or self._whole.changed()
 
     def release(self) -> None:
         """Give the optimizer a state of its own, as it steps by itself from now on."""
@@ -171,16 +174,16 @@ class DividedOptimizer:
             for key, entries in self._optimizer.state.items()
             if id(key) in self._number
         }
-        self._entries, self._stepped, self._plan = defaultdict(dict), {}, None
-        self._cut(sorted(self._trainable()))
+        self._entries, self._stepped, self._plan = {}, {}, None
+        self._runs, self._parts, self._homes = [], [], {}
         self._state.clear()
         self._add_entries(
             (number, name, value.dtype if isinstance(value, Tensor) else torch.float32)
             for number, entries in given.items()
             for name, value in entries.items()
         )
-        for number, entries in given.items():
-            if self._owners.get(number, 0) == self._node.rank:
+        if self._node.rank == 0:  # the others would write the same
+            for number, entries in given.items():
                 for name, value in entries.items():
                     vector = self._vectors[self._entries[number][name]]
                     if name in COUNTERS:
@@ -188,13 +191,8 @@ class DividedOptimizer:
                     else:
                         span = self._places[number][1]
                         view_like(vector[span], self._parameters[number]).copy_(value)
-        self._node.barrier()
-        for number, part in self._parts.items():
-            for name in self._entries.get(number, ()):
-                self._state[part.parameter][name] = self._cell(number, name, part)
         self._optimizer.state = self._whole
         self._whole.forget()
-        # Nobody steps before all have what they begin with.
         self._node.barrier()
 
     def step(self, native: Callable[[], object]) -> object:
@@ -302,9 +300,14 @@ class DividedOptimizer:
         key = (*map(tuple, present), options)
         if self._plan is not None and self._plan.key == key:
             return self._plan
-        numbers = frozenset(number for some in present for number in some)
-        own = [[number for number in some if number in self._parts] for some in present]
-        by_group = [[self._parts[number].parameter for number in some] for some in own]
+        group_of = {number: group for group, some in enumerate(present) for number in some}
+        if not self._keeps_runs(group_of):
+            self._cut(group_of)
+        parts = [part for part in self._parts if part.run[0] in group_of]
+        by_group = [
+            [part.parameter for part in parts if group_of[part.run[0]] == group]
+            for group in range(len(groups))
+        ]
         # torch's fused kernels take parameters that are all new to them, or none of which is.
         fused = [
             is_fused(self._optimizer, group, group["params"])
@@ -315,73 +318,106 @@ class DividedOptimizer:
             KERNELS.get(type(self._optimizer)) if cheap and is_plain(group) else None
             for cheap, group in zip(fused, groups, strict=True)
         ]
-        writes = list(self._make_writes(sorted(number for some in own for number in some)))
-        new = any(self._stepped.get(number) != options for number in numbers)
-        self._stepped.update(dict.fromkeys(numbers, options))
-        self._plan = StepPlan(key, numbers, by_group, writes, kernels, fused, new)
+        copies = [[copy[part.place] for copy in self._copies[part.flat]] for part in parts]
+        writes = [(some.pop(self._node.rank), some) for some in copies]
+        new = any(self._stepped.get(number) != options for number in group_of)
+        self._stepped.update(dict.fromkeys(group_of, options))
+        self._plan = StepPlan(key, parts, by_group, writes, kernels, fused, new)
         return self._plan
 
-    def _make_writes(self, numbers: Iterable[int]) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Yield the stretches of these parameters, neighbours joined."""
-        stretches: list[tuple[int, slice]] = []
-        for number in numbers:
-            flat, place = self._places[number][0], self._parts[number].place
-            if stretches and stretches[-1][0] == flat and stretches[-1][1].stop == place.start:
-                place = slice(stretches.pop()[1].start, place.stop)
-            stretches.append((flat, place))
-        for flat, place in stretches:
-            copies = [copy[place] for copy in self._copies[flat]]
-            yield copies.pop(self._node.rank), copies
+    def _keeps_runs(self, group_of: Mapping[int, int]) -> bool:
+        """Return whether each run moves as one; else note where it is to be parted."""
+        apart = {
+            number
+            for run in self._runs
+            for number in run[1:]
+            if group_of.get(number) != group_of.get(number - 1)
+        }
+        self._apart |= apart
+        return not apart and group_of.keys() <= self._homes.keys()
+
+    @torch.no_grad()
+    def _cut(self, group_of: Mapping[int, int]) -> None:
+        """Join parameters into runs, and cut these, laid end to end, into a slice for each rank (collective).
+
+        Args:
+            group_of: the param group of each parameter that has a gradient.
+        """
+        groups, rank = self._optimizer.param_groups, self._node.rank
+        trained = {self._number[id(p)] for group in groups for p in group["params"] if p.requires_grad}
+        counted = {number: self._counters(number) for number in self._entries}
+        self._node.barrier()  # from here on each rank writes its own row
+        for number, counters in counted.items():
+            for entry, value in counters.items():
+                self._vectors[entry][rank, number] = value
+        runs: list[range] = []
+        before: object = None
+        for number in sorted(trained | group_of.keys()):
+            entries = set(self._entries.get(number, {}).values())
+            kind = (self._places[number][0], group_of.get(number), entries, counted.get(number))
+            joins = runs and runs[-1].stop == number and kind == before and number not in self._apart
+            start = runs.pop().start if joins else number
+            runs.append(range(start, number + 1))
+            before = kind
+        lengths = [sum(-(-self._parameters[number].numel() // ALIGNMENT) for number in run) for run in runs]
+        edges = [sum(lengths) * edge // self._node.size for edge in range(self._node.size + 1)]
+        self._runs, self._parts, self._homes = runs, [], {}
+        self._state.clear()
+        at = 0
+        for run, length in zip(runs, lengths, strict=True):
+            self._homes.update(dict.fromkeys(run, (bisect(edges, at) - 1, run[0])))
+            first, last = max(edges[rank] - at, 0), min(edges[rank + 1] - at, length)
+            at += length
+            if first < last:
+                self._add_part(run, first * ALIGNMENT, last * ALIGNMENT)
+
+    def _add_part(self, run: range, first: int, last: int) -> None:
+        flat, span = self._places[run[0]]
+        place = slice(span.start + first, span.start + last)
+        parameter = nn.Parameter(self._copies[flat][self._node.rank][place])
+        parameter.grad = self._vector_of[flat][place]
+        part = Part(parameter, run, flat, place)
+        self._parts.append(part)
+        for name in self._entries.get(run[0], ()):
+            self._state[parameter][name] = self._cell(part, name)
+
+    def _counters(self, number: int) -> dict[Entry, float]:
+        """Return what the optimizer has counted for a parameter."""
+        home = self._homes.get(number, (self._node.rank, number))
+        entries = self._entries.get(number, {}).values()
+        return {entry: self._vectors[entry][home].item() for entry in entries if entry[0] in COUNTERS}
 
     def _settle(self, plan: StepPlan) -> None:
         """Move the state that a step has made into shared memory (collective)."""
         plan.new = False
-        parts = [(number, part) for number, part in self._parts.items() if number in plan.numbers]
         made = [
             (number, name, value.dtype)
-            for number, part in parts
+            for part in plan.parts
             for name, value in self._state.get(part.parameter, {}).items()
             if value is not None
+            for number in part.run
         ]
         everyone = cast("list[list[tuple[int, str, torch.dtype]]]", self._node.all_gather_objects(made))
         self._add_entries(entry for theirs in everyone for entry in theirs)
-        for number, part in parts:
+        for part in plan.parts:
             state = self._state.get(part.parameter, {})
             for name, value in list(state.items()):
                 if value is not None:
-                    state[name] = self._cell(number, name, part).copy_(value)
+                    state[name] = self._cell(part, name).copy_(value)
 
     def _add_entries(self, entries: Iterable[tuple[int, str, torch.dtype]]) -> None:
         """Note what the optimizer keeps for the parameters, and make memory for it (collective)."""
         for number, name, dtype in entries:
             entry = (name, self._places[number][0], dtype)
-            self._entries[number][name] = entry
+            self._entries.setdefault(number, {})[name] = entry
             if entry not in self._vectors:
                 counts, length = (self._node.size, len(self._parameters)), len(self._flats[entry[1]].weights)
                 shape = counts if name in COUNTERS else (length,)
                 self._vectors[entry] = self._node.shared(*shape, dtype=dtype)
 
-    def _cell(self, number: int, name: str, part: Part) -> Tensor:
-        vector = self._vectors[self._entries[number][name]]
-        return vector[self._node.rank, number] if name in COUNTERS else vector[part.place]
-
-    def _cut(self, numbers: Iterable[int]) -> None:
-        """Cut parameters, laid end to end with their gaps, into as many slices as there are ranks."""
-        lengths = {number: -(-self._parameters[number].numel() // ALIGNMENT) for number in numbers}
-        edges = [sum(lengths.values()) * edge // self._node.size for edge in range(self._node.size + 1)]
-        begin, end = edges[self._node.rank : self._node.rank + 2]
-        self._parts, self._owners = {}, {}
-        at = 0
-        for number, length in lengths.items():
-            flat, span = self._places[number]
-            self._owners[number] = bisect(edges, at) - 1
-            first, last = max(begin - at, 0), min(end - at, length)
-            at += length
-            if first < last:
-                place = slice(span.start + first * ALIGNMENT, span.start + last * ALIGNMENT)
-                parameter = nn.Parameter(self._copies[flat][self._node.rank][place])
-                parameter.grad = self._vector_of[flat][place]
-                self._parts[number] = Part(parameter, place)
+    def _cell(self, part: Part, name: str) -> Tensor:
+        vector = self._vectors[self._entries[part.run[0]][name]]
+        return vector[self._node.rank, part.run[0]] if name in COUNTERS else vector[part.place]
 
     def held(self, names: Mapping[nn.Parameter, str]) -> Held:
         """Return the state of some parameters, where it lies.
@@ -399,9 +435,9 @@ class DividedOptimizer:
         """Return the state of all parameters, as torch has it, where it lies."""
         whole: dict[nn.Parameter, State] = {}
         for number, entries in sorted(self._entries.items()):
-            owner, span = self._owners.get(number, 0), self._places[number][1]
+            home, span = self._homes.get(number, (self._node.rank, number)), self._places[number][1]
             whole[self._parameters[number]] = {
-                name: self._vectors[entry][owner, number]
+                name: self._vectors[entry][home]
                 if name in COUNTERS
                 else view_like(self._vectors[entry][span], self._weights[number])
                 for name, entry in entries.items()
