@@ -116,6 +116,7 @@ class GroupOptimizer:
 
     Attributes:
         group: the number of its param group.
+        stretches: what it moves; when a step leaves out a parameter, each parameter gets one of its own.
         optimizer: of the user's class, over `stretches`, with a state of its own.
         parameters: the stretches, as it sees them.
     """
@@ -155,7 +156,7 @@ class GroupOptimizer:
 
     def add_state(self, held: Held, names: Mapping[nn.Parameter, str]) -> None:
         """Add what the optimizer keeps for the stretches, by the names of the user's parameters."""
-        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
+        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
             kept = self.optimizer.state.get(parameter, {})
             for share in stretch.shares:
                 name = names[share.parameter]
@@ -167,7 +168,7 @@ class GroupOptimizer:
     def load(self, kept: Mapping[Any, dict[str, Any]]) -> None:
         """Have the optimizer go on from what another one has kept for the user's parameters."""
         self.optimizer.state.clear()
-        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
+        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
             given = kept.get(stretch.shares[0].parameter, {})
             state = deepcopy(given) if self._whole else _cut_state(kept, stretch, self._fused)
             if state:
@@ -177,7 +178,7 @@ class GroupOptimizer:
     def _lay(self, stretches: list[Stretch]) -> None:
         """Make a parameter of each stretch."""
         weights, grads = self._vectors
-        self._stretches = stretches
+        self.stretches = stretches
         self.parameters = [nn.Parameter(stretch.view(weights, self._whole)) for stretch in stretches]
         self._grads = [stretch.view(grads, self._whole) for stretch in stretches]
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
@@ -188,7 +189,7 @@ class GroupOptimizer:
         self._split_up()
         present = [
             number
-            for number, stretch in enumerate(self._stretches)
+            for number, stretch in enumerate(self.stretches)
             if stretch.shares[0].parameter not in missing
         ]
         return [turn for turn in self._by_age(present) if turn] if self._fused else [present]
@@ -201,10 +202,10 @@ class GroupOptimizer:
 
     def _split_up(self) -> None:
         """Give each of the user's parameters a state of its own, which goes on from the joined one."""
-        if all(len(stretch.shares) == 1 for stretch in self._stretches):
+        if all(len(stretch.shares) == 1 for stretch in self.stretches):
             return
         parts, states = [], []
-        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
+        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
             ends = [*(share.at for share in stretch.shares[1:]), stretch.place.stop - stretch.place.start]
             for share, end in zip(stretch.shares, ends, strict=True):
                 within = slice(share.at, end)
@@ -281,7 +282,8 @@ def _cut_state(kept: Mapping[Any, dict[str, Any]], stretch: Stretch, fused: bool
             continue
         if name in COUNTERS:
             device = stretch.shares[0].parameter.device
-            state[name] = torch.tensor(float(first), device=device) if fused else deepcopy(first)
+            kept_as_is = isinstance(first, Tensor) and not fused
+            state[name] = deepcopy(first) if kept_as_is else torch.tensor(float(first), device=device)
             continue
         state[name] = first.new_zeros(length)
         for share in stretch.shares:

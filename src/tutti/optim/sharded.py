@@ -242,7 +242,12 @@ def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
 
 def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> dict[int, list[Stretch]]:
     """Return the stretches to move in `place`, by param group: neighbours joined, or whole parameters."""
-    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    group_of = {
+        id(parameter): number
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+        if parameter.requires_grad or parameter.grad is not None
+    }
     elementwise = is_elementwise(optimizer)
     joined = elementwise and not apart
     found: dict[int, list[Stretch]] = {}
