@@ -207,14 +207,20 @@ def test_parameters_keep_their_counts_where_counters_have_several_types(
         torch.set_default_dtype(before)
 
 
-def test_parameters_that_are_unfrozen_later_leave_the_counts_of_the_others() -> None:
+@pytest.mark.parametrize("begins", ["new", "loaded"])
+def test_parameters_that_are_unfrozen_later_and_the_others_keep_their_counts(begins: str) -> None:
     def program(comm: Communicator) -> None:
         pair = Pair(comm)
         late = [list(module.parameters())[2] for module in (pair.plain, pair.module)]
+        if begins == "loaded":
+            pair.step()
+            for optimizer in (pair.alone, pair.optimizer):
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         for parameter in late:
             parameter.requires_grad_(False)
         pair.step((0, 1, 3))
         pair.step((0, 1, 3))
+        pair.compare_state()
         for parameter in late:
             parameter.requires_grad_(True)
         for present in (ALL, (1, 2), ALL):

@@ -22,7 +22,7 @@ from torch.optim import optimizer as torch_optimizer
 from tutti.comm.base import Communicator
 from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.runs import COUNTERS, GroupOptimizer, is_elementwise
-from tutti.optim.sharded import FlatPiece, announce
+from tutti.optim.sharded import FlatPiece, announce, groups_of
 from tutti.optim.sparse import sparse_tables
 from tutti.optim.state import add_whole
 from tutti.optim.whole_state import State, WholeState
@@ -122,7 +122,7 @@ class DividedOptimizer:
     @torch.no_grad()
     def adopt(self) -> None:
         """Divide the optimizer and the state that it has now, the same on every rank (collective)."""
-        self._group_of = self._moved()
+        self._group_of = groups_of(self._optimizer)
         self._runs = [
             (number, run)
             for number, (flat, gradients) in enumerate(zip(self._flats, self._vector_of, strict=True))
@@ -138,7 +138,12 @@ class DividedOptimizer:
         """Move the weights of all ranks (collective)."""
         self._bring_gradients()
         groups = self._optimizer.param_groups
-        if any(self._group_of.get(parameter) != group for parameter, group in self._moved().items()):
+        if any(
+            self._group_of.get(parameter) != number
+            for number, group in enumerate(groups)
+            for parameter in group["params"]
+            if parameter.requires_grad or parameter.grad is not None
+        ):
             self.adopt()
         missing = frozenset(parameter for parameter in self._group_of if parameter.grad is None)
         for _, run in self._runs:
@@ -156,15 +161,6 @@ class DividedOptimizer:
         announce(self._optimizer)
         self._whole.forget()
         self._node.barrier()
-
-    def _moved(self) -> dict[nn.Parameter, int]:
-        """Return the param group of each parameter that may be moved."""
-        return {
-            parameter: number
-            for number, group in enumerate(self._optimizer.param_groups)
-            for parameter in group["params"]
-            if parameter.requires_grad or parameter.grad is not None
-        }
 
     def _is_watched(self, native: Callable[..., object]) -> bool:
         """Return whether there are hooks of the step, or the program has wrapped it."""
