@@ -127,7 +127,6 @@ class GroupOptimizer:
         self._user, self.group, self._vectors = user, group, (flat.weights, grads)
         self._whole = not is_elementwise(user)
         self._theirs = frozenset(share.parameter for stretch in stretches for share in stretch.shares)
-        self._has_new = False
         self._lay(stretches)
         theirs = user.param_groups[group]
         self._own = {**theirs, "params": self.parameters}
@@ -145,14 +144,22 @@ class GroupOptimizer:
         Args:
             missing: parameters that have no gradient; they and their state are left as they are.
         """
-        turns: Sequence[Sequence[int]] = (range(len(self.parameters)),)
+        present: Sequence[int] = range(len(self.parameters))
         if not missing.isdisjoint(self._theirs):
-            turns = self._turns(missing)
-        elif self._has_new:
-            known, new = self._by_age(range(len(self.parameters)))
-            turns, self._has_new = [turn for turn in (known, new) if turn], bool(new)
-        for turn in turns:
-            self._move(turn)
+            self._split_up()
+            theirs = [stretch.shares[0].parameter for stretch in self.stretches]
+            present = [number for number, parameter in enumerate(theirs) if parameter not in missing]
+        if not self._fused:
+            self._move(present)
+            return
+        # Fused kernels take parameters that all have a state, or none of which has.
+        known: list[int] = []
+        new: list[int] = []
+        for number in present:
+            (known if self.optimizer.state.get(self.parameters[number]) else new).append(number)
+        for turn in (known, new):
+            if turn:
+                self._move(turn)
 
     def add_state(self, held: Held, names: Mapping[nn.Parameter, str]) -> None:
         """Add what the optimizer keeps for the stretches, by the names of the user's parameters."""
@@ -173,7 +180,6 @@ class GroupOptimizer:
             state = deepcopy(given) if self._whole else _cut_state(kept, stretch, self._fused)
             if state:
                 self.optimizer.state[parameter] = state
-        self._has_new = self._fused
 
     def _lay(self, stretches: list[Stretch]) -> None:
         """Make a parameter of each stretch."""
@@ -183,22 +189,6 @@ class GroupOptimizer:
         self._grads = [stretch.view(grads, self._whole) for stretch in stretches]
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
-
-    def _turns(self, missing: Missing) -> list[list[int]]:
-        """Return the parameters to be moved, by what can be moved in one call."""
-        self._split_up()
-        present = [
-            number
-            for number, stretch in enumerate(self.stretches)
-            if stretch.shares[0].parameter not in missing
-        ]
-        return [turn for turn in self._by_age(present) if turn] if self._fused else [present]
-
-    def _by_age(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Part those parameters that have a state from new ones: fused kernels take either of them alone."""
-        known = [number for number in numbers if self.optimizer.state.get(self.parameters[number])]
-        new = sorted({*numbers}.difference(known))
-        return [known, new]
 
     def _split_up(self) -> None:
         """Give each of the user's parameters a state of its own, which goes on from the joined one."""
