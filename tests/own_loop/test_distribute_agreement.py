@@ -123,7 +123,8 @@ def test_learning_rates_that_differ_are_refused_with_both_values(
     worlds: Worlds, kind: Callable[[float], Any]
 ) -> None:
     def work() -> None:
-        model, optimizer = distribute.distribute(*make(kind([0.125, 0.25][distribute.init().rank])))
+        model, optimizer = distribute.distribute(*make())
+        optimizer.param_groups[0]["lr"] = kind([0.125, 0.25][distribute.init().rank])
         model(INPUTS).sum().backward()
         optimizer.step()
 
@@ -140,9 +141,8 @@ def test_tensors_among_the_options_are_compared_by_their_numbers(
     worlds: Worlds, make_option: Callable[[int], Any]
 ) -> None:
     def work(differ: bool) -> None:
-        model, optimizer = make()
+        model, optimizer = distribute.distribute(*make())
         optimizer.param_groups[0]["scale"] = make_option(differ * distribute.init().rank)
-        distribute.distribute(model, optimizer)
         model(INPUTS).sum().backward()
         optimizer.step()
 
@@ -151,6 +151,48 @@ def test_tensors_among_the_options_are_compared_by_their_numbers(
         BadOption, match=r"'scale' .* is \([\d.]+, 2.0\) on rank 0 and \([\d.]+, 3.0\) on rank 1"
     ):
         worlds.run(2, work, True)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.Adafactor])
+@pytest.mark.parametrize("others_stepped", [False, True])
+def test_the_optimizers_state_of_rank_0_is_that_of_all(
+    worlds: Worlds, cls: type[torch.optim.Optimizer], others_stepped: bool
+) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(INPUTS).square().mean().backward()
+            optimizer.step()
+
+    def fresh(lr: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model, _ = make()
+        return model, cls(model.parameters(), lr=lr)
+
+    def work() -> tuple[Tensor, float]:
+        rank = distribute.init().rank
+        model, optimizer = fresh(0.01 if rank == 0 else 0.5)
+        group = optimizer.param_groups[0]
+        if rank == 0 or others_stepped:
+            train(model, optimizer)
+        train(*distribute.distribute(model, optimizer))
+        return vector(model), group["lr"]
+
+    model, optimizer = fresh(0.01)
+    train(model, optimizer)
+    train(model, optimizer)
+    for found, lr in worlds.run(2, work):
+        torch.testing.assert_close(found, vector(model), rtol=0, atol=1e-12)
+        assert lr == 0.01
+
+
+def test_optimizers_of_other_parameters_are_refused(worlds: Worlds) -> None:
+    def work() -> None:
+        model, _ = make()
+        parameters = list(model.parameters())[distribute.init().rank :]
+        distribute.distribute(model, torch.optim.SGD(parameters, lr=0.1))
+
+    with pytest.raises(BadOption, match="same optimizer on every rank"):
+        worlds.run(2, work)
 
 
 def test_state_that_only_one_rank_has_loaded_is_refused(worlds: Worlds) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
@@ -240,9 +240,19 @@ def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
     return [slice(at, min(at + length, own.stop)) for at in range(own.start, own.stop, length)]
 
 
+def groups_of(optimizer: Optimizer) -> dict[nn.Parameter, int]:
+    """Return the param group of each parameter that is trained, or has been."""
+    return {
+        parameter: number
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+        if parameter.requires_grad or parameter.grad is not None or optimizer.state.get(parameter)
+    }
+
+
 def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> dict[int, list[Stretch]]:
     """Return the stretches to move in `place`, by param group: neighbours joined, or whole parameters."""
-    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    group_of = groups_of(optimizer)
     elementwise = is_elementwise(optimizer)
     joined = elementwise and not apart
     found: dict[int, list[Stretch]] = {}
@@ -250,7 +260,7 @@ def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> d
     ends = [*(span.start for span in flat.spans[1:]), len(flat.weights)]
     for parameter, span, end in zip(flat.parameters, flat.spans, ends, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
-        group = group_of.get(id(parameter))
+        group = group_of.get(parameter)
         if group is None or start >= stop:
             before = None
             continue

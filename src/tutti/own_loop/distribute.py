@@ -21,6 +21,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.launcher import started_by
 from tutti.launch.world import join, warn_of_crowding
+from tutti.optim.state import in_form_of, options_of
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
 from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
@@ -63,11 +64,11 @@ def distribute(
 ) -> tuple[Model, AnyOptimizer]:
     """Train `model` on all ranks; nothing else in the program changes.
 
-    Every rank goes on from rank 0's weights. With the default strategy `parameter.grad` is the gradient of
-    the whole batch on every rank as soon as `backward()` returns, and `optimizer.step()` moves the weights of
-    all ranks by it: the program computes what it computes with plain torch on one process
-    (docs/own-loop.md). With most others, gradients are the rank's own, and `optimizer.step()` is the
-    strategy's step.
+    Every rank goes on from the weights of rank 0, and from the state and options of its optimizer. With the
+    default strategy `parameter.grad` is the gradient of the whole batch on every rank when `backward()`
+    returns, and `optimizer.step()` moves the weights of all ranks by it: the program computes what it
+    computes with plain torch on one process (docs/own-loop.md). With most others, gradients are the rank's
+    own, and `optimizer.step()` is the strategy's step.
 
     Where the strategy gives every worker weights of its own, evaluate inside `with settled(model)`, and call
     `finish(model)` after the last step.
@@ -114,12 +115,36 @@ def distribute(
         )
     if any(isinstance(one, JointStepper) and one.is_of(model, optimizer) for one in loop.steppers):
         return model, optimizer
+    _share_state(optimizer, loop.comm)
     clip = Clip(clip_norm, clip_value)
     with as_arguments(chosen):
         make = _joint if chosen.joins_gradients else _apart
         stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop, check_replicas)
     loop.steppers.append(stepper)
     return model, optimizer
+
+
+@torch.no_grad()
+def _share_state(optimizer: Optimizer, comm: Communicator) -> None:
+    """Give every rank's optimizer the state and the options of rank 0's (collective)."""
+    state = cast("dict[Any, Any]", optimizer.state)
+    counts = [len(group["params"]) for group in optimizer.param_groups]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    by_number = {number: state[p] for number, p in enumerate(parameters) if p in state}
+    others = {key: value for key, value in state.items() if not isinstance(key, nn.Parameter)}
+    own = (counts, by_number, others, options_of(optimizer))
+    first_counts, by_number, others, options = cast("tuple[Any, ...]", comm.broadcast_object(own))
+    if counts != first_counts:
+        raise BadOption(
+            f"the param groups of the optimizer have {counts} parameters on rank {comm.rank} and "
+            f"{first_counts} on rank 0; make the same optimizer on every rank"
+        )
+    if comm.rank == 0:
+        return
+    state.clear()
+    state.update({parameters[number]: value for number, value in by_number.items()} | others)
+    for group, first in zip(optimizer.param_groups, options, strict=True):
+        group.update({name: in_form_of(group.get(name), value) for name, value in first.items()})
 
 
 def _check_ranks(strategy: Strategy, comm: Communicator) -> None:

@@ -97,8 +97,8 @@ class JointStepper(Stepper):
             self._divided.release()
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)  # these optimizers want it once, at the beginning
-        found = self._divided.step(native)
-        return found if closure is None else loss
+        self._divided.step()
+        return loss
 
     @override
     def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
