@@ -13,6 +13,7 @@ from typing import Any, Final
 from tutti.errors import BadOption
 from tutti.load_object import names_object
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.studies.crossing import SHARED, crossed, refuse_single_run, with_options
 
 NONE: Final = "none"
@@ -34,7 +35,7 @@ class Choice:
 
     name: str
     values: Mapping[str, Any]
-    objects: Mapping[str, bytes] = field(default_factory=dict)
+    objects: Mapping[str, Pickled] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Contender:
     """
 
     config: TrainConfig
-    objects: dict[str, bytes]
+    objects: dict[str, Pickled]
 
 
 def choices_of(kind: str, names: Sequence[str]) -> list[Choice]:
@@ -98,7 +99,7 @@ def contenders(
     models: Sequence[Choice],
     schedules: Sequence[Choice],
     sweep: Mapping[str, Sequence[Any]],
-    objects: Mapping[str, bytes] | None = None,
+    objects: Mapping[str, Pickled] | None = None,
 ) -> dict[str, Contender]:
     """Return all candidates by name, such as "lenet/cosine/lr=0.01".
 

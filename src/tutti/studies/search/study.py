@@ -32,6 +32,7 @@ from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder, folder_name
 from tutti.records.splits import write_splits
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
 from tutti.run.trust import seal
@@ -91,7 +92,7 @@ class Search:
     stratified: bool = False
     ahead: int = 8
     successive: str | None = None
-    objects: Mapping[str, bytes] = field(default_factory=dict)
+    objects: Mapping[str, Pickled] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] | None = None
     floats: str | None = None
 
@@ -257,7 +258,7 @@ def samples_job(search: Search, blocks: Blocks) -> SamplesJob:
         BadOption: a Python file that the search names is not there.
     """
     # Arrays are no file yet that could be looked for.
-    objects = dict(search.objects) | ({} if search.arrays is None else {"data": b""})
+    objects = dict(search.objects) | ({} if search.arrays is None else {"data": Pickled(b"")})
     workers = str(max(1, blocks.block - search.config.servers))
     found = {}
     for name, dimension in search.space.dimensions.items():
