@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ def _code(body: str) -> type[nn.Module]:
 
 
 def _pickled(value: object) -> dict[str, Pickled]:
-    return {"model m": Pickled.of(value)}
+    return {"model m": Pickled.of(value, cloudpickle.Pickler)}
 
 
 def _module(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:

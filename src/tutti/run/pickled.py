@@ -11,11 +11,10 @@ import mmap
 import os
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import cloudpickle
 from typing_extensions import Buffer
 
 from tutti.comm.shm import memfd
@@ -46,7 +45,7 @@ class Pickled:
     lengths: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, value: object, pickler: type[cloudpickle.Pickler] = cloudpickle.Pickler) -> Pickled:
+    def of(cls, value: object, pickler: Callable[..., pickle.Pickler] = pickle.Pickler) -> Pickled:
         """Pickle an object.
 
         Raises:
@@ -61,7 +60,7 @@ class Pickled:
             return memory.nbytes < LARGE
 
         file = io.BytesIO()
-        pickler(file, buffer_callback=stays).dump(value)
+        pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=stays).dump(value)
         content = file.getvalue()
         if len(content) >= LARGE:
             large.append(memoryview(content))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -65,7 +66,7 @@ def with_kept_weights(farm: Path, name: str, pickled: Pickled) -> Pickled:
         load_weights(module, file)
     except BadModel:
         return pickled
-    begun = Pickled.of(module)
+    begun = Pickled.of(module, cloudpickle.Pickler)
     if numbers_given({name: begun}) == numbers_given({name: pickled}):
         return pickled
     print(
