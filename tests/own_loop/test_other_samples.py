@@ -21,7 +21,8 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
 from tutti.own_loop.fingerprints import Fingerprint, of_dataset
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 
 Make = Callable[[int], Iterable[Any]]
 """What a rank gives `shard`, by the seed of its split."""

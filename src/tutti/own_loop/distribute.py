@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import wraps
 from numbers import Real
 from pathlib import Path
 from threading import get_ident
@@ -22,8 +22,9 @@ from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.launcher import started_by
 from tutti.launch.world import join, warn_of_crowding
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
-from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like, plain
+from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
+from tutti.own_loop.origins import SampleCounts
 from tutti.own_loop.places import IterationStart, behind, generators_of, length_of
 from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
@@ -58,10 +59,10 @@ def distribute(
     strategy: Strategy | str | None = None,
     clip_norm: float | None = None,
     clip_value: float | None = None,
-    reduction: str = "mean",
+    reduction: str | None = None,
     check_replicas: int = 1000,
 ) -> tuple[Model, AnyOptimizer]:
-    """Train `model` on all ranks; nothing else in the program changes.
+    """Train `model` on all ranks; nothing else in the program changes if its loss is a mean over samples.
 
     Every rank goes on from rank 0's weights. With the default strategy `parameter.grad` is the gradient of
     the whole batch on every rank as soon as `backward()` returns, and `optimizer.step()` moves the weights of
@@ -79,7 +80,8 @@ def distribute(
         clip_norm: largest 2-norm of the gradient of the whole model.
         clip_value: largest absolute value of an element of the gradient.
         reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
-            "sum".
+            "sum". By default it is their mean, and a loss that is seen to be a sum is refused when
+            `backward()` is called.
         check_replicas: the steps from one comparison of what the ranks hold alike, bit for bit, to the next;
             0: there is none.
 
@@ -95,7 +97,7 @@ def distribute(
     refuse_other(chosen, Strategy, "strategy", "tutti.Sync()")
     refuse_other(model, nn.Module, "model", "nn.Linear(2, 1)")
     refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
-    if reduction not in ("mean", "sum"):
+    if reduction not in (None, "mean", "sum"):
         raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
     if not isinstance(check_replicas, int) or check_replicas < 0:
         raise BadOption(
@@ -118,8 +120,25 @@ def distribute(
     with as_arguments(chosen):
         make = _joint if chosen.joins_gradients else _apart
         stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop, check_replicas)
+    if loop.comm.size > 1 and all(one.replica.module is not model for one in loop.steppers):
+        loop.watch(model, reduction)
+        torch.autograd.backward = _backward
     loop.steppers.append(stepper)
     return model, optimizer
+
+
+_torchs_backward = torch.autograd.backward
+
+
+@wraps(_torchs_backward)
+def _backward(tensors: Any, *arguments: Any, **named: Any) -> None:
+    """Torch's own, which `Tensor.backward` calls; only here can the graph of a loss be looked at."""
+    if (
+        _loop is not None and _loop.steppers and torch._C._current_graph_task_id() == -1
+    ):  # it is the outermost
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        _loop.begin_backward([one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None])
+    _torchs_backward(tensors, *arguments, **named)
 
 
 def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
@@ -393,7 +412,7 @@ class shard:
             and self.batches.batch_sampler is not None
             and not isinstance(self.batches.dataset, IterableDataset)
         )
-        resumed, mine = None, OpenIteration(replace(loop.counts))
+        resumed, mine = None, OpenIteration(loop.batch)
         if loop.keeps_places and torch.is_grad_enabled():
             resumed = loop.take_resumed(length_of(self.batches))
             mine.start = resumed.start if resumed else IterationStart(length=length_of(self.batches))

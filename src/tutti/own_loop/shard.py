@@ -23,8 +23,9 @@ from torch.utils.data import (
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Fingerprint, of_dataset
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
 from tutti.own_loop.meetings import DETAILS, Purpose
+from tutti.own_loop.origins import SampleCounts
 from tutti.own_loop.places import IterationStart, ResumedIteration, each
 from tutti.own_loop.structure import BLOCKS, Values, blocks_in, mapped, tensors_in
 from tutti.strategies.base import Pace
