@@ -22,10 +22,11 @@ from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.launcher import started_by
 from tutti.launch.world import join, warn_of_crowding
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
+from tutti.own_loop.fingerprints import length_of
 from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.origins import SampleCounts
-from tutti.own_loop.places import IterationStart, behind, generators_of, length_of
+from tutti.own_loop.places import IterationStart, behind, generators_of
 from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
 from tutti.parameter_server.base import Centre
@@ -414,8 +415,9 @@ class shard:
         )
         resumed, mine = None, OpenIteration(loop.batch)
         if loop.keeps_places and torch.is_grad_enabled():
-            resumed = loop.take_resumed(length_of(self.batches))
-            mine.start = resumed.start if resumed else IterationStart(length=length_of(self.batches))
+            length = length_of(getattr(self.batches, "dataset", None))
+            resumed = loop.take_resumed(length)
+            mine.start = resumed.start if resumed else IterationStart(length=length)
             mine.around = (loop.open[-1], loop.open[-1].dealt) if loop.open else None
             _warn_of_unkept_generators(self.batches, loop)
         if resumed is not None:
