@@ -305,6 +305,16 @@ def test_a_hook_on_a_parameter_sees_the_gradient_of_its_rank(worlds: Worlds) -> 
     assert not torch.equal(first, joint)
 
 
+def test_a_backward_pass_of_which_nobody_knows_is_refused_where_parts_are_uneven(worlds: Worlds) -> None:
+    def work() -> None:
+        model, _ = distribute.distribute(*make())
+        for (part,) in distribute.shard(DataLoader(TensorDataset(INPUTS[:3]), 3)):
+            distribute._torchs_backward(model(part).mean())
+
+    with pytest.raises(BadOption, match="backward"):
+        worlds.run(2, work)
+
+
 def test_a_batch_fetched_ahead_is_weighed_as_the_model_is_called_with_a_view_of_it(worlds: Worlds) -> None:
     def work(ahead: bool) -> list[Tensor]:
         torch.manual_seed(3)

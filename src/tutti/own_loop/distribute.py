@@ -121,9 +121,9 @@ def distribute(
     with as_arguments(chosen):
         make = _joint if chosen.joins_gradients else _apart
         stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop, check_replicas)
+    torch.autograd.backward = _backward
     if loop.comm.size > 1 and all(one.replica.module is not model for one in loop.steppers):
         loop.watch(model, reduction)
-        torch.autograd.backward = _backward
     loop.steppers.append(stepper)
     return model, optimizer
 
@@ -134,12 +134,13 @@ _torchs_backward = torch.autograd.backward
 @wraps(_torchs_backward)
 def _backward(tensors: Any, *arguments: Any, **named: Any) -> None:
     """Torch's own, which `Tensor.backward` calls; only here can the graph of a loss be looked at."""
-    if (
-        _loop is not None and _loop.steppers and torch._C._current_graph_task_id() == -1
-    ):  # it is the outermost
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        _loop.begin_backward([one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None])
-    _torchs_backward(tensors, *arguments, **named)
+    outermost = torch._C._current_graph_task_id() == -1
+    if _loop is None or not outermost:
+        _torchs_backward(tensors, *arguments, **named)
+        return
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    with _loop.passing([one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None]):
+        _torchs_backward(tensors, *arguments, **named)
 
 
 def _check_ranks(strategy: Strategy, comm: Communicator) -> None:

@@ -18,7 +18,6 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
@@ -37,12 +36,20 @@ class ExchangedModel:
         first: the number of its first cell among those of all models.
         sums: losses are sums over samples, not means.
         share: the weight of this rank's gradients.
+        before: the parameters' gradients before the backward pass under way, which are taken aside if what
+            it brings is to be weighted or noted; None: they are in their places.
     """
 
     gradients: JointGradients
     first: int
     sums: bool
     share: float = 1.0
+    before: list[Tensor | None] | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """True if what a backward pass brings is wanted apart from what was there before."""
+        return self.share != 1 or self.gradients.records
 
 
 class GradientExchange:
@@ -60,10 +67,8 @@ class GradientExchange:
         self._cells: list[Cell] = []
         # By the id of its object, what torch has of a parameter: the tensor that backward() knows.
         self._inside: dict[int, int] = {}
-        self._nodes: list[Any] = []
         self._touched: dict[int, None] = {}
         self._task = -1
-        self._handles: dict[int, Any] = {}
 
     def add(self, model: JointGradients, sums: bool = False) -> None:
         """Exchange the gradients of another model, too (collective): their mean over the samples, or sum."""
@@ -73,8 +78,6 @@ class GradientExchange:
         self._inside.update((id(cell.parameter), cell.parameter._cdata) for cell in model.cells)
         for number, cell in enumerate(model.cells, one.first):
             self._watch(number, cell.parameter)
-            if model.records:
-                self._weigh(one, number)
         self.meetings.widen(len(self._cells))
 
     def knows(self, parameter: nn.Parameter) -> bool:
@@ -100,18 +103,36 @@ class GradientExchange:
         """Weigh this rank's gradients from now on by its `own` samples among the `whole` batch's."""
         size = self._comm.size
         for one in self._models:
-            model = one.gradients
             # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
-            share = float(size if own else 0) if one.sums else size * own / whole if whole else 0.0
-            model.share = own / whole if whole else 0.0
-            if share == one.share == 1 and not model.records:
-                continue
-            one.share = share
-            for number in range(one.first, one.first + len(model.cells)):
-                if share != 1 or model.records:
-                    self._weigh(one, number)
+            one.share = float(size if own else 0) if one.sums else size * own / whole if whole else 0.0
+            one.gradients.share = own / whole if whole else 0.0
+
+    def begin(self) -> None:
+        """Begin a backward pass."""
+        for one in self._models:
+            if one.is_apart:
+                one.before = [cell.parameter.grad for cell in one.gradients.cells]
+                for cell in one.gradients.cells:
+                    cell.parameter.grad = None
+
+    @torch.no_grad()
+    def end(self, failed: bool = True) -> None:
+        """Add what a backward pass has brought, weighted, to what was there before."""
+        for one in self._models:
+            before, one.before = one.before or (), None
+            for at, (cell, earlier) in enumerate(zip(one.gradients.cells, before, strict=False)):
+                parameter, new = cell.parameter, cell.parameter.grad
+                if new is None:
+                    parameter.grad = earlier
+                    continue
+                new = new * one.share if one.share else torch.zeros_like(new)
+                if one.gradients.records and not failed:
+                    one.gradients.incoming[at] = Incoming(new, earlier)
+                    parameter.grad = new if earlier is None else earlier
+                elif earlier is None or (earlier.is_sparse and not new.is_sparse):
+                    parameter.grad = new if earlier is None else new + earlier
                 else:
-                    self._handles.pop(number).remove()
+                    parameter.grad = earlier.add_(new)
 
     @torch.no_grad()
     def meet(self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()) -> Tensor:
@@ -177,46 +198,14 @@ class GradientExchange:
         handle = cast("Any", parameter).register_post_accumulate_grad_hook(arrived)
         # Before those of the program's, which may step.
         cast("Any", parameter)._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
-        self._nodes.append(adder(parameter))
         parameter.requires_grad_(trained)
-
-    def _weigh(self, one: ExchangedModel, number: int) -> None:
-        """Weigh, and note, what comes for a parameter, before it is added to what is there.
-
-        Only gradients that are added to `.grad` come here, not those that `torch.autograd.grad` returns.
-        """
-        node = adder(self._cells[number].parameter)
-        if number in self._handles and node is self._nodes[number]:
-            return
-        self._nodes[number] = node
-        model, at = one.gradients, number - one.first
-        parameter = model.cells[at].parameter
-
-        def before(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            (gradient,) = gradients
-            if one.share != 1:
-                gradient = gradient * one.share if one.share else torch.zeros_like(gradient)
-            if model.records:
-                known = model.incoming.get(at)
-                # Without a gradient it is what is left of a pass that has failed.
-                if known is not None and parameter.grad is not None:
-                    known.gradient = known.gradient + gradient.detach()
-                else:
-                    kept = None if parameter.grad is None else parameter.grad.clone()
-                    model.incoming[at] = Incoming(gradient.detach(), kept)
-            return (gradient,)
-
-        self._handles[number] = self._nodes[number].register_prehook(before)
 
     @torch.no_grad()
     def _end(self) -> None:
         self._task = -1
-        # What a pass that failed has brought may have been zeroed since.
-        touched = tuple(n for n in self._touched if self._cells[n].parameter.grad is not None)
+        numbers = list(self._touched)
         self._touched.clear()
-        if not touched:
-            return
-        for number in touched:
+        for number in numbers:
             gradient = self._cells[number].parameter.grad
             if gradient is not None and gradient.requires_grad:
                 raise BadOption(
@@ -224,9 +213,19 @@ class GradientExchange:
                     "of other ranks come in; use torch.autograd.grad(..., create_graph=True) for a penalty, "
                     "or one rank"
                 )
-        self.passes += 1
-        self._bring(touched)
-        self.meet(Purpose.REDUCE, (), touched)
+        if any(one.is_apart and one.before is None for one, _ in self._by_model(numbers)):
+            raise BadOption(
+                "a backward pass has not begun in torch.autograd.backward(), so its gradients cannot be "
+                "weighted; call loss.backward()"
+            )
+        self.end(failed=False)
+        # What a pass that failed has brought may have been zeroed since.
+        touched = tuple(n for n in numbers if self._cells[n].parameter.grad is not None)
+        if touched:
+            self.passes += 1
+            self._bring(touched)
+            self.meet(Purpose.REDUCE, (), touched)
+        self.begin()  # this may have been the pass of a checkpoint inside of another, which goes on
 
     def _bring(self, numbers: Sequence[int]) -> None:
         for one, own in self._by_model(numbers):
@@ -260,15 +259,3 @@ class GradientExchange:
 def _numbers_of(table: Tensor) -> list[int]:
     """The parameters that ranks bring, by their rows of words."""
     return cast("list[int]", table[:, HEAD:].any(dim=0).nonzero().view(-1).tolist())
-
-
-def adder(parameter: nn.Parameter) -> Any:
-    """The autograd node that accumulates a parameter's gradient; it and its hooks live while referred to."""
-    trained = parameter.requires_grad
-    # The loop may evaluate in inference mode now, or call the model inside of `torch.func.grad`.
-    with torch.inference_mode(False), torch.enable_grad(), temporarily_clear_interpreter_stack():
-        parameter.requires_grad_(True)
-        found = parameter.view_as(parameter).grad_fn
-        parameter.requires_grad_(trained)
-    assert found is not None, "it is a function of a parameter that is trained"
-    return found.next_functions[0][0]

@@ -201,7 +201,18 @@ class OwnLoop:
 
         model.register_forward_hook(ModuleHook(note_outputs), with_kwargs=True)
 
-    def begin_backward(self, roots: Sequence[Any]) -> None:
+    @contextmanager
+    def passing(self, roots: Sequence[Any]) -> Iterator[None]:
+        """Inside, a backward pass is made from these nodes."""
+        if self.comm.size > 1:
+            self._weigh(roots)
+        self.exchange.begin()
+        try:
+            yield
+        finally:
+            self.exchange.end()
+
+    def _weigh(self, roots: Sequence[Any]) -> None:
         """Weigh a backward pass by the batch that its models were called with.
 
         Args:
