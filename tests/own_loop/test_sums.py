@@ -88,8 +88,7 @@ def test_a_sum_over_samples_is_told_from_a_mean(name: str) -> None:
 
 
 def test_a_sum_is_refused_unless_distribute_is_told(worlds: Worlds) -> None:
-    def train(comm: Communicator, reduction: str | None) -> str:
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    def train(reduction: str | None) -> str:
         model = net()
         distribute.distribute(model, sgd(model), reduction=reduction)
         inputs, targets = next(iter(distribute.shard(DataLoader(samples(8), 8))))
@@ -99,9 +98,13 @@ def test_a_sum_is_refused_unless_distribute_is_told(worlds: Worlds) -> None:
             return str(error)
         return ""
 
-    for told in worlds.call(lambda comm: [train(comm, how) for how in (None, "sum", "mean")], 2):
-        assert "reduction='sum'" in told[0]
-        assert told[1:] == ["", ""]
+    def work(comm: Communicator) -> list[str]:
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        return [train(reduction) for reduction in ("sum", "mean", None)]
+
+    for told in worlds.call(work, 2):
+        assert told[:2] == ["", ""]
+        assert "reduction='sum'" in told[2]
 
 
 def _search(comm: Communicator | None, count: int, averaged: bool = False) -> list[dict[str, Tensor]]:

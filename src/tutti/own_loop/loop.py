@@ -232,7 +232,8 @@ class OwnLoop:
                 "loss of each batch, or give batches that the ranks can share evenly (drop_last=True)"
             )
         counts = batches[-1]
-        if self.pace is Pace.TOGETHER and counts.own and counts is not self._before_all:
+        unsaid = any(one.reduction is None for one in origins)
+        if unsaid and self.pace is Pace.TOGETHER and counts.own and counts is not self._before_all:
             self._refuse_sum(roots, counts)
         if (counts.own, counts.all) != (self.counts.own, self.counts.all):
             self.exchange.weigh(counts.own, counts.all)
