@@ -1,7 +1,7 @@
 """What a user can rely on, as commands that a user types.
 
-Each test names its promise above it by the number here. The tests know the commands, `import tutti`, and the documented
-files of a run folder; nothing else, so they hold whatever the code inside becomes.
+Above each test stands the number of its promise. The tests know the commands, `import tutti`, and the
+documented files of a run folder; nothing else, so they hold whatever the code inside becomes.
 
 1.  One command trains alone or in parallel, and times each stage; a comparison puts all ways side by side.
 2.  N ranks give the weights of sequential training, to 1e-12 in float64, also where samples do not divide.
@@ -22,8 +22,8 @@ files of a run folder; nothing else, so they hold whatever the code inside becom
 17. Accuracy against scale on virtual ranks, with real gradients and the same bits each time.
 18. Three lines make a loop of torch parallel, several models included.
 19. A search over blocks of ranks, with folds inside and trials that end early; ensembles.
-20. A slow rank gets less work, a lost one does not end the run, a hung one is named. The loss of a whole host is not
-    here: it needs network namespaces (tests/cluster/test_lost_host.py).
+20. A slow rank gets less work, a lost one does not end the run, a hung one is named. The loss of a host is
+    not here: it needs network namespaces (tests/cluster/test_lost_host.py).
 21. A running training grows and shrinks.
 22. Validation beside training; evaluation counts each sample once under every strategy.
 23. The update of a centre is about as fast as torch's fused Adam. Not here: benchmarks/centre.py measures it.
@@ -32,13 +32,14 @@ files of a run folder; nothing else, so they hold whatever the code inside becom
 26. Models of Keras, Hugging Face and torch.export in; ONNX out.
 27. Early stopping; history as JSON and CSV, in TensorBoard and MLflow.
 28. Programs of torch.distributed run by `init_process_group("tutti")` on torch's own wheel.
-29. The efficiency of 1, 2 and 4 processes in a table. Not here: examples/efficiency.py (tests/docs/test_lessons.py).
-30. torchrun, mpirun and the tasks of a job array. A real Slurm is tests/cluster/test_slurm.py; the notebook is
-    tests/docs/test_notebook.py.
+29. The efficiency of 1, 2 and 4 processes in a table. Not here: examples/efficiency.py, which
+    tests/docs/test_lessons.py runs.
+30. torchrun, mpirun and the tasks of a job array. Not here: a real Slurm (tests/cluster/test_slurm.py) and
+    notebooks (tests/docs/test_notebook.py).
 31. Data in many formats; missing values, several inputs, sequences.
 32. Predictions, evaluations, exports, and estimators of scikit-learn.
 33. A plan picks ranks, threads, layout and precision by measuring.
-34. Nothing hangs, nothing is left behind, the traceback of the rank that failed is last, and a wrong word is told the
-    nearest right one.
+34. Nothing hangs, nothing is left behind, the traceback of the rank that failed is last, and a wrong word
+    is told the nearest right one.
 35. On one host nothing listens; a foreign run folder runs no code.
 """

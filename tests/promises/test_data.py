@@ -141,13 +141,14 @@ first = Both().double()
 def apart(model, data):
     def trained(workers):
         result = tutti.train(copy.deepcopy(model), data, workers=workers, steps=8, batch_size=7, validation=0,
-                             precision="fp64", seed=1, quiet=True)
+                             precision="fp64", optimizer="sgd", lr=0.1, seed=1, quiet=True)
         return torch.cat([one.detach().flatten() for one in result.model.parameters()])
     one = trained(1)
     return float((trained(2) - one).abs().max() / one.abs().max())
 
 inputs = {"age": ages, "picture": pictures}
-print(json.dumps([apart(first, (inputs, y)), *(apart(name, (sequences, y)) for name in ("gru", "transformer"))]))
+cases = {first: (inputs, y), "gru": (sequences, y), "transformer": (sequences, y)}
+print(json.dumps([apart(model, data) for model, data in cases.items()]))
 """
     found = program(torch_program("import copy", figures), tmp_path).figures
     assert max(found) < 1e-12
@@ -157,7 +158,7 @@ STREAMED = """
 import numpy as np
 from pathlib import Path
 
-# With this loss a sample's gradient is its inputs, whatever the weights: they end as the sum over all samples.
+# With this loss a sample's gradient is its inputs, whatever the weights: these end as the sum over all.
 random = np.random.default_rng(0)
 x = random.integers(-8, 8, (8192, 512)).astype(np.float32)
 Path("shards").mkdir()
@@ -174,9 +175,9 @@ OPTIONS = {"stream": True, "buffer": 4}
 def apart(workers, strategy):
     model = nn.Linear(512, 1, bias=False).double()
     nn.init.zeros_(model.weight)
-    result = tutti.train(model, "shards", data_options=OPTIONS, workers=workers, epochs=1, strategy=strategy,
-                         batch_size=32, optimizer="sgd", lr=1.0, loss=minus_mean, metrics=[], precision="fp64",
-                         validation=0, quiet=True)
+    result = tutti.train(model, "shards", data_options=OPTIONS, workers=workers, epochs=1,
+                         strategy=strategy, batch_size=32, optimizer="sgd", lr=1.0, loss=minus_mean,
+                         precision="fp64", validation=0, quiet=True)
     expected = torch.from_numpy(x.sum(0, dtype=np.float64)) / 32
     assert result.summary.samples == 8192, result.summary
     return float((result.model.weight[0].detach() - expected).abs().max() / expected.abs().max())

@@ -54,29 +54,23 @@ def weights(folder: Path, name: str, rank: int = 0) -> list[float]:
     return found
 
 
-# Promise 18
-def test_three_lines_make_a_loop_of_two_models_parallel(tmp_path: Path) -> None:
-    program(loop("plain", plain=True), tmp_path)
-    launchers = {"alone": "python", "two": "tutti run -n 2", "three": "tutti run -n 3"}
-    expected = weights(tmp_path, "plain")
-    for name, launcher in launchers.items():
-        program(loop(name), tmp_path, launcher)
-        assert weights(tmp_path, name) == pytest.approx(expected, rel=1e-10, abs=1e-12)
-    assert weights(tmp_path, "three", 2) == weights(tmp_path, "three", 0)
-
-
 # Promises 18 and 30
-def test_a_loop_of_ones_own_runs_under_mpirun_and_torchrun(tmp_path: Path) -> None:
+def test_three_lines_make_a_loop_of_two_models_parallel_under_every_launcher(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     launchers = {
-        "own": "tutti run -n 2",
+        "alone": "python",
+        "three": "tutti run -n 3",
+        "two": "tutti run -n 2",
         "mpirun": "mpirun -n 2 python",
         "torchrun": "torchrun --standalone --nproc-per-node 2",
     }
+    program(loop("plain", plain=True), tmp_path)
+    expected = pytest.approx(weights(tmp_path, "plain"), rel=1e-10, abs=1e-12)
     for name, launcher in launchers.items():
         program(loop(name), tmp_path, launcher)
-    for name in launchers:
-        assert weights(tmp_path, name, 1) == weights(tmp_path, "own")
+        assert weights(tmp_path, name) == expected
+    for name in ("two", "mpirun", "torchrun"):
+        assert weights(tmp_path, name, 1) == weights(tmp_path, "two")
 
 
 RESUMED = """
