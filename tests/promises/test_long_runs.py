@@ -350,6 +350,7 @@ def test_a_foreign_run_folder_runs_no_code(tmp_path: Path) -> None:
 
 
 # Promise 30
+@pytest.mark.mpi
 def test_mpirun_and_torchrun_start_the_ranks_that_tutti_starts(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     words = "train mlp --steps 20 --threads 1 --precision fp64"
@@ -366,6 +367,7 @@ def test_mpirun_and_torchrun_start_the_ranks_that_tutti_starts(tmp_path: Path) -
 
 
 # Promises 13 and 30
+@pytest.mark.mpi
 def test_two_levels_of_parameter_servers_train_under_mpirun(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     options = "--strategy downpour --servers 1 --levels 2 --server-period 2 --epochs 3 --out run"

@@ -55,6 +55,7 @@ def weights(folder: Path, name: str, rank: int = 0) -> list[float]:
 
 
 # Promises 18 and 30
+@pytest.mark.mpi
 def test_three_lines_make_a_loop_of_two_models_parallel_under_every_launcher(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     launchers = {
@@ -167,6 +168,7 @@ dist.destroy_process_group()
 
 
 # Promise 28
+@pytest.mark.mpi
 @pytest.mark.parametrize("launcher", ["torchrun --standalone --nproc-per-node 2", "mpirun -n 2 python"])
 def test_programs_of_torch_distributed_run_unchanged(tmp_path: Path, launcher: str) -> None:
     if launcher.startswith("mpirun"):
