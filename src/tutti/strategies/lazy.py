@@ -14,12 +14,11 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.clipping import squared_norm
 from tutti.optim.missing import MissingGradients
 from tutti.parameter_server.base import Receipt, Rule
 from tutti.parameter_server.rules import OptimizerRule
 from tutti.registry import part
-from tutti.replica import Replica, copy_all
+from tutti.replica import Replica, copy_all, squared_norm
 from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.errors import BadOption
-from tutti.optim.clipping import clip as clip_gradient
+from tutti.optim.clipping import clip_gradients
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
@@ -59,7 +59,7 @@ class OwnWeightsWorker(Worker):
 
     def prepare(self) -> None:
         """Clip this worker's own gradient."""
-        clip_gradient(self.grads, self._clip.norm, self._clip.value)
+        clip_gradients(self.replica.gradients, self._clip.norm, self._clip.value)
 
     @abstractmethod
     def agree(self) -> None:

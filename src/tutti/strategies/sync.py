@@ -25,13 +25,13 @@ from tutti.allreduce.exact import ByMessages, Native
 from tutti.allreduce.powersgd import PowerSGD
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.clipping import clip_values, scale_for, squared_norm
+from tutti.optim.clipping import clip_values, scale_for
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
-from tutti.replica import Replica
+from tutti.replica import NormShare, Replica, squared_norm
 from tutti.state import Held, Saved, State, TensorPiece, pieces_of
-from tutti.strategies.base import Clip, Home, NormShare, Replicated, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Replicated, Strategy, Worker
 from tutti.strategies.joint_gradients import (
     JointGradients,
     MakeReduction,
@@ -172,8 +172,9 @@ class SyncWorker(Worker):
         ]
         self._squares = comm.node.shared(lanes, dtype=torch.float64) if clip.norm is not None else None
         self._counted = [part.total for part in self._parts]
-        if clip.divided is not None:
-            self._counted = list(_counted(replica, totals, self._slices, clip.divided))
+        self._share = replica.gradients.share
+        if self._share is not None:
+            self._counted = list(_counted(replica, totals, self._slices, self._share))
 
     @override
     def step(self) -> None:
@@ -268,18 +269,18 @@ class SyncWorker(Worker):
             squares[self._lane] = squared_norm(self._counted)
         # The next write is after the barrier at the end of this step, when all have read.
         self._node.barrier()
-        total, divided = sum(squares.tolist()), self._clip.divided
-        return math.sqrt(total if divided is None else divided.add_up(total))
+        total = sum(squares.tolist())
+        return math.sqrt(total if self._share is None else self._share.add_up(total))
 
 
 def _counted(
-    replica: Replica, totals: Sequence[Tensor], slices: Sequence[slice], divided: NormShare
+    replica: Replica, totals: Sequence[Tensor], slices: Sequence[slice], share: NormShare
 ) -> Iterator[Tensor]:
     """Yield the parts of this rank's slices that count in the norm of a model divided over a team."""
     for flat, total, own in zip(replica.flats, totals, slices, strict=True):
         for parameter, span in zip(flat.parameters, flat.spans, strict=True):
             start, stop = max(span.start, own.start), min(span.stop, own.stop)
-            if start < stop and divided.counts(parameter):
+            if start < stop and share.counts(parameter):
                 yield total[start:stop]
 
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
 from tutti.errors import NotFinite
-from tutti.optim.sparse import sparse_tables
-from tutti.replica import Replica, copy_all, is_finite
+from tutti.replica import Replica, copy_all
 from tutti.training.finite_check import REMEDY
 
 _Place = tuple[nn.Module, str]
@@ -45,7 +44,6 @@ class Contributions:
 
     def __init__(self, replica: Replica, comm: Communicator, most: int) -> None:
         self._replica, self._comm, self._most = replica, comm, most
-        self._tables = sparse_tables(replica.module)
         self._buffers = [vector.clone() for vector in replica.buffers]
         # The module may set them to other tensors, which are in none of the vectors.
         self._first = dict(_buffers_of(replica.module))
@@ -67,7 +65,7 @@ class Contributions:
         Raises:
             NotFinite: more in a row than may be left out are not finite.
         """
-        if self._loss is None and all(is_finite(vector) for vector in self._vectors()):
+        if self._loss is None and self._replica.gradients.is_finite():
             self._in_row = 0
             self.keep_buffers()
             return True
@@ -125,26 +123,17 @@ class Contributions:
         copy_all(self._buffers, self._replica.buffers)
         self._assigned = {place: None if now is None else now.clone() for place, now in self._others()}
 
-    def _vectors(self) -> list[Tensor]:
-        sparse = [table.grad for table in self._tables if table.grad is not None and table.grad.is_sparse]
-        return [*(flat.grads for flat in self._replica.flats), *(grad._values() for grad in sparse)]
-
     def _what(self) -> str:
         broken = self._replica.first_not_finite(gradients=False)
         why = "" if broken is None else f"; parameter '{broken}' itself is no longer finite"
         if self._loss is not None:
             return f"the loss is {self._loss}{why}"
-        names = self._replica.names
-        sparse = [names[t] for t in self._tables if t.grad is not None and t.grad.is_sparse]
-        name = self._replica.first_not_finite(weights=False) or next(iter(sparse), None)
+        name = self._replica.first_not_finite(weights=False)
         return f"the gradient of '{name}' is not finite, though the loss is{why}"
 
     def _drop(self) -> None:
         self._loss = None
-        self._replica.zero_grad()
-        for table in self._tables:
-            if table.grad is not None and table.grad.is_sparse:
-                table.grad = None
+        self._replica.gradients.zero()
         copy_all(self._replica.buffers, self._buffers)
         for (module, name), now in self._others():
             kept = self._assigned.get((module, name))

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.replica import Replica, is_finite
+from tutti.replica import Replica
 from tutti.state import Values
 
 FIRST: Final = 2.0**16
@@ -40,7 +40,7 @@ class LossScale:
     """
 
     def __init__(self, replica: Replica, comm: Communicator | None) -> None:
-        self._replica, self._comm = replica, comm
+        self._gradients, self._comm = replica.gradients, comm
         self.factor, self._good = FIRST, 0
 
     def unscale(self) -> bool:
@@ -48,12 +48,12 @@ class LossScale:
 
         Otherwise they are zero, and the factor is smaller.
         """
-        self._replica.scale_gradients(1 / self.factor)
-        overflown = torch.tensor([not all(is_finite(flat.grads) for flat in self._replica.flats)]).float()
+        self._gradients.scale(1 / self.factor)
+        overflown = torch.tensor([not self._gradients.is_finite()]).float()
         if self._comm is not None:
             self._comm.all_reduce(overflown)
         if overflown.item() and self.factor > LEAST:
-            self._replica.zero_grad()
+            self._gradients.zero()
             self.factor, self._good = self.factor / 2, 0
             return False
         self._good += 1

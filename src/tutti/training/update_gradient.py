@@ -127,7 +127,7 @@ class UpdateGradient:
             worker.share, worker.weight = 0.0, 0.0
         elif rest < 1 and not self.objective.loss.weighed:
             worker.share /= rest
-            self._replica.scale_gradients(1 / rest)
+            self._replica.gradients.scale(1 / rest)
         return True
 
     def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
@@ -207,5 +207,5 @@ def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float,
     if comm is not None:
         comm.all_reduce(total)
     whole = float(total.item())
-    replica.scale_gradients(samples / whole if whole else 0.0)
+    replica.gradients.scale(samples / whole if whole else 0.0)
     return whole
