@@ -114,9 +114,9 @@ class Worker(ABC):
         return
 
     def give_up(self) -> None:
-        """Leave out a step, in a loop of the user's, because this rank's gradient has overflowed.
+        """Skip a step because a gradient is not finite: this rank's, or under the pace TOGETHER any rank's.
 
-        The optimizer makes no step by it. Under the pace TOGETHER nobody makes one.
+        The optimizer makes no step. A loop of the user's calls it on the ranks of such gradients alone.
         """
         self.skip()
 
