@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,20 +85,32 @@ class NormShare:
     add_up: Callable[[float], float]
 
 
+Missing = frozenset[nn.Parameter]
+"""Parameters without a gradient in an update, which torch's optimizers leave as they are."""
+
+NONE_MISSING: Final[Missing] = frozenset()
+
+
 class Gradients:
     """The gradients of a replica.
 
     Dense ones are in the vectors, zero where nothing was added. Those kept apart are `parameter.grad` alone,
     if there is one: the rows of an embedding table that a batch has looked up, or a part of a DTensor.
 
+    Each parameter's view of the vector has a version counter of its own, which counts what autograd adds: so
+    nobody has to look at the numbers to tell which parameters have got a gradient.
+
     Attributes:
         places: the stretches of the vectors that hold gradients.
+        parameters: those whose gradients are in the vectors, in their order.
         share: this rank's part of their norm; None: the model is whole here.
     """
 
     def __init__(self, flats: Sequence[Flat], apart: Iterable[nn.Parameter]) -> None:
         self._flats, self._apart = flats, {id(parameter): parameter for parameter in apart}
         self.share: NormShare | None = None
+        self.parameters = tuple(parameter for flat in flats for parameter in flat.parameters)
+        self._views = [cast("Tensor", parameter.grad) for parameter in self.parameters]
         self._find_places()
 
     def keep_apart(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -105,11 +118,15 @@ class Gradients:
         self._apart |= {id(parameter): parameter for parameter in parameters}
         for parameter in self._apart.values():
             parameter.grad = None
+        held = zip(self.parameters, self._views, strict=True)
+        dense = [(parameter, view) for parameter, view in held if id(parameter) not in self._apart]
+        self.parameters, self._views = tuple(p for p, _ in dense), [view for _, view in dense]
         self._find_places()
 
     def _find_places(self) -> None:
         self.places = [(flat, one) for flat in self._flats for one in _stretches_without(flat, self._apart)]
         self._dense = [flat.grads[place] for flat, place in self.places]
+        self._versions = [view._version for view in self._views]
 
     def apart(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield the parameters whose gradients are kept apart and there, and what this process has of these.
@@ -129,6 +146,16 @@ class Gradients:
     def vectors(self) -> Sequence[Tensor]:
         """Return all tensors that hold gradients; they may be changed in place."""
         return [*self._dense, *(gradient for _, gradient in self.apart())] if self._apart else self._dense
+
+    def missing(self) -> Missing:
+        """Return which of `parameters` got no gradient since the last call; to be called once an update."""
+        before, self._versions = self._versions, [view._version for view in self._views]
+        if not any(map(int.__eq__, before, self._versions)):
+            return NONE_MISSING
+        held = zip(self.parameters, self._views, before, self._versions, strict=True)
+        return frozenset(
+            parameter for parameter, view, old, new in held if old == new and _lacks_gradient(parameter, view)
+        )
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients by `factor`, in place."""
@@ -150,13 +177,8 @@ class Gradients:
         """Return the sum of the squares of the whole model's gradient (collective over its team)."""
         if self.share is None:
             return squared_norm(self.vectors())
-        dense = (
-            (parameter, flat.grads[span])
-            for flat in self._flats
-            for parameter, span in zip(flat.parameters, flat.spans, strict=True)
-            if id(parameter) not in self._apart
-        )
-        counts, held = self.share.counts, chain(dense, self.apart())
+        counts = self.share.counts
+        held = chain(zip(self.parameters, self._views, strict=True), self.apart())
         return self.share.add_up(squared_norm(gradient for parameter, gradient in held if counts(parameter)))
 
 
@@ -372,6 +394,12 @@ def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
     elif parameter.grad.data_ptr() != view.data_ptr():
         view.copy_(parameter.grad)
     parameter.grad = view.data  # with a version counter of its own
+
+
+def _lacks_gradient(parameter: nn.Parameter, view: Tensor) -> bool:
+    """Return whether a parameter has no gradient, given the view to which autograd has added nothing."""
+    # One may have been written into the vector itself. A loop of the user's has another view, or none.
+    return parameter.grad is None or (parameter.grad is view and not bool(view.any()))
 
 
 def _stretches_without(flat: Flat, apart: Container[int]) -> Iterator[slice]:

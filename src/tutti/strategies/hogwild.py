@@ -77,10 +77,11 @@ class _HogwildWorker(Worker):
     @override
     @torch.no_grad()
     def step(self) -> None:
+        missing = self._gradients.missing()
         clip_gradients(self._gradients, self._clip.norm, self._clip.value)
         with self.updating:
             for optimizer in self._dense:
-                optimizer.step()
+                optimizer.step(missing)
             written = self._written + self._rows.step()
         applied_at = self._comm.clock()
         before = self._updates.add()
