@@ -52,10 +52,9 @@ def end_writers() -> None:
 
 @contextmanager
 def nothing_beside_runs() -> Iterator[None]:
-    """Have runs of this process start neither a sampler, nor a guard, nor one writer after the other."""
+    """Have runs of this process start neither a sampler nor one writer after the other."""
     with keeping_writers(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("tutti.run.train.sampling", lambda comm, wanted: nullcontext())
-        patch.setattr("tutti.run.assembled.take_back_after_me", lambda folder: None)
         try:
             yield
         finally:

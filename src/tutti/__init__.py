@@ -29,7 +29,6 @@ if sys.platform != "linux":
     sys.exit(2)
 
 try:
-    from tutti.launch.orphans import follow_launcher
     from tutti.torch_backend.registration import register_with_torch
 except KeyboardInterrupt:
     if not _is_command():
@@ -155,8 +154,6 @@ def _rendezvous_file(timeout_s: float) -> int | None:
 
 # What `torch.distributed.init_process_group("tutti")` needs.
 register_with_torch(_rendezvous_file)
-
-follow_launcher()
 
 
 def __getattr__(name: str) -> object:

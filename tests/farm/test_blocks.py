@@ -338,7 +338,8 @@ def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:
     assert len((stopped.job("job-0") / "starts.jsonl").read_text().splitlines()) == 2
 
 
-def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+def test_the_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tutti.launch.stop_request.SAME_S", 0.0)
     folder = _farm(tmp_path / "farm")
 
     def interrupt(what: Happening) -> None:

@@ -1,4 +1,4 @@
-"""A program for `mpirun -n N python followers.py MOMENT FOLDER`: it notes its processes, and never ends."""
+"""A program for `mpirun -n N python followers.py FOLDER`: it notes its processes, and never ends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from tutti.launch.orphans import mpi_segments
 
 
 def main() -> None:
-    moment, folder = sys.argv[1], Path(sys.argv[2])
-    if moment == "computing":
-        tutti.init().barrier()
+    folder = Path(sys.argv[1])
+    tutti.init().barrier()
     child = subprocess.Popen(["sleep", "600"])
     note = {"processes": [os.getpid(), child.pid], "launcher": os.getppid(), "segments": mpi_segments()}
     path = folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}"

@@ -1,9 +1,8 @@
-"""The guard of a job, and what is known of processes that end."""
+"""The guard of a job."""
 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -12,41 +11,7 @@ from pathlib import Path
 import pytest
 
 from tutti.launch import guard
-from tutti.launch.guard import JOB, ends_with, is_being_killed, processes_of
-
-
-@pytest.mark.parametrize(
-    ("program", "signalled", "known"),
-    [
-        ("import sys; sys.exit(3)", None, 3),
-        ("import os; os.abort()", None, -signal.SIGABRT),
-        ("input()", signal.SIGKILL, -signal.SIGKILL),
-        # It may have been kept from those who ask, which looks the same.
-        ("pass", None, None),
-    ],
-)
-def test_the_exit_code_of_a_process_is_known_before_anybody_has_waited_for_it(
-    program: str, signalled: signal.Signals | None, known: int | None
-) -> None:
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
-        if signalled is not None:
-            assert ends_with(process.pid) is None
-            process.send_signal(signalled)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert ends_with(process.pid) == known
-        process.wait()
-        assert ends_with(process.pid) is None
-
-
-def test_nothing_is_known_of_a_process_where_no_more_files_can_be_opened() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with open(os.devnull) as last:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
-        try:
-            assert ends_with(os.getpid()) is None
-            assert not is_being_killed(os.getpid())
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+from tutti.launch.guard import JOB, processes_of
 
 
 @pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL, None])

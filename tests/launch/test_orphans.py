@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,14 +25,15 @@ from tutti.launch.placement import Host
 
 HERE = Path(__file__).parent
 
+INIT_TORCH = "from torch import distributed; distributed.init_process_group('tutti')"
+
 
 @needs_mpirun
 @pytest.mark.mpi
-@pytest.mark.parametrize("moment", ["beginning", "computing"])
-def test_ranks_end_with_a_launcher_that_is_killed(moment: str, tmp_path: Path) -> None:
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     found, hosts = find_mpirun(), (Host("localhost", 2),)
     command = command_line(found, hosts, [], [])
-    command[command.index("-P") :] = [str(HERE / "followers.py"), moment, str(tmp_path)]
+    command[command.index("-P") :] = [str(HERE / "followers.py"), str(tmp_path)]
     environment = {**os.environ, **settings(found, hosts, os.environ)}
     mpirun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     processes: list[int] = []
@@ -43,7 +45,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(moment: str, tmp_path: Path) -
         mpirun.kill()
         assert wait_until_gone(processes) == []
         segments = [Path(segment) for note in notes for segment in note["segments"]]
-        assert bool(segments) == (moment == "computing"), "the MPI library makes files in /dev/shm"
+        assert segments, "the MPI library makes files in /dev/shm"
         assert not [segment for segment in segments if segment.exists()]
         assert not Path(tempfile.gettempdir(), f"ompi.{mpirun.pid}").exists()
     finally:
@@ -99,19 +101,28 @@ def test_a_launcher_that_was_started_by_a_link_of_another_name_is_known_by_its_f
     assert known == [(launcher.pid, file)]
 
 
-@pytest.mark.parametrize(("listens", "returncode"), [(True, 0), (False, -signal.SIGKILL)])
-def test_a_rank_whose_launcher_was_killed_before_it_came_to_import_us_ends(
-    listens: bool, returncode: int
-) -> None:
+@pytest.fixture
+def ended_mpirun() -> Iterator[dict[str, str]]:
+    """The environment of a shell that an mpirun has started, which has ended."""
     with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        if listens:
-            server.listen()
-        told = {"PMIX_SERVER_URI41": f"prterun-a-7@0.0;tcp4://127.0.0.1:{server.getsockname()[1]}"}
-        rank = subprocess.run(
-            [sys.executable, "-c", "import tutti"],
-            env={**os.environ, "OMPI_COMM_WORLD_SIZE": "2", **told},
-            timeout=60,
-            check=False,
-        )
-    assert rank.returncode == returncode
+        server.bind(("127.0.0.1", 0))  # Nobody listens.
+        uri = f"prterun-a-7@0.0;tcp4://127.0.0.1:{server.getsockname()[1]}"
+        job = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}
+        yield {**os.environ, **job, "PMIX_SERVER_URI41": uri}
+
+
+def test_an_import_ignores_the_variables_of_an_mpirun_that_has_ended(ended_mpirun: dict[str, str]) -> None:
+    program = "import os; before = dict(os.environ); import torch, tutti; assert before == dict(os.environ)"
+    subprocess.run([sys.executable, "-c", program], env=ended_mpirun, timeout=120, check=True)
+
+
+@pytest.mark.parametrize("start", ["import tutti; tutti.init()", INIT_TORCH])
+def test_a_program_that_joins_the_job_of_an_mpirun_that_has_ended_is_refused(
+    start: str, ended_mpirun: dict[str, str]
+) -> None:
+    command = [sys.executable, "-c", start]
+    rank = subprocess.run(
+        command, env=ended_mpirun, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    assert rank.returncode > 0
+    assert "OMPI_" in rank.stderr

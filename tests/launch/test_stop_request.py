@@ -41,6 +41,23 @@ def stopping() -> Iterator[Stopping]:
         yield found
 
 
+class Clock:
+    """The monotonic clock, which stands still between the signals of a test."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(time, "monotonic", found)
+    return found
+
+
 @pytest.mark.parametrize(
     ("before", "last", "ends"),
     [
@@ -58,14 +75,31 @@ def stopping() -> Iterator[Stopping]:
         ([SIGUSR1, SIGTERM], SIGTERM, True),
     ],
 )
-def test_a_signal_asks_or_ends(before: list[int], last: int, ends: bool, stopping: Stopping) -> None:
+def test_a_signal_asks_or_ends(
+    before: list[int], last: int, ends: bool, stopping: Stopping, clock: Clock
+) -> None:
     for signum in before:
         signal.raise_signal(signum)
         assert not stopping.over()
+        clock.now_s += 1
     signal.raise_signal(last)
     assert stopping.over() == ends
     assert stopping.ended_by == (last if ends else None)
     assert stopping.page.requested == (last != SIGHUP)
+
+
+@pytest.mark.parametrize("signum", [SIGINT, SIGTERM])
+def test_signals_within_half_a_second_are_one_request(signum: int, stopping: Stopping, clock: Clock) -> None:
+    for _ in range(2):  # As `timeout` sends them.
+        signal.raise_signal(signum)
+        assert not stopping.over()
+        clock.now_s += 0.001
+    signal.raise_signal(signum)
+    stopping.act()
+    assert not stopping.over()
+    clock.now_s += 0.5
+    signal.raise_signal(signum)
+    assert stopping.over()
 
 
 @pytest.mark.parametrize("signum", [SIGINT, SIGTERM, SIGUSR1])
@@ -145,8 +179,8 @@ def _handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_handlers")
-def test_in_this_process_the_first_ctrl_c_asks_and_the_second_interrupts(
-    capfd: pytest.CaptureFixture[str],
+def test_in_this_process_the_first_ctrl_c_asks_and_a_later_one_interrupts(
+    capfd: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
     for others in (nullcontext(), stoppable()):  # Virtual ranks are in the section together.
         with stoppable(), others:
@@ -154,6 +188,8 @@ def test_in_this_process_the_first_ctrl_c_asks_and_the_second_interrupts(
             signal.raise_signal(SIGINT)
             assert stop_requested()
             signal.raise_signal(SIGUSR1)
+            signal.raise_signal(SIGINT)
+            clock.now_s += 0.5
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(SIGINT)
         assert capfd.readouterr().err == "tutti: saving, then stopping; Ctrl-C again ends at once\n"
@@ -165,7 +201,7 @@ def test_in_this_process_the_first_ctrl_c_asks_and_the_second_interrupts(
 
 
 @pytest.mark.usefixtures("_handlers")
-def test_a_program_keeps_its_own_sigusr1_and_its_sigterm_is_called_at_the_end() -> None:
+def test_a_program_keeps_its_own_sigusr1_and_its_sigterm_is_called_at_the_end(clock: Clock) -> None:
     came: list[int] = []
     signal.signal(SIGUSR1, lambda signum, frame: came.append(signum))
     signal.signal(SIGTERM, lambda signum, frame: came.append(signum))
@@ -174,6 +210,7 @@ def test_a_program_keeps_its_own_sigusr1_and_its_sigterm_is_called_at_the_end() 
         assert not stop_requested()
         signal.raise_signal(SIGTERM)
         assert (stop_requested(), came) == (True, [SIGUSR1])
+        clock.now_s += 0.5
         signal.raise_signal(SIGTERM)
         assert came == [SIGUSR1, SIGTERM]
 
@@ -289,6 +326,7 @@ def end_with(job: Job, *acts: int | str) -> int:
     for act in acts:
         if isinstance(act, str) and act != "Ctrl-C":
             job.wait_for(act)
+            time.sleep(stop_request.SAME_S)
         elif act == "Ctrl-C":
             job.press_ctrl_c()
         else:

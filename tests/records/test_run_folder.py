@@ -73,8 +73,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert again.history().records == [RECORD]
     assert again.read(Summary) == summary
     assert torch.equal(module.weight, other.weight)
-    files = {*run_folder.FILES} - {run_folder.CSV}  # which a logger writes
-    assert {path.name for path in folder.path.iterdir()} == {*files, "ranks"}
+    files = {run_folder.CONFIG, run_folder.SEAL, run_folder.HISTORY, run_folder.WEIGHTS}
+    assert {path.name for path in folder.path.iterdir()} == {*files, *run_folder.RECORDS.values(), "ranks"}
 
 
 def test_weights_of_a_replica_keep_everything_and_stay_views(tmp_path: Path) -> None:
@@ -220,34 +220,6 @@ def test_weights_with_odd_metadata_are_named(tmp_path: Path, tied: str) -> None:
         load_weights(nn.Linear(4, 3), RunFolder(tmp_path).weights)
 
 
-def test_the_weights_have_room_from_the_start_on(tmp_path: Path) -> None:
-    folder, state = RunFolder(tmp_path), nn.Linear(400, 300).state_dict()
-    needed = sum(tensor.nbytes for tensor in state.values())
-    folder.reserve_weights(needed)
-    (reserved,) = tmp_path.iterdir()
-    before = reserved.stat()
-    assert before.st_blocks * 512 >= needed
-    folder.write_weights(weights_to_bytes(state))
-    (written,) = tmp_path.iterdir()
-    assert written.stat().st_ino == before.st_ino
-    assert written.read_bytes() == weights_to_bytes(state)
-
-
-def test_room_that_is_not_needed_is_given_back(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.reserve_weights(1 << 20)
-    folder.release_weights()
-    assert not any(tmp_path.iterdir())
-
-
-def test_room_is_given_back_where_the_same_weights_are_there_already(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    for _ in range(2):  # as by a run that has lost a rank after it had written them
-        folder.reserve_weights(1 << 20)
-        folder.write_weights(b"the same")
-    assert list(tmp_path.iterdir()) == [folder.weights]
-
-
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_weights(weights_to_bytes(nn.Linear(4, 3).state_dict()))
@@ -266,21 +238,6 @@ def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadModel, match="_extra_state"):
         RunFolder(tmp_path).write_weights(weights_to_bytes(Extra(2, 2).state_dict()))
-
-
-def test_a_run_that_came_to_nothing_is_taken_back(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
-    folder.write_config({})
-    folder.remove()
-    assert not folder.path.exists()
-
-
-def test_removing_spares_what_the_run_did_not_write(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
-    folder.write_config({})
-    (folder.path / "notes.txt").write_text("mine")
-    folder.remove()
-    assert [path.name for path in folder.path.iterdir()] == ["notes.txt"]
 
 
 def test_numbers_that_json_does_not_know_are_written_as_strings(tmp_path: Path) -> None:

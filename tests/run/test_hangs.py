@@ -24,7 +24,6 @@ from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import BEAT, FIRST_STEP, PID, WAITS, ControlLayout, control_bytes
 from tutti.errors import PeerLost
 from tutti.launch.hangs import UNKNOWN, HangWatch, RemoteHangWatch, state_of
-from tutti.launch.life_locks import BYTES, LifeLock
 from tutti.launch.liveness import LivenessAddress, LivenessWatch, Sign
 from tutti.launch.rank_processes import RankProcess
 
@@ -214,8 +213,7 @@ class Ranks:
         assert self.arena.allocate(control_bytes(2)) == FIRST
         layout = ControlLayout(2)
         self.words, self.lines = self.arena.words(FIRST, layout.words), [layout.line(0), layout.line(1)]
-        life = LifeLock.make(self.arena, self.arena.allocate(BYTES))
-        self.ranks = [RankProcess(rank, FileIO(os.devnull), life) for rank in range(2)]
+        self.ranks = [RankProcess(rank, FileIO(os.devnull)) for rank in range(2)]
         self.watch = HangWatch(self.arena, self.ranks, timeout_s=60)
 
     def train(self, *steps: int) -> None:

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from tests.mpi.mpirun import needs_mpirun
-from tests.preloaded import command
 from tutti.cli.main import main
 from tutti.errors import BadOption, PeerLost
-from tutti.launch.mpirun import command_line, find_mpirun, settings
-from tutti.launch.placement import Host
-from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
-from tutti.run.rollback import take_back_after_me
 from tutti.run.start import run
 from tutti.run.train_job import TrainJob
 
 KILLED = """
-import os, signal
+import os, shutil, signal
 from pathlib import Path
 from torch import nn
+from tutti.launch.launcher import started_by
 
 class Net(nn.Sequential):
     def forward(self, x):
-        if self.training and Path("run/{file}").exists():
+        if self.training and started_by().rank == 0 and Path("run/{file}").exists():
+            {first}
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 
@@ -42,29 +35,30 @@ def make():
 """
 
 
-def killed_once_there_is(file: str) -> None:
-    """Train, until ranks find the file in the run folder and are killed: they come to no clean-up."""
-    Path("killed.py").write_text(KILLED.format(file=file))
+def killed_once_there_is(file: str, first: str = "") -> None:
+    """Train until rank 0 finds the file in the run folder, runs a statement and is killed."""
+    Path("killed.py").write_text(KILLED.format(file=file, first=first))
     config = TrainConfig(model="killed.py:make", out="run", workers="2", epochs=3)
     with pytest.raises(PeerLost):
         run(TrainJob(config, quiet=True))
 
 
-def test_a_run_whose_ranks_are_killed_in_its_first_epoch_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", ["config.json", "history.jsonl"])
+def test_a_run_whose_rank_is_killed_keeps_its_folder(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    killed_once_there_is("config.json")
-    assert not Path("run").exists()
-
-
-def test_a_run_whose_ranks_are_killed_later_keeps_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    killed_once_there_is("history.jsonl")
+    killed_once_there_is(file)
     assert Path("run/config.json").exists()
-    assert not [path.name for path in Path("run").iterdir() if "weights" in path.name]
+
+
+def test_a_folder_that_has_taken_the_place_of_a_failed_run_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    replace = 'shutil.rmtree("run"); os.mkdir("run"); Path("run/config.json").write_text("another")'
+    killed_once_there_is("config.json", first=replace)
+    assert Path("run/config.json").read_text() == "another"
 
 
 @pytest.mark.parametrize(
@@ -128,64 +122,6 @@ def test_files_are_missed_before_any_rank_starts_without_torch_too(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (2, "")  # no plan
     assert message in done.stderr
-
-
-RAISING = """
-from torch import nn
-from tutti.launch.launcher import started_by
-
-class Net(nn.Sequential):
-    def forward(self, x):
-        if self.training and started_by().rank == 1:
-            raise ValueError("seven is not a colour")
-        return super().forward(x)
-
-def make():
-    return Net(nn.Flatten(), nn.Linear(64, 10))
-"""
-
-
-@needs_mpirun
-@pytest.mark.mpi
-def test_under_the_users_mpirun_a_run_that_fails_in_its_first_epoch_leaves_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "raising.py").write_text(RAISING)
-    model, out = f"{tmp_path / 'raising.py'}:make", tmp_path / "run"
-    program = [*command(), "train", model, "--out", str(out), "--batch-size", "8"]
-    found, hosts = find_mpirun(), (Host("localhost", 2),)
-    launcher = command_line(found, hosts, [], [])
-    environment = {**os.environ, **settings(found, hosts, os.environ)}
-    done = subprocess.run(
-        [*launcher[: launcher.index(sys.executable)], *program],
-        env=environment,
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "ValueError: seven is not a colour" in done.stderr
-    wait_until(lambda: not out.exists())
-
-
-def test_a_folder_is_taken_back_once_who_made_it_is_gone(tmp_path: Path) -> None:
-    begun, not_begun = (RunFolder.create(tmp_path / name, "mlp", "digits") for name in ("begun", "not"))
-    (begun.path / "history.jsonl").write_text("{}\n")
-    child = os.fork()
-    if child == 0:
-        take_back_after_me(begun)
-        take_back_after_me(not_begun)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    wait_until(lambda: not not_begun.path.exists())
-    assert (begun.path / "history.jsonl").exists()
-
-
-def wait_until(true: Callable[[], bool], patience_s: float = 60.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("asked", "refused"), [("10s", True), ("off", False), ("60s", False)])

@@ -36,12 +36,17 @@ INPUTS = torch.rand(150, 6, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)
 
 NETWORK = """
+import torch
 from torch import nn
 
 class CountingNorm(nn.BatchNorm1d):
     def __init__(self, width):
         super().__init__(width)
         self.calls = 0
+    def get_extra_state(self):
+        return torch.tensor(self.calls)
+    def set_extra_state(self, state):
+        self.calls = int(state)
     def forward(self, x):
         self.calls += self.training
         return super().forward(x) / (1 + self.calls)
@@ -284,37 +289,6 @@ def test_what_a_schedule_of_the_users_has_changed_is_that_of_the_longer_run(
     ]
     groups = [one["shared"]["training"]["schedule"]["options"] for one in decays]
     assert groups[0] == groups[1]
-
-
-NESTED = """
-import torch
-
-class Nested(torch.optim.Optimizer):
-    def __init__(self, params, lr):
-        super().__init__(params, {"lr": lr})
-        self.base, self.norms = torch.optim.Adam(self.param_groups), [torch.zeros(())]
-        self.seen = {object()}
-    def step(self):
-        norm = sum(p.grad.norm() for group in self.param_groups for p in group["params"])
-        self.norms.append(self.norms[-1] + norm)
-        for group in self.base.param_groups:
-            group["lr"] = self.param_groups[0]["lr"] / float(1 + self.norms[-1] / len(self.norms))
-        self.base.step()
-"""
-
-
-def test_an_optimizer_inside_of_one_goes_on_and_what_cannot_is_named(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (place / "nested.py").write_text(NESTED)
-    config = config_of(place, "", optimizer=f"{place}/nested.py:Nested", schedule="cosine")
-    train(replace(config, out=str(tmp_path / "whole")), 2)
-    lost = "'seen' (set) of the optimizer"
-    assert capsys.readouterr().err.count(lost) == 1
-    run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
-    assert apart(run, tmp_path / "whole") == 0
-    assert RunFolder(run).starts().records[-1].anew == (lost,)
-    assert apart(resumed(tmp_path / "whole", tmp_path / "on 3", 3, config), run) < 1e-12
 
 
 def test_a_run_goes_on_in_another_precision(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:

@@ -139,5 +139,11 @@ def test_ranks_are_placed_anew_where_others_are_given(monkeypatch: pytest.Monkey
     alone = TrainConfig(workers="1", strategy="solo")
     assert placed(alone, ("workers",)).strategy == "auto"
     assert placed(alone, ("workers", "strategy")).strategy == "solo"
+    with monkeypatch.context() as slurm:
+        slurm.setenv("SLURM_JOB_ID", "7")
+        slurm.setenv("SLURM_JOB_NODELIST", "c,d")
+        assert placed(before, ()) == TrainConfig(workers="auto", hosts="slurm")
+        assert placed(alone, ()) == TrainConfig(workers="auto")
+        assert placed(before, ("workers",)) == TrainConfig(workers="4")
     monkeypatch.setattr(resume, "started_by", lambda: LaunchContext(Launcher.MPIRUN, rank=0, size=3))
     assert placed(before, ()) == TrainConfig(workers="auto")

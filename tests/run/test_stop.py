@@ -39,8 +39,9 @@ def stopped_by(signum: int, words: list[str], folder: Path, **environment: str) 
         )
     try:
         wait_for_files([folder / "history.jsonl"])
-        # A terminal sends it to the whole group.
-        (os.killpg if signum == signal.SIGINT else os.kill)(run.pid, signum)
+        os.kill(run.pid, signum)
+        if signum == signal.SIGINT:  # As `timeout` sends it: to the command, then to the whole group.
+            os.killpg(run.pid, signum)
         assert run.wait(timeout=90) == EXIT_INTERRUPTED, said.read_text()
     finally:
         run.kill()

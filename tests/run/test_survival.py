@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
-from functools import cache, partial
+from contextlib import closing, suppress
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,15 +24,17 @@ from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
-from tutti.launch import succession
+from tutti.launch.cores import Cores
 from tutti.launch.crew import Crew, Orders
-from tutti.launch.fork_server_client import ForkServer
-from tutti.launch.stop_request import Stopping
+from tutti.launch.placement import share_host
 from tutti.launch.succession import Line
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.assembled import AssembledRun, RunContext, _run_folder
 from tutti.run.config import TrainConfig
+from tutti.run.lineup import Lineup
+from tutti.run.pickled import Pickled
+from tutti.run.survival import _Plan
 from tutti.run.train_job import TrainJob, again
 
 INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
@@ -415,14 +416,13 @@ def test_where_no_more_files_can_be_opened_the_run_goes_on_without_ranks_in_rese
 ) -> None:
     begin, calls = Line._begin, []
 
-    def fails_twice(line: Line, orders: Orders) -> Crew:
+    def fails_once(line: Line, orders: Orders) -> Crew:
         calls.append(orders)
-        # The reserve, then the crew that begins while the one before it has its files still.
-        if len(calls) in (2, 3):
+        if len(calls) == 2:  # The reserve.
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return begin(line, orders)
 
-    monkeypatch.setattr(Line, "_begin", fails_twice)
+    monkeypatch.setattr(Line, "_begin", fails_once)
     options = {"strategy": "sync", "workers": 2, **OPTIONS}
     survived = tutti.train(
         with_memory(),
@@ -431,7 +431,7 @@ def test_where_no_more_files_can_be_opened_the_run_goes_on_without_ranks_in_rese
         standby=True,
         **options,
     )
-    assert len(calls) == 4
+    assert len(calls) == 3
     said = capfd.readouterr().err
     assert "there are no ranks in reserve (too many open files: raise the limit" in said
     alone = tutti.train(with_memory(), **options)
@@ -575,43 +575,22 @@ def test_others_prepare_themselves_where_a_reserve_was_lost(
     assert said.count("from here on new ones are started") == (reserves == 3)
 
 
-class HitsServers(tutti.Callback):
-    """Sends a signal to processes that fork ranks, and kills rank 1 unless that does it, once.
+class KillsServer(tutti.Callback):
+    """Kills a process that forks ranks, once.
 
     Args:
         folder: notes that it is done.
-        generations: of the rank's ancestors: 1 is the server of its crew, 2 that of all.
-        signal: what they get.
+        generation: of the rank's ancestors: 1 is the server of its crew, 2 that of all.
     """
 
-    def __init__(self, folder: Path, generations: Sequence[int], signal: signal.Signals) -> None:
-        self._note, self._generations, self._signal = folder / "hit", generations, signal
+    def __init__(self, folder: Path, generation: int) -> None:
+        self._note, self._generation = folder / "hit", generation
 
     def step(self, course: tutti.Course) -> None:
         if course.rank == 1 and course.step == 7 and not self._note.exists():
             self._note.touch()
-            for one in self._generations:
-                os.kill(ancestor(os.getpid(), one), self._signal)
-            if self._signal == signal.SIGKILL:
-                time.sleep(60)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("generations", [[1], [2], [1, 2]], ids=str)
-def test_a_run_goes_on_though_what_forks_its_ranks_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generations: list[int]
-) -> None:
-    for module in ("fork_server_client", "succession"):
-        monkeypatch.setattr(f"tutti.launch.{module}.PATIENCE_S", 3.0)
-    survived = tutti.train(
-        model(),
-        workers=2,
-        callbacks=HitsServers(tmp_path, generations, signal.SIGSTOP),
-        on_failure="respawn",
-        **OPTIONS,
-    )
-    torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
-    assert (tmp_path / "hit").exists()
+            os.kill(ancestor(os.getpid(), self._generation), signal.SIGKILL)
+            time.sleep(60)
 
 
 @pytest.mark.parametrize("generation", [1, 2])
@@ -621,7 +600,7 @@ def test_as_many_ranks_go_on_when_what_forks_them_was_killed(
     survived = tutti.train(
         model(),
         workers=2,
-        callbacks=HitsServers(tmp_path, [generation], signal.SIGKILL),
+        callbacks=KillsServer(tmp_path, generation),
         on_failure="shrink",
         **OPTIONS,
     )
@@ -747,8 +726,11 @@ def test_a_run_that_is_lost_without_a_checkpoint_says_so(
     with pytest.raises(PeerLost):
         tutti.train(model(), workers=2, out=str(out), callbacks=Killed(tmp_path, [(1, 2)]), **OPTIONS)
     said = capfd.readouterr().err
-    assert f"the run had no checkpoint yet, and {out} is removed, as no epoch was over" in said
-    assert not out.exists()
+    assert "the run had no checkpoint yet" in said
+    assert out.exists()
+
+
+GIVEN = {"data": Pickled(b"")}
 
 
 @pytest.mark.parametrize(
@@ -756,37 +738,62 @@ def test_a_run_that_is_lost_without_a_checkpoint_says_so(
     [
         ({}, None, "tutti train --resume {}"),
         ({}, "a,b", "tutti train --resume {} --hosts ... with those that are left"),
-        ({"data": b""}, None, "the same call of tutti.train, with resume='{}'"),
-        ({"data": b""}, "a,b", "the same call of tutti.train, with resume='{}' and hosts='...' with those"),
+        (GIVEN, None, "the same call of tutti.train, with resume='{}'"),
+        (
+            GIVEN,
+            "a,b",
+            "the same call of tutti.train, with resume='{}' and hosts='...' with those",
+        ),
     ],
 )
 def test_a_run_that_ends_with_a_lost_rank_says_how_to_go_on(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    objects: dict[str, bytes],
+    objects: dict[str, Pickled],
     hosts: str | None,
     way: str,
 ) -> None:
     folder = tmp_path / "run"
     (folder / FOLDER / "step-00000008").mkdir(parents=True)
-    job = TrainJob(TrainConfig(model="mlp", data="digits", hosts=hosts), objects=objects)
-
-    def lose_a_rank() -> None:
-        with job.started() as sent:
-            assert isinstance(sent, TrainJob)
-            assert sent.starter is not None
-            sent.starter.send(folder)
-            raise PeerLost([1], "killed")
-
-    with pytest.raises(PeerLost):
-        lose_a_rank()
+    lose_a_rank(TrainJob(TrainConfig(model="mlp", data="digits", hosts=hosts), objects=objects), folder)
     said = capsys.readouterr().err
     assert f"newest checkpoint is step-00000008; go on from there by: {way.format(folder)}" in said
+
+
+def lose_a_rank(job: TrainJob, folder: Path) -> None:
+    with suppress(PeerLost), job.started() as sent:
+        assert isinstance(sent, TrainJob)
+        assert sent.starter is not None
+        sent.starter.send(folder)
+        raise PeerLost([1], "killed")
+
+
+def test_a_rank_that_is_lost_after_the_end_of_the_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").touch()
+    lose_a_rank(TrainJob(TrainConfig(model="mlp", data="digits")), tmp_path)
+    assert f"the run had finished before: its weights and its summary are in {tmp_path}" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_run_of_which_no_rank_is_left_ends(tmp_path: Path) -> None:
     with pytest.raises(PeerLost, match="none is left"):
         tutti.train(model(), workers=1, callbacks=Killed(tmp_path, [(0, 2)]), on_failure="shrink", **OPTIONS)
+
+
+def test_a_run_shrinks_though_the_memory_of_lost_ranks_is_not_free_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Cores(((0,),))
+    monkeypatch.setattr("tutti.launch.placement.allowed_cores", lambda: core)
+    monkeypatch.setattr("tutti.launch.placement.free_bytes", lambda: 0)
+    config = TrainConfig(model="mlp", data="digits", on_failure="shrink")
+    with closing(StateMemory()) as memory:
+        lineup = Lineup(TrainJob(config, memory=memory.place), share_host(core, 3, None), memory)
+        with closing(_Plan(lineup)) as plan:
+            assert plan.after(PeerLost([1], "killed")).placement.ranks == 2
 
 
 class Flipped(tutti.Callback):
@@ -833,24 +840,6 @@ def test_a_run_goes_on_from_before_a_bit_has_flipped(
     assert re.search(said, capfd.readouterr().err)
 
 
-@pytest.mark.parametrize("all_report", [True, False])
-def test_ranks_that_are_about_to_be_gone_are_waited_for_though_none_has_died(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_report: bool
-) -> None:
-    monkeypatch.setattr("tutti.launch.crew.is_being_killed", lambda process: True)
-    if not all_report:  # One of them is yet to come.
-        monkeypatch.setattr("tutti.launch.crew.Crew._are_dying", lambda crew: True)
-    survived = tutti.train(
-        partly_frozen(),
-        workers=2,
-        callbacks=Flipped(tmp_path / "flipped"),
-        on_failure="respawn",
-        check_replicas=2,
-        **OPTIONS,
-    )
-    torch.testing.assert_close(weights_of(survived), left_alone(partly_frozen), rtol=0, atol=1e-12)
-
-
 def test_an_exception_is_no_loss(tmp_path: Path) -> None:
     class Failing(tutti.Callback):
         def step(self, course: tutti.Course) -> None:
@@ -887,10 +876,10 @@ def test_ranks_know_the_folder_of_those_that_were_lost_before_they_wrote_into_it
     class Lost(BaseException):
         pass
 
-    def lose(folder: RunFolder, nbytes: int) -> None:
+    def lose(*_: object) -> None:
         raise Lost
 
-    monkeypatch.setattr(RunFolder, "reserve_weights", lose)
+    monkeypatch.setattr(RunFolder, "write_config", lose)
     config = TrainConfig(model="mlp", data="digits", out=str(tmp_path / "run"))
     task: Any = SimpleNamespace(name="mlp", nbytes=0, dataset=SimpleNamespace(name="digits"))
     none: Any = None
@@ -921,88 +910,21 @@ def test_a_copy_counts_only_when_it_is_whole() -> None:
     memory.close()
 
 
-class LimitsServer(tutti.Callback):
-    """Lets the process that all ranks are forked from open no file after a step, until somebody lifts that.
-
-    Args:
-        folder: has a note of the process, and one once the run does without ranks in reserve, which is
-            waited for.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def step(self, course: tutti.Course) -> None:
-        if course.rank == 0 and course.step == 2 and not any(self._folder.glob("limited-*")):
-            server = server_of(os.getpid())
-            _, most = resource.prlimit(server, resource.RLIMIT_NOFILE)
-            resource.prlimit(server, resource.RLIMIT_NOFILE, (3, most))
-            (self._folder / f"limited-{server}").touch()
-        while course.step == 4 and not (self._folder / "alone").exists():
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("lifted", [True, False])
-def test_ranks_that_cannot_be_started_are_started_a_little_later(
-    tmp_path: Path, lifted: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_loss_is_named_where_no_others_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_try_again, tries = Line._may_try_again, []
-    look, do_without = Line._look_after_reserve, Line._do_without
+    begin, calls = Line._begin, []
 
-    def look_once_limited(line: Line, stopping: Stopping) -> bool:
-        return any(tmp_path.glob("limited-*")) and look(line, stopping)
-
-    def note(line: Line, why: str) -> None:
-        do_without(line, why)
-        (tmp_path / "alone").touch()
-
-    def lift(line: Line, stopping: Stopping) -> bool:
-        tries.append(time.monotonic())
-        if lifted:
-            (server,) = map(int, pids(tmp_path, "limited"))
-            _, most = resource.prlimit(server, resource.RLIMIT_NOFILE)
-            resource.prlimit(server, resource.RLIMIT_NOFILE, (most, most))
-        return may_try_again(line, stopping)
-
-    monkeypatch.setattr(Line, "_may_try_again", lift)
-    monkeypatch.setattr(Line, "_look_after_reserve", look_once_limited)
-    monkeypatch.setattr(Line, "_do_without", note)
-    monkeypatch.setattr("tutti.launch.succession.TRY_AGAIN_S", (0.01, 0.01))
-    callbacks = [LimitsServer(tmp_path), Killed(tmp_path, [(1, 9)])]
-    run = partial(tutti.train, workers=2, callbacks=callbacks, on_failure="respawn", standby=True, **OPTIONS)
-    if lifted:
-        torch.testing.assert_close(weights_of(run(model())), left_alone(), rtol=0, atol=1e-12)
-    else:
-        with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; too many open files: raise the limit"):
-            run(model())
-    said = capfd.readouterr().err
-    assert len(tries) == (1 if lifted else 3)
-    assert said.count("there are no ranks in reserve (too many open files: raise the limit") == 1
-    assert said.count("going on with 2 new ranks") == 1
-    assert said.count("the ranks could not be started (too many open files") == 1
-
-
-@pytest.mark.parametrize("lifted", [True, False])
-def test_a_server_that_cannot_be_started_again_is_started_a_little_later(
-    tmp_path: Path, lifted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started, make = [], succession.fork_server
-
-    def refuses_then(threads: int, crowded: bool) -> AbstractContextManager[ForkServer]:
-        started.append(threads)
-        if len(started) > 1 and not (lifted and len(started) > 3):
+    def begins_once(line: Line, orders: Orders) -> Crew:
+        calls.append(orders)
+        if len(calls) > 1:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return make(threads, crowded)
+        return begin(line, orders)
 
-    monkeypatch.setattr(succession, "fork_server", refuses_then)
-    monkeypatch.setattr(succession, "TRY_AGAIN_S", (0.01, 0.01, 0.01))
-    callbacks = HitsServers(tmp_path, [2], signal.SIGKILL)
-    run = partial(tutti.train, workers=2, callbacks=callbacks, on_failure="respawn", **OPTIONS)
-    if lifted:
-        torch.testing.assert_close(weights_of(run(model())), left_alone(), rtol=0, atol=1e-12)
-    else:
-        with pytest.raises(PeerLost, match=r"that forked all ranks ended.*; no further process can be start"):
-            run(model())
+    monkeypatch.setattr(Line, "_begin", begins_once)
+    killed = Killed(tmp_path, [(1, 9)])
+    with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; no further process can be started"):
+        tutti.train(model(), workers=2, callbacks=killed, on_failure="respawn", **OPTIONS)
 
 
 class Fades(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
-from tutti.own_loop.divided_optimizer import MOST_PLANS, DividedOptimizer
+from tutti.own_loop.divided_optimizer import DividedOptimizer
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place, visible_memory
 
@@ -113,10 +114,10 @@ class Pair:
         """One update of both, as `optimizer.step()` is called."""
         self.bring(present)
         self.alone.step()
-        self.step_divided(self.native)
+        self.step_divided()
         self.compare_weights()
 
-    def step_divided(self, native: Callable[[], object]) -> object:
+    def step_divided(self) -> None:
         self.divided.bring_weights()
         changed = self.divided.changed()
         self.comm.barrier()
@@ -124,7 +125,7 @@ class Pair:
             self.comm.compute(1.0)
         if changed:
             self.divided.adopt()
-        return self.divided.step(native)
+        self.divided.step()
 
     def compare_weights(self) -> None:
         for ours, theirs in zip(self.module.parameters(), self.plain.parameters(), strict=True):
@@ -186,6 +187,49 @@ def test_a_parameter_may_get_its_first_gradient_late(name: str) -> None:
     on_ranks(program, 1, 2, 3)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "momentum", "adam_without_fused"])
+def test_parameters_keep_their_counts_where_counters_have_several_types(
+    name: str,
+) -> None:
+    """Steps with and without a fused kernel count in float32 and in torch's default type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, OPTIMIZERS[name])
+        for present in ((0, 1, 2), (0, 1, 3), (0, 1, 3), (0, 1, 2), ALL):
+            pair.step(present)
+            pair.compare_state()
+
+    try:
+        on_ranks(program, 2, 3)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("begins", ["new", "loaded"])
+def test_parameters_that_are_unfrozen_later_and_the_others_keep_their_counts(begins: str) -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        late = [list(module.parameters())[2] for module in (pair.plain, pair.module)]
+        if begins == "loaded":
+            pair.step()
+            for optimizer in (pair.alone, pair.optimizer):
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for parameter in late:
+            parameter.requires_grad_(False)
+        pair.step((0, 1, 3))
+        pair.step((0, 1, 3))
+        pair.compare_state()
+        for parameter in late:
+            parameter.requires_grad_(True)
+        for present in (ALL, (1, 2), ALL):
+            pair.step(present)
+            pair.compare_state()
+
+    on_ranks(program, 2, 3)
+
+
 def test_no_gradient_at_all_moves_nothing() -> None:
     def program(comm: Communicator) -> None:
         pair = Pair(comm)
@@ -232,24 +276,6 @@ def test_a_group_may_be_added() -> None:
     on_ranks(program, 2)
 
 
-def test_a_fused_option_that_is_switched_on_takes_effect_and_is_kept() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm, OPTIMIZERS["adam_without_fused"])
-        called = []
-        pair.native = lambda: called.append(optim.Adam.step(pair.optimizer))
-        for optimizer in (pair.alone, pair.optimizer):
-            optimizer.param_groups[0]["foreach"] = False
-        pair.step()
-        for optimizer in (pair.alone, pair.optimizer):
-            optimizer.param_groups[0].update(fused=True, foreach=None)
-        pair.step()
-        pair.step()
-        pair.compare_state()
-        assert len(called) == 2, "the third step is made by the kernel"
-
-    on_ranks(program, 2)
-
-
 def test_many_sets_of_parameters_take_turns() -> None:
     subsets = [[n for n in ALL if turn >> n & 1] for turn in range(1 << len(LENGTHS))]
 
@@ -260,21 +286,7 @@ def test_many_sets_of_parameters_take_turns() -> None:
                 pair.step(present)
                 pair.optimizer.param_groups[0]["maximize"] ^= True
                 pair.alone.param_groups[0]["maximize"] ^= True
-                assert 0 < len(pair.divided._divisions) <= MOST_PLANS
         pair.compare_state()
-
-    on_ranks(program, 2)
-
-
-def test_sets_of_parameters_that_come_again_are_divided_as_before() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm, SGD)
-        for present in (ALL, (0, 1), (2, 3)):
-            pair.step(present)
-        known = list(pair.divided._divisions.values())
-        for present in (ALL, (0, 1), (0, 1), (2, 3), ALL):
-            pair.step(present)
-        assert list(pair.divided._divisions.values()) == known
 
     on_ranks(program, 2)
 
@@ -306,30 +318,23 @@ def test_weights_of_two_types_are_moved() -> None:
         for present in (range(6), (0, 1, 4), (1, 2), (3, 4), range(6)):
             pair.bring(present)
             pair.alone.step()
-            pair.step_divided(pair.native)
+            pair.step_divided()
             for ours, theirs in zip(pair.module.parameters(), pair.plain.parameters(), strict=True):
                 torch.testing.assert_close(ours, theirs)
 
     on_ranks(program, 2, 3)
 
 
-@pytest.mark.parametrize("present", [ALL, (0, 2, 3), (1, 3), (3,)], ids=str)
-def test_ranks_have_shares_of_equal_length(present: Sequence[int]) -> None:
+@pytest.mark.parametrize("trained", [ALL, (0, 2, 3), (1, 3), (3,)], ids=str)
+def test_ranks_have_shares_of_equal_length(trained: Sequence[int]) -> None:
     def program(comm: Communicator) -> int:
-        pair, lengths = Pair(comm), []
-        own = pair.native
-
-        def native() -> None:
-            lengths.append(sum(len(p) for p in pair.optimizer.param_groups[0]["params"]))
-            own()
-
-        pair.native = native
-        pair.step(present)
-        return lengths[0]
+        pair = Pair(comm, groups=(trained,))
+        pair.step(trained)
+        return sum(len(p) for _, run in pair.divided._runs for p in run.parameters)
 
     lengths = VirtualWorld(3).run(program)
     assert max(lengths) - min(lengths) <= 16 + 14, "a cache line, of which the last may lack a part"
-    assert sum(lengths) >= sum(LENGTHS[number] for number in present)
+    assert sum(lengths) >= sum(LENGTHS[number] for number in trained)
 
 
 def test_steps_that_are_divided_as_the_last_one_meet_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +346,7 @@ def test_steps_that_are_divided_as_the_last_one_meet_once(monkeypatch: pytest.Mo
             pair.step()
         pair.bring()
         calls.clear()
-        pair.divided.step(pair.native)
+        pair.divided.step()
 
     for name in ("barrier", "all_gather_objects"):
         own = getattr(VirtualCommunicator, name)
@@ -369,7 +374,7 @@ def test_gradients_are_used_from_where_they_lie(apart: bool) -> None:
                 parameter.grad = view.copy_(parameter.grad)
             versions = [parameter.grad._version for parameter in pair.module.parameters()]
             pair.alone.step()
-            pair.step_divided(pair.native)
+            pair.step_divided()
             assert [parameter.grad._version for parameter in pair.module.parameters()] == versions
             pair.compare_weights()
 
@@ -423,26 +428,6 @@ def test_counters_that_are_numbers_are_gone_on_from() -> None:
         for entries in (state := dict(pair.optimizer.state)).values():
             entries["step"] = 7
         pair.optimizer.state = state
-        for _ in range(2):
-            pair.step()
-        pair.compare_state()
-
-    on_ranks(program, 2)
-
-
-def test_entries_that_are_none_are_no_state() -> None:
-    """Older versions of torch have such a buffer where there is no momentum."""
-
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm, OPTIMIZERS["sgd"])
-        own = pair.native
-
-        def native() -> None:
-            own()
-            for parameter in pair.optimizer.param_groups[0]["params"]:
-                pair.optimizer.state[parameter]["momentum_buffer"] = None
-
-        pair.native = native
         for _ in range(2):
             pair.step()
         pair.compare_state()
@@ -513,52 +498,6 @@ def test_a_released_optimizer_steps_by_itself_from_where_it_was() -> None:
 # Whose step it is
 
 
-class Counting:
-    """An optimizer's own step that counts its calls."""
-
-    def __init__(self, pair: Pair) -> None:
-        self.pair, self.calls, self.own = pair, 0, pair.native
-        pair.native = self
-
-    @property
-    def __func__(self) -> object:
-        return self.own.__func__
-
-    def __call__(self) -> str:
-        self.calls += 1
-        self.own()
-        return "found"
-
-
-def calls(prepare: Callable[[Pair], object], make: Make = ADAM) -> list[int]:
-    """How often each rank has called the optimizer's own step in three updates."""
-
-    def program(comm: Communicator) -> int:
-        pair = Pair(comm, make)
-        counting = Counting(pair)
-        prepare(pair)
-        for _ in range(3):
-            pair.step()
-        pair.compare_state()
-        return counting.calls
-
-    return VirtualWorld(2).run(program)
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw", "momentum", "fused_momentum"])
-def test_kernels_take_the_place_of_the_optimizers_own_step_after_the_first(name: str) -> None:
-    assert calls(lambda pair: None, OPTIMIZERS[name]) == [1, 1]
-
-
-@pytest.mark.parametrize("name", ["adam_without_fused", "adam_whose_rate_is_a_tensor", "adagrad", "nadam"])
-def test_optimizers_without_a_kernel_are_stepped_each_time(name: str) -> None:
-    assert calls(lambda pair: None, OPTIMIZERS[name]) == [3, 3]
-
-
-def test_an_optimizer_that_a_gradient_scaler_has_touched_is_stepped_each_time() -> None:
-    assert calls(lambda pair: setattr(pair.optimizer, "found_inf", torch.tensor(0.0))) == [3, 3]
-
-
 @pytest.mark.parametrize(
     "watch",
     [
@@ -592,58 +531,17 @@ def test_where_all_optimizers_are_watched_none_fits(register: Callable) -> None:
         handle.remove()
 
 
-def test_a_schedulers_wrapper_of_the_step_is_not_called_each_time() -> None:
-    def program(comm: Communicator) -> int:
-        pair = Pair(comm)
-        lr_scheduler.StepLR(pair.optimizer, 1)
-        pair.native, called = pair.optimizer.step, []
-        pair.optimizer.register_step_pre_hook(lambda *_: called.append(1))
-        pair.step()
-        pair.optimizer._optimizer_step_pre_hooks.clear()
-        assert hasattr(pair.native, "_wrapped_by_lr_sched")
-        assert not pair.divided._is_watched(pair.native)
-        return len(called)
-
-    assert VirtualWorld(2).run(program) == [1, 1]
-
-
-def test_the_step_returns_what_the_optimizers_own_does() -> None:
-    def program(comm: Communicator) -> list[object]:
-        pair = Pair(comm)
-        counting = Counting(pair)
-        found = []
-        for _ in range(2):
-            pair.bring()
-            found.append(pair.step_divided(counting))
-        return found
-
-    assert VirtualWorld(2).run(program) == [["found", None]] * 2
-
-
-def test_a_step_that_fails_leaves_the_optimizer_its_groups_and_state() -> None:
+def test_a_schedulers_wrapper_of_the_step_is_no_watcher_and_does_not_warn() -> None:
     def program(comm: Communicator) -> None:
         pair = Pair(comm)
-        pair.step()
-        pair.compare_state()
-        for optimizer in (pair.alone, pair.optimizer):
-            loaded = copy.deepcopy(optimizer.state_dict())
-            loaded["state"][0]["exp_avg"].mul_(3)
-            optimizer.load_state_dict(loaded)
-        group = pair.optimizer.param_groups[0]
-        before, parameters = dict(group), group["params"]
-        seen = []
-
-        def failing() -> None:
-            seen.append([len(p) for p in group["params"]])
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            pair.step_divided(failing)
-        assert seen == [[(80, 66)[comm.rank]]]
-        assert group["params"] is parameters
-        assert group == before
-        assert not pair.divided.changed()
-        pair.compare_state()
+        scheduler = lr_scheduler.StepLR(pair.optimizer, 1)
+        pair.native = pair.optimizer.step
+        assert pair.divided.fits(pair.native)
+        pair.bring()
+        pair.step_divided()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scheduler.step()
 
     on_ranks(program, 2)
 

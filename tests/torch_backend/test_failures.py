@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.distributed import DistBackendError, ReduceOp
 
 from tests.torch_backend.process_groups import Ranks
-from tutti.torch_backend.errors import Absent, Mismatch, RankLost
+from tutti.torch_backend.errors import Absent, Closed, Mismatch, RankLost
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,26 @@ MISMATCHES = {
         "sum",
         "max",
     ),
+    "shape": (
+        lambda rank: distributed.all_reduce(torch.ones([(2, 3), (3, 2)][rank])),
+        "another shape",
+    ),
+    "shape of a strided tensor": (
+        lambda rank: distributed.all_reduce(torch.ones([(2, 3), (3, 2)][rank]).t()),
+        "another shape",
+    ),
+    "shape of a long tensor": (
+        lambda rank: distributed.all_reduce(torch.ones([(200, 300), (300, 200)][rank])),
+        "another shape",
+    ),
+    "shape to broadcast": (
+        lambda rank: distributed.broadcast(torch.ones([(2, 3), (3, 2)][rank]), 0),
+        "another shape",
+    ),
+    "shape to gather": (
+        lambda rank: distributed.all_gather_into_tensor(torch.ones(12), torch.ones([6, (2, 3)][rank])),
+        "all_gather(12 x",
+    ),
     "root": (lambda rank: distributed.broadcast(torch.ones(2), rank), "root 0", "root 1"),
     "barrier": (
         lambda rank: distributed.barrier() if rank else distributed.all_reduce(torch.ones(2)),
@@ -98,7 +118,15 @@ def test_the_group_goes_on_after_a_mismatch(two):
 BAD_CALLS = {
     "bitwise on floats": (
         lambda: distributed.all_reduce(torch.ones(2), ReduceOp(ReduceOp.BAND)),
-        "ReduceOp.BAND works on whole numbers",
+        "ReduceOp.BAND of torch.float32",
+    ),
+    "a sum of unsigned integers": (
+        lambda: distributed.all_reduce(torch.ones(2, dtype=torch.uint64)),
+        "ReduceOp.SUM of torch.uint64",
+    ),
+    "a mean of bools": (
+        lambda: distributed.all_reduce(torch.ones(2, dtype=torch.bool), ReduceOp.AVG),
+        "ReduceOp.AVG of torch.bool",
     ),
     "an unknown operation": (
         lambda: distributed.group.WORLD.allreduce([torch.ones(2)], "sum of squares"),
@@ -221,6 +249,42 @@ def test_a_rank_that_left_in_an_orderly_way_does_not_disturb_those_who_do_not_ne
     assert doomed.outcome(2) == [7.0]
 
 
+def test_ranks_that_are_left_make_a_group_without_the_one_that_is_lost(doomed):
+    def go_on(rank):
+        if rank == 1:
+            distributed.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        kind, _ = said_behind_barrier(lambda: distributed.all_reduce(torch.ones(2)))
+        group = distributed.new_group([0, 2], use_local_synchronization=True)
+        tensor = torch.ones(1)
+        distributed.all_reduce(tensor, group=group)
+        return kind, tensor.tolist()
+
+    doomed.start(go_on)
+    assert [doomed.outcome(rank) for rank in (0, 2)] == [(RankLost, [2.0])] * 2
+
+
+def test_who_waits_in_a_group_that_another_thread_ends_is_told(two):
+    def wait(rank):
+        group = distributed.new_group()
+        if rank == 1:
+            return None
+
+        def abort():
+            while not group._progress._waiting:
+                time.sleep(0.001)
+            time.sleep(0.05)  # Until it sleeps between two looks.
+            group.abort()
+
+        aborting = threading.Thread(target=abort)
+        aborting.start()
+        kind, _ = said_by(lambda: distributed.all_reduce(torch.ones(1), group=group))
+        aborting.join()
+        return kind
+
+    assert two.run(wait)[0] is Closed
+
+
 def futures_fail(rank):
     if rank == 1:
         distributed.barrier()
@@ -266,9 +330,12 @@ def test_an_exception_in_a_ddp_hook_of_one_rank_ends_the_step_of_the_others(doom
         assert "lost rank 1" in str(doomed.outcome(rank))
 
 
-def test_a_timeout_names_who_did_not_come():
+@pytest.mark.parametrize("later", [False, True])
+def test_a_timeout_names_who_did_not_come(later):
     def late(rank):
-        group = distributed.new_group(timeout=timedelta(seconds=1))
+        group = distributed.new_group(timeout=timedelta(seconds=60 if later else 1))
+        if later:
+            distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
         distributed.barrier()
         return said_by(lambda: distributed.all_reduce(torch.ones(1), group=group)) if rank != 1 else None
 

@@ -189,17 +189,3 @@ def test_a_group_of_some_ranks_numbers_them_anew(three):
         return int(found)
 
     assert three.run(work) == [2, 1, 2]
-
-
-def test_a_group_can_be_split(three):
-    def work(rank):
-        part = distributed.group.WORLD.split_group([0, 2])
-        if part is None:
-            return None
-        vector = torch.tensor([float(rank)])
-        part.allreduce([vector]).wait()
-        answer = part.rank(), part.size(), vector.tolist()
-        part.shutdown()
-        return answer
-
-    assert three.run(work) == [(0, 2, [2.0]), None, (1, 2, [2.0])]

@@ -184,20 +184,6 @@ def test_a_record_of_fewer_ranks_is_left_out(run: Path) -> None:
     assert (newest(run).epoch, newest(run).step) == (1, 0)
 
 
-@pytest.mark.usefixtures("fast")
-def test_a_folder_that_is_taken_back_ends_the_signs_without_a_word(
-    run: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        wait_until(run, "starting")
-        # Removed file by file, it might get another one meanwhile.
-        (run / "ranks").rename(tmp_path_factory.mktemp("elsewhere") / "ranks")
-        heart._thread.join(PATIENCE_S)
-        assert not heart._thread.is_alive()
-    assert capsys.readouterr().err == ""
-    assert list(run.iterdir()) == []
-
-
 def test_a_disk_that_is_full_is_said_once_and_the_rank_trains_on(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

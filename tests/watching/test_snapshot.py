@@ -108,7 +108,7 @@ def test_what_is_no_run_folder_is_refused(make: object, said: str, tmp_path: Pat
         Watched(make(tmp_path)).check()  # type: ignore[operator]
 
 
-def test_a_folder_that_is_taken_back_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_was_removed_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadRunFolder, match="is gone"):
         Watched(tmp_path / "run").read(NOW)
 

@@ -13,31 +13,16 @@ from tutti.allreduce.ranks import Ranks
 from tutti.comm.base import Communicator
 
 
-def coefficients(dot: float, first_square: float, second_square: float) -> tuple[float, float]:
-    """Return the factors by which two gradients are multiplied before they are added.
-
-        Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
-
-    Source: Maleki et al. 2020, "Scaling Distributed Training with Adaptive Summation", arXiv 2006.02924,
-    section 3.
-
-    Args:
-        dot: a.b
-        first_square: |a|^2
-        second_square: |b|^2
-
-    Returns:
-        The coefficients of a and b; 1 for a gradient that is zero.
-    """
-    first = 1 - dot / (2 * first_square) if first_square else 1.0
-    second = 1 - dot / (2 * second_square) if second_square else 1.0
-    return first, second
-
-
 def combine(first: Tensor, second: Tensor, layers: Sequence[slice]) -> None:
     """Overwrite the first of two gradients with their Adasum, for each layer by itself.
 
-    Dot products are formed in float64: a gradient's square soon leaves the range of 16-bit numbers.
+        Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
+                     = a + b - u.v / 2 (|b| u + |a| v)        with u = a / |a|, v = b / |b|
+
+    The second form has no squares of norms, which overflow and underflow. All is computed in float64.
+
+    Source: Maleki et al. 2020, "Scaling Distributed Training with Adaptive Summation", arXiv 2006.02924,
+    section 3.
 
     Args:
         first: a gradient, one vector.
@@ -45,11 +30,21 @@ def combine(first: Tensor, second: Tensor, layers: Sequence[slice]) -> None:
         layers: the place of each layer's parameters; all else is left as it was.
     """
     for layer in layers:
-        a, b = first[layer], second[layer]
-        wide_a, wide_b = a.double(), b.double()
-        dots = torch.dot(wide_a, wide_b), torch.dot(wide_a, wide_a), torch.dot(wide_b, wide_b)
-        of_a, of_b = coefficients(*(float(dot) for dot in dots))
-        a.mul_(of_a).add_(b, alpha=of_b)
+        a, b = first[layer].double(), second[layer].double()
+        norm_a, u = _norm_and_direction(a)
+        norm_b, v = _norm_and_direction(b)
+        half_cosine = torch.dot(u, v) / 2
+        first[layer] = a + b - half_cosine * (norm_b * u + norm_a * v)
+
+
+def _norm_and_direction(vector: Tensor) -> tuple[Tensor, Tensor]:
+    """Return |x| and x / |x|; zeros for a vector of zeros."""
+    largest = vector.abs().max()
+    if largest == 0:
+        return largest, vector
+    scaled = vector / largest
+    norm = scaled.norm()
+    return largest * norm, scaled / norm
 
 
 class Adasum(GradientReduction):

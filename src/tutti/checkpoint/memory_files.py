@@ -258,11 +258,6 @@ class StateMemory:
         os.pwrite(self._made[0], token, _TOKEN)
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
 
-    @property
-    def has_data(self) -> bool:
-        """Whether the data set is kept."""
-        return bool(self._table[1])
-
     def want_copy(self, wanted: bool) -> None:
         """Have the ranks copy their state as soon as they can, or no more than they do by themselves."""
         os.pwrite(self._made[0], bytes([wanted]), _WANTED)

@@ -215,9 +215,6 @@ class HostPool:
         run = RunFolder(folder)
         self._folder.clear_error(job.name)
         resume = Resume(folder, auto=True) if run.has(CONFIG) else None
-        if resume is None and folder.is_dir():
-            # A run that was killed while it made its folder.
-            run.remove()
         folder.mkdir(parents=True, exist_ok=True)
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
         task = TrainJob(config, objects=job.objects, resume=resume, floats=job.floats)

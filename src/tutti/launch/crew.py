@@ -11,12 +11,9 @@ report (which the fork server, its parent, sees at once).
 
 from __future__ import annotations
 
-import math
 import os
 import selectors
-import signal
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +22,9 @@ from typing import Final, NamedTuple, cast
 from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import PID, PREPARED, ControlLayout
 from tutti.errors import PeerLost, TuttiError, UserError
-from tutti.launch.exit_reports import Death, Report, cause
+from tutti.launch.exit_reports import Report, cause
 from tutti.launch.fork_server_client import RankForker
-from tutti.launch.guard import ends_with, is_being_killed
 from tutti.launch.hangs import LOOK_S, STOPPED, HangWatch, state_of
-from tutti.launch.life_locks import LifeWatch
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
@@ -40,14 +35,11 @@ from tutti.launch.rank_processes import (
     start_ranks,
 )
 
-TAKEN_S: Final = 0.2
-"""Time between two looks at which ranks have taken their locks."""
-
 CAUSE_S: Final = 1.0
 """The wait for the cause, after a rank has reported that it lost a peer."""
 
-TOGETHER_S: Final = 0.5
-"""Time of a rank that a signal is killing to be gone, when another one has been lost."""
+TOGETHER_S: Final = 0.1
+"""Time after a death in which other ranks are lost together with the first one."""
 
 FINISH_S: Final = 10.0
 """Time of a rank that is done to exit."""
@@ -112,21 +104,18 @@ class Crew:
             self._arena = arena = stack.enter_context(closing(Arena.create()))
             settings = _settings(orders.placement, relay)
             self._ranks = start_ranks(stack, server, entry, orders.payload, settings, stop, arena)
-            self._lives = stack.enter_context(closing(LifeWatch([one.life for one in self._ranks])))
             self._hangs = None if hang_timeout_s is None else HangWatch(arena, self._ranks, hang_timeout_s)
             self._opened = stack.pop_all()
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Have a selector wait for what comes of them; the data of its keys are to be called then."""
         selector.register(self._server.control, selectors.EVENT_READ, self._note_message)
-        selector.register(self._lives, selectors.EVENT_READ, self._note_life)
         for one in self._ranks:
             selector.register(one.pipe, selectors.EVENT_READ, partial(_receive, selector, one))
 
     def unregister(self, selector: selectors.BaseSelector) -> None:
         """Have a selector wait no more."""
         selector.unregister(self._server.control)
-        selector.unregister(self._lives)
         for one in self._ranks:
             if one.pipe in selector.get_map():
                 selector.unregister(one.pipe)
@@ -134,8 +123,6 @@ class Crew:
     def patience_s(self) -> float | None:
         """Time to wait for events before `outcome` is to be asked again; None: until there is one."""
         limits = [] if self._hangs is None else [LOOK_S]
-        if not self._lives.waits_for_all:
-            limits.append(TAKEN_S)
         if self._deadline is not None:
             limits.append(max(0.0, self._deadline - time.monotonic()))
         return min(limits, default=None)
@@ -148,23 +135,18 @@ class Crew:
         """
         if self._server.refused:
             return Outcome(UserError(self._server.refused), begun=False)
-        self._lives.look()
         if self._hangs is not None and watched:
             self._hangs.look(time.monotonic())
         reports = [one.report for one in self._ranks if one.report]
         deaths = [one.death for one in self._ranks if one.death]
         error, certain = cause(reports, deaths)
         if certain:
-            if not isinstance(error, PeerLost) or not self._are_dying():
-                if self._all_ended_at_once:
-                    error = PeerLost([], f"the process that forked all ranks ended: {deaths[0].why()}")
+            if self._all_ended_at_once:
+                return Outcome(PeerLost([], f"the process that forked all ranks ended: {deaths[0].why()}"))
+            if not deaths:
                 return Outcome(error)
-            # It is lost as well, and is to be named.
-            since = max((death.at for death in deaths), default=time.monotonic())
-            self._deadline = min(self._deadline or math.inf, since + TOGETHER_S)
+            self._deadline = min(death.at for death in deaths) + TOGETHER_S
         elif error is not None:
-            if isinstance(error, PeerLost) and self._note_ends():
-                return self.outcome(watched=False)
             self._deadline = self._deadline or time.monotonic() + CAUSE_S
         elif len(reports) == len(self._ranks):
             # They may have threads and children to end.
@@ -173,16 +155,11 @@ class Crew:
         return Outcome(error) if over or all(one.ended for one in self._ranks) else None
 
     @property
-    def is_there(self) -> bool:
-        """Whether the server that forks the ranks has said that it listens."""
-        return self._server.ready
-
-    @property
     def is_prepared(self) -> bool:
         """Whether all ranks wait to be needed, and can go on at once: none has ended or was stopped."""
         words = self._arena.words(FIRST, ControlLayout(len(self._ranks)).words)
-        over = any(one.ended or one.report for one in self._ranks) or self._are_dying()
-        stopped = STOPPED in map(state_of, self._processes(self._ranks))
+        over = any(one.ended or one.report for one in self._ranks)
+        stopped = STOPPED in map(state_of, self._processes())
         return bool(words[PREPARED]) and not over and not stopped
 
     @property
@@ -204,14 +181,13 @@ class Crew:
         """Have the ranks killed, and what they have started; `end` is to be called all the same."""
         self._server.kill()
 
-    def end(self, grace_s: float, killed: Callable[[], None] = lambda: None) -> None:
+    def end(self, grace_s: float) -> None:
         """End the ranks, what they have started, and the server.
 
         Args:
             grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
-            killed: called, without grace, as soon as they run no more; they are gone a little later.
         """
-        self._server.clear(grace_s, killed)
+        self._server.clear(grace_s)
         self._server.close()
         self.close()
 
@@ -219,36 +195,11 @@ class Crew:
         """Give up the pipes and the arena."""
         self._opened.close()
 
-    def _are_dying(self) -> bool:
-        """Tell whether ranks are about to be known as ended: to die of a signal takes milliseconds."""
-        # One that has reported is about to exit, whatever else.
-        alive = [one for one in self._ranks if not one.ended and one.death is None and one.report is None]
-        return any(map(is_being_killed, self._processes(alive)))
-
-    def _note_ends(self) -> bool:
-        """Note the deaths of ranks that have begun to end, of which nobody has told; tell whether any has."""
-        starved, found = self.starved, False
-        silent = [one for one in self._ranks if not one.ended and one.death is None and one.report is None]
-        for one, process in zip(silent, self._processes(silent), strict=True):
-            returncode = ends_with(process)
-            if returncode is None:
-                continue
-            one.receive()  # What it has reported before.
-            if one.report is None:
-                killed = starved and returncode == -signal.SIGKILL
-                one.death = Death(one.rank, time.monotonic(), returncode, killed, hung=one.hung)
-                found = True
-        return found
-
-    def _processes(self, ranks: Sequence[RankProcess]) -> list[int]:
+    def _processes(self) -> list[int]:
         """The numbers of the processes; 0 where it is not known yet."""
         layout = ControlLayout(len(self._ranks))
         words = self._arena.words(FIRST, layout.words)
-        return [words[layout.line(one.rank) + PID] for one in ranks]
-
-    def _note_life(self) -> None:
-        self._lives.clear()
-        self._note_ends()
+        return [words[layout.line(one.rank) + PID] for one in self._ranks]
 
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)

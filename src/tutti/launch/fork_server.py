@@ -1,7 +1,7 @@
 """A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
 
     supervisor ──Load, RankPlace, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
-               ◀──RankEnded, NotForked, Killed, Ready──
+               ◀──RankEnded, NotForked, Ready──
 
 It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
 ranks before it did. It ends with the supervisor, or when that closes the socket, or after `IDLE_S` without
@@ -10,7 +10,7 @@ ranks; processes that ranks have left running end before it.
 For groups of ranks that begin and end without each other it forks servers like itself, with a socket each:
 
     supervisor ──Branch──▶ fork server ──fork──▶ branch ──fork──▶ rank 0, rank 1 of group 0
-               ◀──RankEnded, NotForked, Killed, Ready──────┘
+               ◀──RankEnded, NotForked, Ready──────┘
 
 Where no more processes may be started, or files be opened, it says so, and what it has forked goes on.
 """
@@ -45,9 +45,6 @@ IDLE_S: Final = 300.0
 
 GRACE_S: Final = 1.0
 """Time of ranks, and of what they have started, to exit on SIGTERM, before SIGKILL."""
-
-LAST_NICENESS: Final = 10
-"""The niceness of processes that are killed for others that wait to take over."""
 
 _MESSAGE_BYTES: Final = 1 << 16
 _DESCRIPTORS: Final = 8
@@ -104,19 +101,11 @@ class NotForked:
 
 
 @dataclass(frozen=True)
-class Killed:
-    """All ranks, and what they have started, run no more: sent after `EndRanks` without grace, then `Ready`.
-
-    To be gone takes them longer, as the kernel takes their memory back first.
-    """
-
-
-@dataclass(frozen=True)
 class Ready:
     """There is no rank, nor anything that one has started: sent before the first, and after `EndRanks`."""
 
 
-Message = RankPlace | EndRanks | Load | Branch | RankEnded | NotForked | Killed | Ready
+Message = RankPlace | EndRanks | Load | Branch | RankEnded | NotForked | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -268,9 +257,6 @@ class ForkServerProcess:
                 for descriptor in descriptors:
                     os.close(descriptor)
             elif isinstance(message, EndRanks):
-                if not message.grace_s:
-                    _kill_descendants()
-                    send(control, Killed())
                 self._clear(children, message.grace_s)
                 send(control, Ready())
             elif isinstance(message, Load):
@@ -348,19 +334,6 @@ class ForkServerProcess:
             select.select([ended], [], [], _POLL_S)
             ended.acknowledge()
             self._reap()
-
-
-def _kill_descendants() -> None:
-    """Kill all that descends from this process; those that take over have the cores first."""
-    import psutil  # Not in the supervisor, which imports this module too.
-
-    killed = {child.pid for child in psutil.Process().children(recursive=True)}
-    for process in killed:
-        # The thread that ends last gives the memory back, which takes tens of milliseconds.
-        with suppress(OSError):
-            for thread in os.listdir(f"/proc/{process}/task"):
-                os.setpriority(os.PRIO_PROCESS, int(thread), LAST_NICENESS)
-    signal_all(killed, signal.SIGKILL)
 
 
 def _load_for_first(control: socket.socket) -> None:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
@@ -23,7 +23,6 @@ from tutti.launch.fork_server import (
     IDLE_S,
     Branch,
     EndRanks,
-    Killed,
     Load,
     NotForked,
     RankEnded,
@@ -31,7 +30,7 @@ from tutti.launch.fork_server import (
     receive,
     send,
 )
-from tutti.launch.guard import JOB, end_processes_of, is_being_killed
+from tutti.launch.guard import JOB, end_processes_of
 from tutti.launch.malloc import start_settings
 from tutti.launch.orphans import command_of
 from tutti.launch.rank_main import Descriptors, RankPlace
@@ -73,14 +72,14 @@ class RankForker:
         """Have a rank forked. If the server is gone `next_message` says so."""
         self._send(start, [one for one in descriptors if one is not None])
 
-    def next_message(self) -> RankEnded | NotForked | Killed | Ready | None:
+    def next_message(self) -> RankEnded | NotForked | Ready | None:
         """Return the server's next message; None when it is gone."""
         message, _ = receive(self.control)
         if isinstance(message, Ready):
             self.ready = True
         elif isinstance(message, NotForked):
             self.refused = message.why
-        said = RankEnded | NotForked | Killed | Ready
+        said = RankEnded | NotForked | Ready
         assert message is None or isinstance(message, said), "what a fork server says"
         return message
 
@@ -109,12 +108,11 @@ class RankForker:
         with suppress(OSError):
             send(self.control, EndRanks(0.0))
 
-    def clear(self, grace_s: float, killed: Callable[[], None] = lambda: None) -> bool:
+    def clear(self, grace_s: float) -> bool:
         """End all ranks and what they have started; returns whether the server can take others.
 
         Args:
             grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
-            killed: called, without grace, as soon as they run no more; they are gone a little later.
         """
         if not self.ready:
             # No rank is there yet.
@@ -125,9 +123,7 @@ class RankForker:
             return False
         while select.select([self.control], [], [], grace_s + PATIENCE_S)[0]:
             message = self.next_message()
-            if isinstance(message, Killed):
-                killed()
-            elif message is None or isinstance(message, Ready):
+            if message is None or isinstance(message, Ready):
                 return message is not None
         self.answers = False
         return False
@@ -168,9 +164,12 @@ class ForkServer(RankForker):
 
     @property
     def runs(self) -> bool:
-        """Whether the process is there, and has got no signal that ends it."""
-        # To give its memory back it takes a while, in which its branches are gone, and new ones would be.
-        return self._process.poll() is None and not is_being_killed(self._process.pid)
+        """Whether the process is there, and has its end of the socket, which the kernel closes first."""
+        if self._process.poll() is not None:
+            return False
+        hung_up = select.poll()
+        hung_up.register(self.control, 0)
+        return not hung_up.poll(0)
 
     def suits(self, threads: int, crowded: bool) -> bool:
         """Tell whether a server made now for such ranks would be the same, and this one still runs."""
@@ -199,11 +198,6 @@ class ForkServer(RankForker):
     def returncode(self) -> int:
         """Return the exit code of the server, which is gone."""
         return self._process.wait()
-
-    def give_up(self) -> None:
-        """End the server, which does not answer, and all that it has forked."""
-        self.answers = False
-        self.close()
 
     @override
     def close(self) -> None:
@@ -235,7 +229,7 @@ class BranchClient(RankForker):
         self._origin = origin
 
     @override
-    def next_message(self) -> RankEnded | NotForked | Killed | Ready | None:
+    def next_message(self) -> RankEnded | NotForked | Ready | None:
         message = super().next_message()
         if message is None and not self.ready:
             self.refused = self._origin.refusal()

@@ -23,12 +23,6 @@ from typing import Final
 JOB: Final = "TUTTI_JOB"
 """The environment variable that marks all processes of a job."""
 
-_KILLED_BY_SIGNAL: Final = 0x400
-_ENDS: Final = 0x4 | _KILLED_BY_SIGNAL
-"""PF_SIGNALED of Linux, among the flags of /proc/PID/stat: set when the process takes the signal."""
-
-_PENDING: Final = ("SigPnd:", "ShdPnd:")
-
 _ROUNDS = 5
 _POLL_S = 0.02
 
@@ -105,42 +99,6 @@ def signal_all(processes: Iterable[int], signum: int) -> None:
             os.kill(process, signum)
         except ProcessLookupError:
             continue
-
-
-def is_being_killed(process: int) -> bool:
-    """Tell whether a process has got a signal that ends it, or is gone; 0: nobody knows its number yet.
-
-    Where no more files can be opened it is not known to have got one.
-    """
-    if process == 0:
-        return False
-    try:
-        # In this order: a signal is pending until the process takes it.
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-        flags = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[6])
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    except OSError:
-        return False
-    # Any signal that ends a process becomes this one in all of its threads.
-    kill = 1 << (signal.SIGKILL - 1)
-    pending = any(line.startswith(_PENDING) and int(line.split()[1], 16) & kill for line in lines)
-    return pending or bool(flags & _KILLED_BY_SIGNAL)
-
-
-def ends_with(process: int) -> int | None:
-    """The exit code of a process that has begun to end, or minus the signal; None: it has not, or is gone.
-
-    To give its memory back it takes a while, in which its parent is not told of its end. Where no more files
-    can be opened it is not known to have begun.
-    """
-    try:
-        words = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    # The last of them is 0 for those who may not know it.
-    flags, status = int(words[6]), int(words[49])
-    return os.waitstatus_to_exitcode(status) if flags & _ENDS and status else None
 
 
 def main() -> None:

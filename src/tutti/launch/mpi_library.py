@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -55,8 +56,6 @@ def make_room(ranks: int, environ: MutableMapping[str, str]) -> None:
     except OSError:
         return
     if room.f_bavail * room.f_frsize < ranks * SEGMENT_BYTES:
-        import tempfile  # `import tutti` imports this module, and is to be quick.
-
         for name in _FOLDERS_OF_SEGMENTS:
             environ.setdefault(name, tempfile.gettempdir())
 

@@ -24,7 +24,7 @@ from tutti.launch.launcher import started_by
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessConnection, connect
 from tutti.launch.memory_shortage import be_ended_first
 from tutti.launch.mpirun_channel import Address, RankStarted
-from tutti.launch.orphans import end_at_once, end_with_daemon, follow, mpi_segments
+from tutti.launch.orphans import end_at_once, end_with_daemon, follow, follow_launcher, mpi_segments
 from tutti.launch.placement import share_host
 from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.launch.witness import be_witnessed
@@ -79,6 +79,7 @@ FAREWELL_S: Final = 1.0
 def main() -> None:
     """Be a rank of an MPI job, as the environment says."""
     start: MpiStart = pickle.loads(base64.urlsafe_b64decode(os.environ.pop(START)))
+    follow_launcher()
     here = start.address.is_here()
     if here:
         follow([start.address.process])

@@ -3,16 +3,20 @@
     mpirun ── (prted, or a shell) ── rank: a thread that sleeps until one of them is gone
 
 MPI itself notices it after seconds, or in a rank that computes not at all, and leaves the shared memory that
-it has made. So the thread removes what the rank has mapped, and ends what it has started, and the rank.
+it has made. So the thread removes what the rank has mapped, and ends what it has started, and the rank. An
+import starts no such thread: the rank does, when it joins its job.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import select
+import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -60,8 +64,6 @@ def command_of(module: str, **settings: object) -> list[str]:
         module: its full name.
         settings: what JSON can hold.
     """
-    import json
-
     program = (
         "import json, sys; sys.path[:], settings = json.loads(sys.argv[1]); "
         f"from {module} import main; main(**settings)"
@@ -91,30 +93,46 @@ _followed: set[int] = set()
 
 
 def follow_launcher() -> None:
-    """In a rank of an MPI job, take the launcher's MPI library, and end soon after the launcher is gone.
-
-    `import tutti` sees to it.
-    """
+    """In a rank of an MPI job, take the launcher's MPI library, and end soon after the launcher ends."""
     try:
         place = mpi_place(os.environ)
     except UserError:
-        # Whoever starts something in parallel is told.
+        # `init` raises it; a program that uses torch.distributed alone may do without.
         return
     if place is None:
         return
     make_room(place.local_size or 1, os.environ)
-    import psutil  # `import tutti` imports this module, and is to be quick.
+    import psutil  # The supervisor imports this module, and is to start soon.
 
     ancestors: list[tuple[int, str]] = []
     with suppress(psutil.NoSuchProcess):
         ancestors += ((process.pid, _called(process)) for process in psutil.Process().parents())
     use_library_of(ancestors, os.environ)
     last = max((place for place, (_, name) in enumerate(ancestors) if name in LAUNCHERS), default=-1)
-    if last < 0 and _nobody_listens(os.environ):
-        # Not only out of sight, as behind the walls of a container: it was killed before this rank came here.
-        end_at_once()
     # A shell between the launcher and the rank counts too: without it the rank is no descendant any more.
     follow([process for process, _ in ancestors[: last + 1]])
+
+
+def refuse_ended_launcher(environ: Mapping[str, str]) -> None:
+    """Refuse to be a rank of a job whose launcher has ended: its variables may be a shell's (tmux, nohup).
+
+    Raises:
+        UserError: connections to the launcher's PMIx server, which MPI's start needs, are refused.
+    """
+    uris = {value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI")}
+    places = [place for uri in uris if (place := uri.partition(";tcp4://")[2])]
+    for place in places:
+        host, _, port = place.partition(":")
+        with socket.socket() as connection:
+            connection.settimeout(ANSWER_S)
+            if connection.connect_ex((host, int(port))) != errno.ECONNREFUSED:
+                return
+    if not places:
+        return
+    raise UserError(
+        "this process has the variables of an mpirun (OMPI_*, PMIX_*) that has ended; start it with mpirun, "
+        "or in a shell without them: unset ${!OMPI_*} ${!PMIX_*} ${!PRTE_*}"
+    )
 
 
 def _called(process: psutil.Process) -> str:
@@ -140,20 +158,6 @@ def follow(processes: Sequence[int]) -> None:
         return
     _followed.update(wanted)
     threading.Thread(target=_end_after_one_of, args=(wanted,), name="tutti-launcher", daemon=True).start()
-
-
-def _nobody_listens(environ: Mapping[str, str]) -> bool:
-    """Tell whether a connection to the launcher's PMIx server, which MPI's start needs, is refused."""
-    import socket  # `import tutti` imports this module, and is to be quick.
-
-    told = (value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI"))
-    _, _, place = next(told, "").partition(";tcp4://")
-    host, _, port = place.partition(":")
-    if not port.isdecimal():
-        return False
-    with socket.socket() as connection:
-        connection.settimeout(ANSWER_S)
-        return connection.connect_ex((host, int(port))) == errno.ECONNREFUSED
 
 
 def _end_after_one_of(processes: Sequence[int]) -> None:
@@ -208,7 +212,5 @@ def mpi_segments(process: int | str = "self") -> tuple[str, ...]:
 
 def remove_session(folder: Path) -> None:
     """Remove the folder that Open MPI's launcher, or its daemon on another host, has left: it was killed."""
-    import shutil
-
     if folder.name.startswith(("ompi.", "prted.")):
         shutil.rmtree(folder, ignore_errors=True)

@@ -35,7 +35,6 @@ class RankPlace:
         block: the offset of the world's control block in the arena.
         threads: how many threads torch may use.
         cores: the logical CPUs to run on.
-        life: the offset of its `LifeLock` in the arena.
     """
 
     rank: int
@@ -44,7 +43,6 @@ class RankPlace:
     block: int
     threads: int
     cores: tuple[int, ...]
-    life: int
 
 
 class Descriptors(NamedTuple):
@@ -146,14 +144,11 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     from tutti.comm.shm.communicator import HostCommunicator
     from tutti.comm.shm.layout import HostGroup
     from tutti.launch.busy_cores import CoreWatch
-    from tutti.launch.life_locks import LifeLock
     from tutti.launch.world import adopt
 
     torch.set_num_threads(start.threads)
     CoreWatch(start.threads, warns=start.rank == 0)
-    memory = Arena.attach(arena)
-    LifeLock(memory, start.life).hold()
-    comm = HostCommunicator(HostGroup(memory, start.block, start.rank, range(start.size)))
+    comm = HostCommunicator(HostGroup(Arena.attach(arena), start.block, start.rank, range(start.size)))
     adopt(comm)
     return comm
 

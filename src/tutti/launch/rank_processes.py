@@ -19,7 +19,6 @@ from tutti.comm.shm.layout import control_bytes
 from tutti.launch.exit_reports import Death, Report, decode
 from tutti.launch.fork_server import NotForked, RankEnded
 from tutti.launch.fork_server_client import RankForker
-from tutti.launch.life_locks import BYTES, LifeLock
 from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
 
 
@@ -32,7 +31,6 @@ class RankProcess:
 
     rank: int
     pipe: FileIO
-    life: LifeLock
     received: bytearray = field(default_factory=bytearray)
     report: Report | None = None
     death: Death | None = None
@@ -99,7 +97,6 @@ def start_ranks(
     ranks: list[RankProcess] = []
     size = len(settings)
     block = arena.allocate(control_bytes(size))
-    locks = arena.allocate(size * BYTES)
     content = os.memfd_create("tutti-job", os.MFD_CLOEXEC)
     try:
         with open(content, "wb", closefd=False) as file:
@@ -108,11 +105,10 @@ def start_ranks(
         for rank, setting in enumerate(settings):
             reading, writing = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(reading, False)
-            life = locks + rank * BYTES
-            ranks.append(RankProcess(rank, stack.enter_context(FileIO(reading)), LifeLock.make(arena, life)))
+            ranks.append(RankProcess(rank, stack.enter_context(FileIO(reading))))
             try:
                 server.fork(
-                    RankPlace(rank, size, entry, block, setting.threads, setting.cores, life),
+                    RankPlace(rank, size, entry, block, setting.threads, setting.cores),
                     Descriptors(arena.fd, content, writing, stop, *setting.outputs, setting.channel),
                 )
             finally:

@@ -44,6 +44,7 @@ from tutti.errors import PeerLost, UserError
 from tutti.launch.allocation import expand_nodes
 from tutti.launch.credentials import is_mine, user_of
 from tutti.launch.launcher import LaunchContext, mpi_place
+from tutti.launch.orphans import follow_launcher, refuse_ended_launcher
 
 LOOPBACK: Final = "127.0.0.1"
 _JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")
@@ -219,7 +220,7 @@ def describe_mpi_rank(
         This process's place, where all was left to us; None where somebody has said where the ranks meet.
 
     Raises:
-        UserError: this rank reaches rank 0 nowhere.
+        UserError: this rank reaches rank 0 nowhere, or its launcher has ended.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return None
@@ -230,6 +231,7 @@ def describe_mpi_rank(
         return None
     if place is None:
         return None
+    refuse_ended_launcher(environ)
     told = "MASTER_ADDR" in environ
     port = _PORTS[zlib.crc32(_job(environ).encode()) % len(_PORTS)]
     address = LOOPBACK if place.local_size == place.size else _first_of_slurm(environ)
@@ -282,6 +284,7 @@ def rendezvous_file(timeout_s: float) -> int | None:
         UserError: this rank reaches rank 0 nowhere.
         PeerLost: rank 0 did not come.
     """
+    follow_launcher()
     place = describe_mpi_rank()
     if place is not None and place.local_size == place.size:
         set_rendezvous_file(shared_file(_job(os.environ), place.rank, place.size, timeout_s))

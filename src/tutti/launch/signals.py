@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -34,10 +35,12 @@ class SignalWatch:
 
     Attributes:
         waiting: those that came and are not acknowledged yet, each once, in their order.
+        newest_s: when the newest of them came, by the monotonic clock.
     """
 
     def __init__(self, signals: Iterable[int] = ENDING) -> None:
         self.waiting: list[int] = []
+        self.newest_s = 0.0
         self._signals = signals
         self._before: dict[int, Any] = {}
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -58,6 +61,7 @@ class SignalWatch:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         # A handler that raises nothing lets Python resume `select` (PEP 475): the byte is what ends it.
         if signum not in self.waiting:
+            self.newest_s = time.monotonic()
             self.waiting.append(signum)
             os.write(self._writing, b"!")
 

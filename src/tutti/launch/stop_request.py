@@ -12,6 +12,7 @@ signals themselves. So may all others: systemd and Slurm send SIGTERM to every p
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import signal
@@ -29,6 +30,9 @@ from tutti.launch.signals import SignalWatch, act_on, can_be_taken
 
 ASKING: Final[tuple[int, ...]] = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask for it. SIGUSR1 does nothing else; the others end everything when they come again."""
+
+SAME_S: Final = 0.5
+"""The time in which signals are one request: `timeout` and schedulers signal a process, then its group."""
 
 LIMIT_S: Final = 600.0
 """Time of rank 0 in its section after a request, before everything is ended."""
@@ -122,7 +126,7 @@ class Stopping:
         self.forward: Callable[[], None] | None = None
         self._asked_by: int | None = None
         self._deadline: float | None = None
-        self._insisted = False
+        self._insisted_s = math.inf
         self.ended_by: int | None = None
 
     def pass_to(self, page: StopPage, forward: Callable[[], None] | None) -> None:
@@ -148,13 +152,15 @@ class Stopping:
         signum = self._signals.received
         if signum is None:
             return self._too_late()
-        if signum == signal.SIGUSR1 and self._asked_by is not None:
+        asked_again = signum == signal.SIGUSR1 and self._asked_by is not None
+        if asked_again or (signum in ASKING and self._is_repeat):
             self._signals.acknowledge()
             return False
-        if signum not in ASKING or self._insisted or not self.page.stoppable:
+        if signum not in ASKING or self._insisted_s < math.inf or not self.page.stoppable:
             self.ended_by = signum
             return True
-        self._insisted = signum != signal.SIGUSR1
+        if signum != signal.SIGUSR1:
+            self._insisted_s = self._signals.newest_s
         if self._asked_by is None:
             self._asked_by, self._deadline = signum, time.monotonic() + LIMIT_S
             say(_promise(signum))
@@ -175,10 +181,15 @@ class Stopping:
             KeyboardInterrupt, SystemExit: as `act_on` does.
         """
         # A request that comes now has nobody to be passed on to.
-        late = [signum for signum in self._signals.waiting if signum != signal.SIGUSR1]
+        harmless = ASKING if self._is_repeat else (signal.SIGUSR1,)
+        late = [signum for signum in self._signals.waiting if signum not in harmless]
         signum = self.ended_by or next(iter(late), None)
         if signum is not None:
             act_on(signum)
+
+    @property
+    def _is_repeat(self) -> bool:
+        return 0 <= self._signals.newest_s - self._insisted_s < SAME_S
 
     def _too_late(self) -> bool:
         if self._deadline is None or time.monotonic() < self._deadline:
@@ -193,7 +204,7 @@ class Stopping:
 
 _page = StopPage()
 _supervised = False
-_insisted = False
+_insisted_s = math.inf
 _before: dict[int, Any] = {}
 
 
@@ -227,12 +238,12 @@ def stoppable(*, goes_on: bool = False) -> Iterator[None]:
     Args:
         goes_on: other ranks take over when one is lost: until they look, a request is for them.
     """
-    global _insisted
+    global _insisted_s
     lost = False
     leads = not _supervised or started_by().rank == 0
     if not _supervised:
         _page.withdraw()
-    _insisted = False
+    _insisted_s = math.inf
     try:
         # Virtual ranks share the process, and its handlers.
         if not _before and threading.current_thread() is threading.main_thread():
@@ -246,7 +257,7 @@ def stoppable(*, goes_on: bool = False) -> Iterator[None]:
         raise
     finally:
         # No signal is to end this process while its handlers change.
-        _insisted = False
+        _insisted_s = math.inf
         if leads and not (lost and goes_on):
             _page.stoppable = False
         for signum, handler in _before.items():
@@ -258,13 +269,15 @@ def stoppable(*, goes_on: bool = False) -> Iterator[None]:
 
 def _note(signum: int, frame: FrameType | None) -> None:
     """Note a request; what ends this process is done by the handler that was there before."""
-    global _insisted
-    ends = _page.over if _supervised else _insisted
+    global _insisted_s
+    now = time.monotonic()
+    ends = _page.over if _supervised else now - _insisted_s >= SAME_S
     if ends and signum != signal.SIGUSR1:
         signal.signal(signum, _before.get(signum, signal.SIG_DFL))
         signal.raise_signal(signum)
         return
     if _page.stoppable and not (_supervised or _page.requested) and started_by().rank == 0:
         say(_promise(signum))
-    _insisted = _insisted or signum != signal.SIGUSR1
+    if signum != signal.SIGUSR1:
+        _insisted_s = min(_insisted_s, now)
     _page.request()

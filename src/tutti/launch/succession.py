@@ -7,23 +7,21 @@
 Without a reserve the next crew is forked once a rank is lost, and prepares itself while the others are ended.
 
 Each crew comes from a fork server of its own, so that the ends of one do not touch the other. What the ranks
-of the reserve prepare, and what they wait for, is theirs to know. A server that does not answer, as one that
-was stopped, is killed with all that it has forked, and the next crew comes from a new one. Where ranks cannot
-be started, as too many processes run, it is tried again for some seconds, in which others may end.
+of the reserve prepare, and what they wait for, is theirs to know. Where no other ranks can be started, the
+run ends with the loss and the reason.
 """
 
 from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Final, Protocol
 
 from tutti.errors import PeerLost, TuttiError, UserError, no_process
 from tutti.launch.crew import Crew, Orders
 from tutti.launch.fork_server import GRACE_S
-from tutti.launch.fork_server_client import PATIENCE_S, ForkServer, fork_server
+from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.stop_request import Stopping
 from tutti.terminal import warn_on_stderr
 
@@ -35,9 +33,6 @@ SOON_S: Final = 0.01
 
 RESERVES_LOST: Final = 3
 """The reserves of one crew that may be lost before it works without."""
-
-TRY_AGAIN_S: Final = (0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0)
-"""The pauses before ranks are started once more that could not be."""
 
 OTHERS_PREPARE: Final = "others prepare themselves"
 NO_RESERVE: Final = "from here on new ones are started when one is lost"
@@ -82,9 +77,6 @@ class Succession(Protocol):
             PeerLost: nobody does.
         """
 
-    def hand_over(self) -> None:
-        """Let those go on that have prepared themselves, if it is enough that the others run no more."""
-
     def release(self) -> None:
         """Let those go on that have prepared themselves, as the others are gone."""
 
@@ -110,8 +102,6 @@ class Line:
         self._reserve_for: Orders | None = None
         self._without_reserve, self._reserves_lost = False, 0
         self._prepared = False
-        self._server_listens = False
-        self._pauses, self._refusal = iter(TRY_AGAIN_S), ""
 
     def follow(self, orders: Orders, stopping: Stopping) -> tuple[Crew, TuttiError | None]:
         """Have the crews work until one is done, none goes on, or a signal ends all.
@@ -132,9 +122,7 @@ class Line:
             for key, _ in self._selector.select(min(limit for limit in limits if limit is not None)):
                 key.data()
             outcome = crew.outcome()
-            if self._is_overdue(crew, since):
-                self._give_server_up()
-            elif outcome is None:
+            if outcome is None:
                 late = time.monotonic() - since > RESERVE_S
                 if not late or not self._look_after_reserve(stopping):
                     continue
@@ -142,10 +130,8 @@ class Line:
                 if others is None:
                     continue
                 orders = others
-            elif not outcome.begun:
-                self._warn_of_refusal(str(outcome.error))
-                if not self._may_try_again(stopping):
-                    return crew, outcome.error if lost is None else lost.adding(str(outcome.error))
+            elif not outcome.begun and lost is not None:
+                return crew, lost.adding(str(outcome.error))
             elif isinstance(outcome.error, PeerLost):
                 try:
                     orders = self._succession.after(outcome.error)
@@ -153,38 +139,22 @@ class Line:
                     return crew, last
                 except OSError as error:  # Too many files may be open; the loss is still to be named.
                     return crew, outcome.error.adding(str(no_process(error)))
-                lost, self._pauses, self._refusal = outcome.error, iter(TRY_AGAIN_S), ""
+                lost = outcome.error
             else:
                 return crew, outcome.error
             try:
-                crew, since = self._replace(orders, stopping), time.monotonic()
-            except UserError as error:
-                return crew, error if lost is None else lost.adding(str(error))
+                crew, since = self._replace(orders), time.monotonic()
+            except (OSError, UserError) as error:
+                why = no_process(error) if isinstance(error, OSError) else error
+                return crew, why if lost is None else lost.adding(str(why))
         return crew, None
-
-    def _warn_of_refusal(self, why: str) -> None:
-        """Say why the ranks could not be started, once of several tries."""
-        if why != self._refusal:
-            self._refusal = why
-            warn_on_stderr(f"the ranks could not be started ({why})")
-
-    def _may_try_again(self, stopping: Stopping) -> bool:
-        """End the crew, and wait; returns whether ranks that could not be started are to be once more."""
-        self._end_crew()
-        pause_s = next(self._pauses, None)
-        if pause_s is None:
-            return False
-        deadline = time.monotonic() + pause_s
-        while not stopping.over() and (rest := deadline - time.monotonic()) > 0:
-            for key, _ in self._selector.select(rest):
-                key.data()
-        return True
 
     def close(self) -> None:
         """End all ranks."""
         for crew, grace_s in ((self._reserve, 0.0), (self._crew, GRACE_S)):
             if crew is not None:
-                self._end(crew, grace_s)
+                crew.unregister(self._selector)
+                crew.end(grace_s)
         self._servers.close()
         self._selector.close()
 
@@ -192,7 +162,7 @@ class Line:
         if self._server is None or not self._server.runs:
             placement = orders.placement
             server = fork_server(placement.threads or 1, crowded=bool(placement.warnings))
-            self._server, self._server_listens = self._servers.enter_context(server), False
+            self._server = self._servers.enter_context(server)
         with ExitStack() as unless_begun:
             branch = self._server.branch(self._entry)
             unless_begun.callback(branch.close)
@@ -201,11 +171,11 @@ class Line:
         crew.register(self._selector)
         return crew
 
-    def _replace(self, orders: Orders, stopping: Stopping) -> Crew:
+    def _replace(self, orders: Orders) -> Crew:
         """End the crew; returns the next one, which prepares itself meanwhile if it can.
 
         Raises:
-            UserError: none can be started.
+            OSError, UserError: none can be started, or the others cannot be ended.
         """
         reserve, late = self._reserve, None
         if reserve is not None and not (reserve.is_prepared and reserve.orders.placement == orders.placement):
@@ -215,45 +185,20 @@ class Line:
                 warn_on_stderr("a rank that was to take over has ended by now; others are started instead")
             late.kill()
         if self._reserve is None and orders.waits:
-            with suppress(OSError, UserError):  # Too many files are open: the others are to close theirs.
-                self._reserve = self._begin(orders)
+            self._reserve = self._begin(orders)
         if late is not None:
             self._end(late)  # Before any gate is opened.
         self._end_crew()
         after, self._reserve, self._reserves_lost = self._reserve, None, 0
         self._prepared = False
-        self._crew = after or self._begin_in_time(orders, stopping)
+        self._crew = after or self._begin(orders)
         self._succession.release()
         return self._crew
 
     def _end_crew(self) -> None:
         if self._crew is not None:
             crew, self._crew = self._crew, None
-            self._end(crew, killed=self._succession.hand_over)
-
-    def _begin_in_time(self, orders: Orders, stopping: Stopping) -> Crew:
-        """Begin as soon as it is possible, unless that takes too long."""
-        while True:
-            try:
-                return self._begin(orders)
-            except OSError as error:
-                if not self._may_try_again(stopping):
-                    raise no_process(error) from error
-
-    def _is_overdue(self, crew: Crew, since: float) -> bool:
-        """Tell whether a crew ought to have been forked long ago, by a server that had imported torch."""
-        if crew.is_there:
-            self._server_listens = True
-            return False
-        return self._server_listens and time.monotonic() - since > PATIENCE_S
-
-    def _give_server_up(self) -> None:
-        if self._server is not None:
-            self._server.give_up()
-            self._server = None
-        if self._reserve is not None:
-            reserve, self._reserve = self._reserve, None
-            self._end(reserve)
+            self._end(crew)
 
     def _look_after_reserve(self, stopping: Stopping) -> bool:
         """Have ranks prepare themselves; returns whether they are to take over at once."""
@@ -309,8 +254,8 @@ class Line:
         self._without_reserve = True
         warn_on_stderr(f"{why}; {NO_RESERVE}")
 
-    def _end(self, crew: Crew, grace_s: float = 0.0, killed: Callable[[], None] = lambda: None) -> None:
+    def _end(self, crew: Crew) -> None:
         crew.unregister(self._selector)
-        crew.end(grace_s, killed)
+        crew.end(0.0)
         if not crew.answers:
-            self._give_server_up()
+            raise UserError("the process that forks the ranks does not answer; it may have been stopped")

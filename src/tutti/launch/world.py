@@ -17,7 +17,7 @@ from tutti.errors import PeerLost, TuttiError, says_all
 from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, started_by
 from tutti.launch.malloc import keep_memory
 from tutti.launch.mpi_library import Stranger, refuse_unloadable
-from tutti.launch.orphans import mpi_segments
+from tutti.launch.orphans import follow_launcher, mpi_segments, refuse_ended_launcher
 from tutti.terminal import say_last
 
 if TYPE_CHECKING:
@@ -129,13 +129,15 @@ def refuse_stranger() -> None:
     """Refuse a launcher that does not belong to the MPI library (initialises MPI). Imports no torch.
 
     Raises:
-        UserError: MPI does not see the ranks that the launcher has started; the message says what to do.
+        UserError: the launcher has ended, or MPI does not see the ranks that it has started.
     """
     from tutti.comm.mpi.library import world_place
 
     context = started_by()
     if not context.mpi:
         return
+    refuse_ended_launcher(os.environ)
+    follow_launcher()
     refuse_unloadable(os.environ)
     _, seen, _ = world_place()
     if seen == context.size:

@@ -17,9 +17,8 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.optim.kernels import KERNELS
-from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.state import add_stretch, add_whole
-from tutti.replica import Flat, vector_like, view_like
+from tutti.replica import NONE_MISSING, Flat, Missing, vector_like, view_like
 from tutti.state import Held
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
@@ -116,6 +115,7 @@ class GroupOptimizer:
 
     Attributes:
         group: the number of its param group.
+        stretches: what it moves; when a step leaves out a parameter, each parameter gets one of its own.
         optimizer: of the user's class, over `stretches`, with a state of its own.
         parameters: the stretches, as it sees them.
     """
@@ -126,7 +126,6 @@ class GroupOptimizer:
         self._user, self.group, self._vectors = user, group, (flat.weights, grads)
         self._whole = not is_elementwise(user)
         self._theirs = frozenset(share.parameter for stretch in stretches for share in stretch.shares)
-        self._has_new = False
         self._lay(stretches)
         theirs = user.param_groups[group]
         self._own = {**theirs, "params": self.parameters}
@@ -144,18 +143,26 @@ class GroupOptimizer:
         Args:
             missing: parameters that have no gradient; they and their state are left as they are.
         """
-        turns: Sequence[Sequence[int]] = (range(len(self.parameters)),)
+        present: Sequence[int] = range(len(self.parameters))
         if not missing.isdisjoint(self._theirs):
-            turns = self._turns(missing)
-        elif self._has_new:
-            known, new = self._by_age(range(len(self.parameters)))
-            turns, self._has_new = [turn for turn in (known, new) if turn], bool(new)
-        for turn in turns:
-            self._move(turn)
+            self._split_up()
+            theirs = [stretch.shares[0].parameter for stretch in self.stretches]
+            present = [number for number, parameter in enumerate(theirs) if parameter not in missing]
+        if not self._fused:
+            self._move(present)
+            return
+        # Fused kernels take parameters that all have a state, or none of which has.
+        known: list[int] = []
+        new: list[int] = []
+        for number in present:
+            (known if self.optimizer.state.get(self.parameters[number]) else new).append(number)
+        for turn in (known, new):
+            if turn:
+                self._move(turn)
 
     def add_state(self, held: Held, names: Mapping[nn.Parameter, str]) -> None:
         """Add what the optimizer keeps for the stretches, by the names of the user's parameters."""
-        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
+        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
             kept = self.optimizer.state.get(parameter, {})
             for share in stretch.shares:
                 name = names[share.parameter]
@@ -167,44 +174,27 @@ class GroupOptimizer:
     def load(self, kept: Mapping[Any, dict[str, Any]]) -> None:
         """Have the optimizer go on from what another one has kept for the user's parameters."""
         self.optimizer.state.clear()
-        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
+        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
             given = kept.get(stretch.shares[0].parameter, {})
             state = deepcopy(given) if self._whole else _cut_state(kept, stretch, self._fused)
             if state:
                 self.optimizer.state[parameter] = state
-        self._has_new = self._fused
 
     def _lay(self, stretches: list[Stretch]) -> None:
         """Make a parameter of each stretch."""
         weights, grads = self._vectors
-        self._stretches = stretches
+        self.stretches = stretches
         self.parameters = [nn.Parameter(stretch.view(weights, self._whole)) for stretch in stretches]
         self._grads = [stretch.view(grads, self._whole) for stretch in stretches]
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
 
-    def _turns(self, missing: Missing) -> list[list[int]]:
-        """Return the parameters to be moved, by what can be moved in one call."""
-        self._split_up()
-        present = [
-            number
-            for number, stretch in enumerate(self._stretches)
-            if stretch.shares[0].parameter not in missing
-        ]
-        return [turn for turn in self._by_age(present) if turn] if self._fused else [present]
-
-    def _by_age(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Part those parameters that have a state from new ones: fused kernels take either of them alone."""
-        known = [number for number in numbers if self.optimizer.state.get(self.parameters[number])]
-        new = sorted({*numbers}.difference(known))
-        return [known, new]
-
     def _split_up(self) -> None:
         """Give each of the user's parameters a state of its own, which goes on from the joined one."""
-        if all(len(stretch.shares) == 1 for stretch in self._stretches):
+        if all(len(stretch.shares) == 1 for stretch in self.stretches):
             return
         parts, states = [], []
-        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
+        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
             ends = [*(share.at for share in stretch.shares[1:]), stretch.place.stop - stretch.place.start]
             for share, end in zip(stretch.shares, ends, strict=True):
                 within = slice(share.at, end)
@@ -281,7 +271,8 @@ def _cut_state(kept: Mapping[Any, dict[str, Any]], stretch: Stretch, fused: bool
             continue
         if name in COUNTERS:
             device = stretch.shares[0].parameter.device
-            state[name] = torch.tensor(float(first), device=device) if fused else deepcopy(first)
+            kept_as_is = isinstance(first, Tensor) and not fused
+            state[name] = deepcopy(first) if kept_as_is else torch.tensor(float(first), device=device)
             continue
         state[name] = first.new_zeros(length)
         for share in stretch.shares:

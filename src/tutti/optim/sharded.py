@@ -15,8 +15,7 @@ An elementwise optimizer computes each new weight from that weight's own gradien
 each run of one param group's parameters, cut anywhere, as one long parameter. The other optimizers of torch
 may use a parameter's shape, but treat each parameter by itself. An optimizer of somebody else's may use what
 all parameters have together, such as a norm: one rank of a host steps the user's own object.
-Parameters that have got no gradient in an update are left as they are, with their state: see
-`tutti.optim.missing`.
+Parameters that have got no gradient in an update are left as they are, with their state.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
-from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import (
     COUNTERS,
@@ -40,7 +38,7 @@ from tutti.optim.runs import (
     progress,
 )
 from tutti.optim.state import held_by
-from tutti.replica import ALIGNMENT, Flat, Replica
+from tutti.replica import ALIGNMENT, NONE_MISSING, Flat, Missing, Replica
 from tutti.state import Held
 
 UNUSABLE: dict[type[Optimizer], str] = {
@@ -140,20 +138,23 @@ class ShardedOptimizer:
             return
         check_hooks(optimizer)
         check_parameters(optimizer, replica)
-        self._missing = MissingGradients(replica, slices)
         self.pieces = tuple(
             FlatPiece(optimizer, flat, vector, place, joint=self.joint)
             for flat, vector, own in zip(replica.flats, vectors, slices, strict=True)
             for place in _places(optimizer, flat, own)
         )
 
-    def step(self) -> None:
-        """Move the weights of all slices, of parameters that have got a gradient in this replica."""
+    def step(self, missing: Missing | None = None) -> None:
+        """Move the weights of all slices, but for parameters without a gradient.
+
+        Args:
+            missing: these parameters; None: those without one in this replica.
+        """
         self.begin()
         if self._replica.in_own_loop and self.joint:
             self._optimizer.step()
             return
-        missing = self._missing.take_parameters()
+        missing = self._replica.gradients.missing() if missing is None else missing
         if self.joint:
             self.step_itself(missing)
             return
@@ -240,9 +241,19 @@ def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
     return [slice(at, min(at + length, own.stop)) for at in range(own.start, own.stop, length)]
 
 
+def groups_of(optimizer: Optimizer) -> dict[nn.Parameter, int]:
+    """Return the param group of each parameter that is trained, or has been."""
+    return {
+        parameter: number
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+        if parameter.requires_grad or parameter.grad is not None or optimizer.state.get(parameter)
+    }
+
+
 def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> dict[int, list[Stretch]]:
     """Return the stretches to move in `place`, by param group: neighbours joined, or whole parameters."""
-    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    group_of = groups_of(optimizer)
     elementwise = is_elementwise(optimizer)
     joined = elementwise and not apart
     found: dict[int, list[Stretch]] = {}
@@ -250,7 +261,7 @@ def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> d
     ends = [*(span.start for span in flat.spans[1:]), len(flat.weights)]
     for parameter, span, end in zip(flat.parameters, flat.spans, ends, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
-        group = group_of.get(id(parameter))
+        group = group_of.get(parameter)
         if group is None or start >= stop:
             before = None
             continue

@@ -153,7 +153,7 @@ def load(
                     key: _placed(key, value, parameter, group, before) for key, value in kept.items()
                 }
         for name, value in other.items():
-            group[name] = _in_form_of(group.get(name), value)
+            group[name] = in_form_of(group.get(name), value)
     state.update({key: _read(value) for key, value in kept_by_name.get("", {}).items()})
 
 
@@ -187,7 +187,7 @@ def _placed(
     return value.to(parameter.device) if there else value
 
 
-def _in_form_of(before: Any, value: Any) -> Any:
+def in_form_of(before: Any, value: Any) -> Any:
     """Return an option in the form that it has in this optimizer; a tensor stays the same one."""
     if isinstance(before, Tensor):
         return before.copy_(torch.as_tensor(value))

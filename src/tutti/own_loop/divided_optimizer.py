@@ -4,21 +4,15 @@
     copy of rank 1   ├◀─ by rank 0 ────┼──── moved here ───────┤
     state            ├── of rank 0 ────┼──── of rank 1 ────────┤   once for the host, in shared memory
 
-It is the user's object that steps. While it does, its param groups list this rank's parts, and its state is
-that of the parts; before and after, they are those of the user's parameters.
-
-Parts are joined over as many neighbours as have a gradient, belong to one group and have come equally far:
-the optimizers that can be used move each number by itself (`ELEMENTWISE`). State is kept in vectors like the
-weights, so which parts there are may change from step to step.
+Each rank steps copies of the user's optimizer on its slice, as in `tutti.optim.sharded`. `optimizer.state` is
+the state of all parameters, made when it is read.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,62 +20,25 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from tutti.comm.base import Communicator
-from tutti.optim.kernels import KERNELS, Kernel
-from tutti.optim.runs import COUNTERS, is_elementwise, is_fused, is_plain
+from tutti.optim.runs import COUNTERS, GroupOptimizer, is_elementwise
+from tutti.optim.sharded import FlatPiece, announce, groups_of
 from tutti.optim.sparse import sparse_tables
 from tutti.optim.state import add_whole
 from tutti.optim.whole_state import State, WholeState
-from tutti.replica import ALIGNMENT, Replica, is_there, reach_of, stretch_like, view_like
+from tutti.replica import (
+    ALIGNMENT,
+    NONE_MISSING,
+    Missing,
+    Replica,
+    is_there,
+    reach_of,
+    stretch_like,
+    view_like,
+)
 from tutti.state import Held
 
-MOST_PLANS: Final = 16
-"""Limit on the divisions kept: one for each set of parameters that has had gradients in a step."""
-
-
-@dataclass
-class ParameterStretch:
-    """A stretch of the weights that the optimizer sees as one parameter.
-
-    Attributes:
-        parameter: it.
-        group: of the optimizer.
-        flat: the number of its vector.
-        place: where.
-        numbers: of the parameters that are joined there, on all ranks.
-    """
-
-    parameter: nn.Parameter
-    group: int
-    flat: int
-    place: slice
-    numbers: slice
-
-
-@dataclass
-class StepDivision:
-    """The division of a step among the ranks.
-
-    Attributes:
-        parts: this rank's.
-        by_group: its parameters, by group.
-        state: the parts' state.
-        writes: this rank's stretches of the weights, and the same of all other copies.
-        kernels: what moves the parts of a group without the optimizer; None: the optimizer itself.
-        fused: the groups that a fused kernel moves.
-        stretches: the numbers of the parameters that are joined, on all ranks.
-        new: nobody has stepped by it.
-        counters: what the optimizer counts for a part, and its place for each of the part's parameters.
-    """
-
-    parts: list[ParameterStretch]
-    by_group: list[list[nn.Parameter]]
-    state: defaultdict[Any, State]
-    writes: list[tuple[Tensor, list[Tensor]]]
-    kernels: list[Kernel | None]
-    fused: list[bool]
-    stretches: list[slice]
-    new: bool = True
-    counters: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+Entry = tuple[str, int, torch.dtype]
+"""What the optimizer keeps under a name, for parameters of a flat vector, in a dtype."""
 
 
 class DividedOptimizer:
@@ -116,19 +73,26 @@ class DividedOptimizer:
             stretch_like(self._flats[flat].weights, span, parameter)
             for parameter, (flat, span) in zip(self._parameters, self._places, strict=True)
         ]
-        tables = sparse_tables(replica.module)
-        self._divisible = self._number.keys() - {id(table) for table in tables}
         self._addresses = [
             (weights.data_ptr(), gradient.data_ptr())
             for weights, gradient in zip(self._weights, self._gradients, strict=True)
         ]
         self._reaches = [reach_of(vector) for vector in gradients]
-        # By name and flat: a vector like the weights, or of counters a cell for each parameter.
-        self._vectors: dict[str, dict[int, Tensor]] = {}
-        self._has: dict[str, set[int]] = {}
+        tables = sparse_tables(replica.module)
+        self._divisible = self._number.keys() - {id(table) for table in tables}
+        self._runs: list[tuple[int, GroupOptimizer]] = []
+        self._group_of: dict[nn.Parameter, int] = {}
+        # A vector like the weights; or, of counters, a cell for each parameter.
+        self._vectors: dict[Entry, Tensor] = {}
+        self._entries: dict[int, dict[str, Entry]] = {}
         self._whole = WholeState(self._make_whole)
-        self._divisions: dict[tuple[object, ...], StepDivision] = {}
-        self._last: StepDivision | None = None
+        # What the optimizer counts in this rank's slice, with the cells for it.
+        self._counters: list[tuple[Tensor, Tensor]] = []
+        # This rank's stretches of the weights, and the same of all other copies.
+        self._writes: list[tuple[Tensor, list[Tensor]]] = []
+        # At the last step: the parameters without a gradient, and which options were set.
+        self._missing: Missing = NONE_MISSING
+        self._options: list[bool] | None = None
 
     def fits(self, native: Callable[..., object]) -> bool:
         """Return whether this optimizer, as it is now, may be divided.
@@ -141,7 +105,7 @@ class DividedOptimizer:
         if self._is_watched(native):
             return False
         # With `foreach`, and with a scale, torch changes the gradients in a step, which are everyone's.
-        if "grad_scale" in vars(self._optimizer):
+        if vars(self._optimizer).keys() & {"grad_scale", "found_inf"}:
             return False
         return is_elementwise(self._optimizer) and all(
             not group.get("foreach")
@@ -165,64 +129,46 @@ class DividedOptimizer:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Go on from the state that the optimizer has been given, the same on every rank (collective)."""
-        given = {
-            self._number[id(key)]: {name: value for name, value in entries.items() if value is not None}
-            for key, entries in self._optimizer.state.items()
-            if id(key) in self._number
-        }
-        self._has, self._divisions, self._last = {}, {}, None
-        kinds = {
-            (name, self._places[number][0], value.dtype if isinstance(value, Tensor) else torch.float32)
-            for number, entries in given.items()
-            for name, value in entries.items()
-        }
-        self._allocate(kinds)
-        for number, entries in given.items():
-            flat, span = self._places[number]
-            for name, value in entries.items():
-                self._has.setdefault(name, set()).add(number)
-                if self._node.rank:
-                    continue  # it would write the same
-                vector = self._vectors[name][flat]
-                if name in COUNTERS:
-                    vector[number] = float(value)
-                else:
-                    view_like(vector[span], self._parameters[number]).copy_(value)
+        """Divide the optimizer and the state that it has now, the same on every rank (collective)."""
+        self._group_of = groups_of(self._optimizer)
+        self._runs = [
+            (number, run)
+            for number, (flat, gradients) in enumerate(zip(self._flats, self._vector_of, strict=True))
+            for run in FlatPiece(self._optimizer, flat, gradients, self._own_slice(number)).runs
+        ]
+        self._entries, self._options = {}, None
+        self._settle()
         self._optimizer.state = self._whole
         self._whole.forget()
-        self._node.barrier()
-
-    def step(self, native: Callable[[], object]) -> object:
-        """Move the weights of all ranks (collective); `native` is the optimizer's own step."""
-        self._bring_gradients()
-        division = self._division()
-        if division.new or not all(division.kernels) or "found_inf" in vars(self._optimizer):
-            with self._lent(division):
-                found = native()
-        else:
-            found = None
-            self._by_kernels(division)
-        with torch.no_grad():
-            if division.new:
-                self._settle(division)
-            for cells, counter in division.counters:
-                cells.copy_(counter)
-            for own, others in division.writes:
-                for other in others:
-                    other.copy_(own)
-        self._whole.forget()
-        self._node.barrier()
-        return found
 
     @torch.no_grad()
-    def _by_kernels(self, division: StepDivision) -> None:
+    def step(self) -> None:
+        """Move the weights of all ranks (collective)."""
+        self._bring_gradients()
         groups = self._optimizer.param_groups
-        for kernel, group, parameters in zip(division.kernels, groups, division.by_group, strict=True):
-            if parameters and kernel is not None:
-                grads = [cast(Tensor, parameter.grad) for parameter in parameters]
-                moved = kernel(group, parameters, grads, division.state)
-                assert moved, "the first step by a division has made the state"
+        if any(
+            self._group_of.get(parameter) != number
+            for number, group in enumerate(groups)
+            for parameter in group["params"]
+            if parameter.requires_grad or parameter.grad is not None
+        ):
+            self.adopt()
+        missing = frozenset(parameter for parameter in self._group_of if parameter.grad is None)
+        for _, run in self._runs:
+            run.step(missing)
+        # With other options the optimizer may keep more.
+        options = [bool(v) for group in groups for v in group.values() if isinstance(v, int | float)]
+        if missing != self._missing or options != self._options:
+            self._missing, self._options = missing, options
+            self._settle()
+        for cells, counter in self._counters:
+            cells.copy_(counter)
+        for own, others in self._writes:
+            for other in others:
+                other.copy_(own)
+        announce(self._optimizer)
+        self._whole.forget()
+        self._node.barrier()
 
     def _is_watched(self, native: Callable[..., object]) -> bool:
         """Return whether there are hooks of the step, or the program has wrapped it."""
@@ -237,26 +183,6 @@ class DividedOptimizer:
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         )
-
-    @contextmanager
-    def _lent(self, division: StepDivision) -> Iterator[None]:
-        """Inside, the optimizer's groups and state are those of the parts."""
-        optimizer = self._optimizer
-        groups = optimizer.param_groups
-        kept = [(group, group["params"], group.get("fused")) for group in groups]
-        optimizer.state = division.state
-        try:
-            for group, parameters, fused in zip(groups, division.by_group, division.fused, strict=True):
-                group["params"] = parameters
-                if fused:
-                    group["fused"] = True
-            yield
-        finally:
-            for group, parameters, option in kept:
-                group["params"] = parameters
-                if "fused" in group:
-                    group["fused"] = option
-            optimizer.state = self._whole
 
     @torch.no_grad()
     def bring_weights(self) -> None:
@@ -292,153 +218,61 @@ class DividedOptimizer:
         for number, gradient in elsewhere:
             self._gradients[number].copy_(gradient)
 
-    def _division(self) -> StepDivision:
-        groups = self._optimizer.param_groups
-        key = (
-            *(0 if p.grad is None else id(p) for group in groups for p in group["params"]),
-            *(len(group["params"]) for group in groups),
-            *(bool(v) for group in groups for v in group.values() if isinstance(v, int | float)),
-        )
-        known = self._divisions.get(key)
-        if known is not None and known is self._last:
-            return known
-        if known is None or not self._refresh(known):
-            if len(self._divisions) >= MOST_PLANS:
-                self._divisions.clear()
-            known = self._divisions[key] = self._divide()
-        self._last = known
-        # Counters were read, which the step writes.
-        self._node.barrier()
-        return known
+    def _own_slice(self, number: int) -> slice:
+        """Return this rank's slice of a flat vector: each rank moves about as much."""
+        flat = self._flats[number]
+        every = zip(flat.parameters, flat.spans, strict=True)
+        spans = [span for parameter, span in every if parameter in self._group_of]
+        lines = [-(-(span.stop - span.start) // ALIGNMENT) for span in spans]  # no two ranks write to one
+        edges = [0, 0]
+        for side in (0, 1):
+            left = sum(lines) * (self._node.rank + side) // self._node.size
+            for span, length in zip(spans, lines, strict=True):
+                edges[side] = span.start + min(left, length) * ALIGNMENT
+                left -= length
+                if left <= 0:
+                    break
+        return slice(*edges)
 
-    def _refresh(self, division: StepDivision) -> bool:
-        """Count on from where other divisions have come; whether what is joined has come equally far."""
-        for stretch in division.stretches:
-            if len({self._progress(number) for number in range(stretch.start, stretch.stop)}) > 1:
-                return False
-        for cells, counter in division.counters:
-            counter.copy_(cells[0])
-        return True
-
-    def _divide(self) -> StepDivision:
-        """Divide what has a gradient now."""
-        groups = self._optimizer.param_groups
-        group_of = {
-            self._number[id(p)]: number
-            for number, group in enumerate(groups)
-            for p in group["params"]
-            if p.grad is not None
-        }
-        stretches: list[list[int]] = []
-        before: tuple[object, ...] = ()
-        for number in sorted(group_of):
-            kind = (group_of[number], self._places[number][0], self._progress(number))
-            if stretches and stretches[-1][-1] == number - 1 and kind == before:
-                stretches[-1].append(number)
-            else:
-                stretches.append([number])
-            before = kind
-        parts = list(self._own_parts(stretches, group_of))
-        state: defaultdict[Any, State] = defaultdict(dict)
-        for part in parts:
-            held = self._state_of(part)
-            if held:
-                state[part.parameter] = held
-        by_group = [
-            [part.parameter for part in parts if part.group == number] for number in range(len(groups))
+    def _settle(self) -> None:
+        """Move the state that a step has made into shared memory (collective)."""
+        kept = [
+            (flat, stretch, run.optimizer.state.get(parameter, {}))
+            for flat, run in self._runs
+            for parameter, stretch in zip(run.parameters, run.stretches, strict=True)
         ]
-        # torch's fused kernels take parameters that are all new to them, or none of which is.
-        fused = [
-            is_fused(self._optimizer, group, group["params"]) and len({p in state for p in parameters}) < 2
-            for group, parameters in zip(groups, by_group, strict=True)
-        ]
-        kernels = [
-            KERNELS.get(type(self._optimizer)) if cheap and is_plain(group) else None
-            for cheap, group in zip(fused, groups, strict=True)
-        ]
-        rank = self._node.rank
-        writes = [
-            (
-                self._copies[part.flat][rank][part.place],
-                [copy[part.place] for other, copy in enumerate(self._copies[part.flat]) if other != rank],
-            )
-            for part in parts
-        ]
-        joined = [slice(numbers[0], numbers[-1] + 1) for numbers in stretches]
-        return StepDivision(parts, by_group, state, writes, kernels, fused, joined)
-
-    def _own_parts(
-        self, stretches: Iterable[list[int]], group_of: dict[int, int]
-    ) -> Iterator[ParameterStretch]:
-        """Cut the stretches into as many shares as there are ranks, and make the parts of this one."""
-        places = []
-        for numbers in stretches:
-            flat, first = self._places[numbers[0]]
-            last = self._places[numbers[-1]][1].stop
-            places.append((flat, first.start, last, numbers))
-        lines = sum(-(-(stop - start) // ALIGNMENT) for _, start, stop, _ in places)
-        rank, size = self._node.rank, self._node.size
-        begin, end = (lines * edge // size * ALIGNMENT for edge in (rank, rank + 1))
-        at = 0
-        for flat, start, stop, numbers in places:
-            place = slice(max(start, start + begin - at), min(stop, start + end - at))
-            at += -(-(stop - start) // ALIGNMENT) * ALIGNMENT
-            if place.start < place.stop:
-                parameter = nn.Parameter(self._copies[flat][rank][place])
-                parameter.grad = self._vector_of[flat][place]
-                yield ParameterStretch(
-                    parameter, group_of[numbers[0]], flat, place, slice(numbers[0], numbers[-1] + 1)
-                )
-
-    def _progress(self, number: int) -> tuple[object, ...]:
-        """The number of steps that the optimizer has made for a parameter; only equal ones can be joined."""
-        names = sorted(name for name, numbers in self._has.items() if number in numbers)
-        flat = self._places[number][0]
-        return (*names, *(self._vectors[name][flat][number].item() for name in names if name in COUNTERS))
-
-    def _state_of(self, part: ParameterStretch) -> State:
-        first = part.numbers.start
-        state: State = {}
-        for name, numbers in self._has.items():
-            if first in numbers:
-                vector = self._vectors[name][part.flat]
-                state[name] = vector[first].clone() if name in COUNTERS else vector[part.place]
-        return state
-
-    def _settle(self, division: StepDivision) -> None:
-        """Lay out what the first step by a division has made (collective)."""
-        division.new = False
-        mine = [
-            (name, part.flat, value.dtype, part.numbers.start, part.numbers.stop)
-            for part in division.parts
-            for name, value in division.state.get(part.parameter, {}).items()
+        made = [
+            (self._number[id(share.parameter)], name, value.dtype)
+            for _, stretch, state in kept
+            for name, value in state.items()
             if value is not None
+            for share in stretch.shares
         ]
-        gathered = self._node.all_gather_objects(mine)
-        everyone = cast("list[list[tuple[str, int, torch.dtype, int, int]]]", gathered)
-        self._allocate({(name, flat, dtype) for theirs in everyone for name, flat, dtype, _, _ in theirs})
-        for theirs in everyone:
-            for name, _, _, start, stop in theirs:
-                self._has.setdefault(name, set()).update(range(start, stop))
-        for part in division.parts:
-            held = division.state.get(part.parameter, {})
-            for name, value in list(held.items()):
-                if value is None:
-                    continue
-                vector = self._vectors[name][part.flat]
-                if name in COUNTERS:
-                    division.counters.append((vector[part.numbers], value))
-                elif vector[part.place].data_ptr() != value.data_ptr():
-                    held[name] = vector[part.place].copy_(value)
+        everyone = cast("list[list[tuple[int, str, torch.dtype]]]", self._node.all_gather_objects(made))
+        self._add_entries(entry for theirs in everyone for entry in theirs)
+        self._counters, self._writes = [], []
+        for flat, stretch, state in kept:
+            numbers = [self._number[id(share.parameter)] for share in stretch.shares]
+            for name, value in state.items():
+                if value is not None:
+                    vector = self._vectors[self._entries[numbers[0]][name]]
+                    if name in COUNTERS:
+                        self._counters.append((vector[numbers[0] : numbers[-1] + 1], value))
+                    else:
+                        state[name] = vector[stretch.place].copy_(value)
+            if stretch.shares[0].parameter not in self._missing:
+                copies = [copy[stretch.place] for copy in self._copies[flat]]
+                self._writes.append((copies.pop(self._node.rank), copies))
 
-    def _allocate(self, kinds: Iterable[tuple[str, int, torch.dtype]]) -> None:
-        """Set memory aside for state that has none of its type yet (collective)."""
-        for name, flat, dtype in sorted(kinds, key=str):
-            vectors = self._vectors.setdefault(name, {})
-            # What torch loads may be of another type than what it has made: NAdam's products are.
-            if flat not in vectors or vectors[flat].dtype != dtype:
+    def _add_entries(self, entries: Iterable[tuple[int, str, torch.dtype]]) -> None:
+        """Note what the optimizer keeps for the parameters, and make memory for it (collective)."""
+        for number, name, dtype in entries:
+            flat = self._places[number][0]
+            entry = (name, flat, dtype)
+            self._entries.setdefault(number, {})[name] = entry
+            if entry not in self._vectors:
                 length = len(self._parameters) if name in COUNTERS else len(self._flats[flat].weights)
-                vectors[flat] = self._node.shared(length, dtype=dtype)
+                self._vectors[entry] = self._node.shared(length, dtype=dtype)
 
     def held(self, names: Mapping[nn.Parameter, str]) -> Held:
         """Return the state of some parameters, where it lies.
@@ -453,16 +287,16 @@ class DividedOptimizer:
         return held
 
     def _live_state(self) -> dict[nn.Parameter, State]:
-        """The state of all parameters, as torch has it, where it lies."""
+        """Return the state of all parameters, as torch has it, where it lies."""
         whole: dict[nn.Parameter, State] = {}
-        for number, parameter in enumerate(self._parameters):
-            flat, span = self._places[number]
-            for name in self._has:
-                if number not in self._has[name]:
-                    continue
-                vector = self._vectors[name][flat]
-                value = vector[number] if name in COUNTERS else view_like(vector[span], self._weights[number])
-                whole.setdefault(parameter, {})[name] = value
+        for number, entries in sorted(self._entries.items()):
+            span = self._places[number][1]
+            whole[self._parameters[number]] = {
+                name: self._vectors[entry][number]
+                if name in COUNTERS
+                else view_like(self._vectors[entry][span], self._weights[number])
+                for name, entry in entries.items()
+            }
         return whole
 
     @torch.no_grad()

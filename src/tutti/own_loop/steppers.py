@@ -97,8 +97,8 @@ class JointStepper(Stepper):
             self._divided.release()
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)  # these optimizers want it once, at the beginning
-        found = self._divided.step(native)
-        return found if closure is None else loss
+        self._divided.step()
+        return loss
 
     @override
     def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
@@ -317,7 +317,7 @@ class WorkerStepper(Stepper):
                 for parameter in self._known:
                     parameter.grad = None
             elif share != 1:
-                self.replica.scale_gradients(share)
+                self.replica.gradients.scale(share)
             if self.strategy.pace is Pace.TOGETHER:
                 self.worker.share = own / whole
             self.worker.step()

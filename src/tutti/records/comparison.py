@@ -8,6 +8,8 @@ FOLDER/sync-2-workers/1.error     the error of a repeat that failed
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -159,12 +161,13 @@ class ComparisonFolder:
 
     def clear(self, combination: Combination, repeat: int) -> None:
         """Delete what a repeat that did not come to its end has left."""
-        self.run(combination, repeat).remove()
+        path = self.run(combination, repeat).path
+        with refusing(path), suppress(FileNotFoundError):
+            shutil.rmtree(path)
         self._error(combination, repeat).unlink(missing_ok=True)
 
     def write_error(self, combination: Combination, repeat: int, error: str) -> None:
-        """Write the error of a repeat that failed, in place of its run folder."""
-        self.run(combination, repeat).remove()
+        """Write the error of a repeat that failed, beside its run folder."""
         path = self._error(combination, repeat)
         with refusing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,12 +25,8 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
     """
     unfinished = unfinished_file(path)
     try:
-        # An existing file is room that was reserved: it is filled, not freed.
-        with open(plain_file(unfinished, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        with open(plain_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(content)
-            if os.fstat(file.fileno()).st_size > len(content):
-                # Of a file without such room to give back, it would wait for the file system's journal.
-                file.truncate()
             if flush:
                 file.flush()
                 os.fsync(file.fileno())

@@ -73,7 +73,6 @@ from tutti.records.json_lines import (
     to_json_lines,
 )
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.plain_files import plain_file
 from tutti.records.run import EpochRecord, PointRecord, RunStart, Summary
 from tutti.records.shapes import Shape
 from tutti.records.trace import Lane, chrome_trace
@@ -99,12 +98,6 @@ LARGE: Final = 100_000
 HEARTBEAT_BYTES: Final = 1 << 16
 """The size above which a file is no heartbeat."""
 
-
-HEADER_BYTES: Final = 16 << 10
-"""Room for names and shapes in a file of weights."""
-
-SMALL_BYTES: Final = 1 << 20
-"""The size below which weights are small."""
 
 RUNS: Final = Path("runs")
 """The folder of run folders without a path of their own."""
@@ -195,20 +188,6 @@ RECORDS: Final[dict[type[Record], str]] = {
     PipelineRecord: "pipeline.json",
 }
 """The files that hold one record each."""
-
-FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, *RECORDS.values())
-"""The files that every run may have."""
-
-_FURTHER: Final = (
-    PREDICTIONS,
-    POINTS,
-    STARTS,
-    MLFLOW,
-    "trace*.json",
-    "trace*.json.gz",
-    "profile-rank*",
-    "usage*.jsonl",
-)
 
 LOG: Final = "log.txt"
 ERROR: Final = "error.txt"
@@ -394,7 +373,7 @@ class RunFolder:
         for path in (self.path / RANKS).glob("[0-9]*.json"):
             try:
                 found.records.append(parse_record(read_file(path, HEARTBEAT_BYTES), Heartbeat))
-            except FileNotFoundError:  # the run has failed early and taken its files back
+            except FileNotFoundError:  # it was removed meanwhile, as by a run that goes on
                 continue
             except OSError as error:
                 found.damage.append(f"{path} cannot be read ({error.strerror}); it was left out")
@@ -450,31 +429,9 @@ class RunFolder:
         name = f"profile-rank{rank}"
         return self._write(f"{name}.txt", table.encode()), self._write(f"{name}.json", trace)
 
-    def reserve_weights(self, needed_bytes: int) -> None:
-        """Reserve room on the disk for weights of this size, before the records of the run take it.
-
-        Not for small ones of one run among many: their records take as much room, and to give back what was
-        too much waits for the file system's journal.
-        """
-        if self.together and needed_bytes < SMALL_BYTES:
-            return
-        path = unfinished_file(self.path / WEIGHTS)
-        with refusing(path), open(path, "wb", opener=plain_file) as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, needed_bytes + HEADER_BYTES)
-            except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                    raise
-
-    def release_weights(self) -> None:
-        """Free the reserved room, of a run that will have no weights; its next job finds it else."""
-        with suppress(OSError):
-            unfinished_file(self.path / WEIGHTS).unlink(missing_ok=True)
-
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""
         self._write(WEIGHTS, content)
-        self.release_weights()  # Of a run that went on, and found the same weights there.
 
     def write_predictions(self, content: bytes) -> None:
         """Write the outputs of the final weights, as a file of `tutti.records.predictions.Predictions`."""
@@ -488,11 +445,6 @@ class RunFolder:
     def has(self, name: str) -> bool:
         """Tell whether the run has left a file, such as `CONFIG`."""
         return (self.path / name).exists()
-
-    @property
-    def begun(self) -> bool:
-        """True if the run has completed an epoch, or has a checkpoint."""
-        return self.has(HISTORY) or self.resumable
 
     @property
     def resumable(self) -> bool:
@@ -528,22 +480,6 @@ class RunFolder:
             return look
         latest = self.path / CHECKPOINTS / LATEST
         return f"{look}; or look at what it has: tutti evaluate {self.path} --weights {latest}"
-
-    def remove(self) -> None:
-        """Undo a run that failed early: delete its files, and the folder if nothing else is in it."""
-        with refusing(self.path):
-            for name in (*FILES, *_FURTHER):
-                for path in (*self.path.glob(name), *self.path.glob(unfinished_file(Path(name)).name)):
-                    path.unlink(missing_ok=True)
-            with suppress(FileNotFoundError):
-                # Under another name first: a rank that writes a heartbeat just now finds no folder for it.
-                shutil.rmtree((self.path / RANKS).rename(self.path / f".{RANKS}.removed"))
-            for name in (TENSORBOARD, CHECKPOINTS):
-                with suppress(FileNotFoundError):
-                    shutil.rmtree(self.path / name)
-            (self.path / LOCK).unlink(missing_ok=True)
-            if self.path.is_dir() and not any(self.path.iterdir()):
-                self.path.rmdir()
 
     def _refuse_lost(self) -> None:
         """Raise BadRunFolder if the folder is not the one that was locked any more, or not this job's."""

@@ -30,7 +30,6 @@ from tutti.run.config import TrainConfig
 from tutti.run.recording import Recording, observed
 from tutti.run.restore import history_of
 from tutti.run.resume import way_on
-from tutti.run.rollback import take_back_after_me
 from tutti.run.saving import Saving, saving
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
@@ -160,8 +159,6 @@ class AssembledRun:
                 None,
             )
             if trainer.stopped is not None:
-                if folder is not None:
-                    folder.release_weights()
                 assert saver is not None, "nothing else stops a run"
                 return self._stopped(outcome, trainer.stopped, saver, book)
             heartbeat.doing(TESTING)
@@ -310,8 +307,7 @@ def _both(
 def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
     """The run folder, with what is known before training in it; None on the ranks that write none.
 
-    If the run fails the folder stays, unless that is in the first epoch: its name is free again then. Whoever
-    has started the ranks sees to that, if it can: this one may be ended before it comes to it.
+    If the run fails the folder stays.
     """
     job, context, task, config = run.job, run.context, run.parts.task, run._config
     if run.comm.rank or not job.write:
@@ -339,11 +335,9 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             )
         if job.resume is not None:
             folder.begin_again()
-        told = not context.alone or (job.starter is not None and job.starter.send(folder.path.absolute()))
-        if not told and run.comm.size > 1:
-            take_back_after_me(folder)
+        if job.starter is not None:
+            job.starter.send(folder.path.absolute())
         try:
-            folder.reserve_weights(task.nbytes)
             folder.write_config(config.as_json(), seal(config.as_json()))
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
             folder.write(trained_on(data, of_classes))
@@ -351,13 +345,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             folder.note_start(run.start, flush=not job.takes_over)
             yield folder
         except Exception:
-            if folder.begun or not context.alone:
-                folder.release_weights()
-                run.recording.rescue(folder)
-            elif not told:
-                if run.sampler is not None:
-                    run.sampler.abandon()
-                folder.remove()
+            run.recording.rescue(folder)
             raise
 
 

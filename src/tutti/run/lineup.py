@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import replace
 from typing import Final
 
@@ -44,7 +45,9 @@ class Lineup:
             BadOption: there cannot be so many.
         """
         job = resized(self.job, self._first, self._workers, workers)
-        return job, job.placement()
+        # Ranks that were lost may hold their memory still, and fewer need no more.
+        shrinks = workers < self.placement.workers
+        return job, job.placement(memory_bytes=sys.maxsize if shrinks else None)
 
     def in_reserve(self, job: TrainJob, placement: Placement) -> Orders:
         """The work of ranks that prepare themselves, and wait until those who train now are gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
+from tutti.launch.allocation import find_allocation
 from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.placement import SLURM
 from tutti.records import checkpoints
 from tutti.records.folder_lock import refuse_locked
 from tutti.records.json_lines import Json
@@ -149,6 +152,8 @@ def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
         return replace(before, workers="auto", threads=None)
     if "workers" in given:
         return replace(before, hosts=None, threads=None)
+    if find_allocation(os.environ) is not None:
+        return replace(before, workers="auto", hosts=SLURM if before.hosts else None, threads=None)
     return before
 
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError
+from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError, UserError
 from tutti.launch.crew import Orders
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.records import checkpoints
-from tutti.records.run_folder import RunFolder
 from tutti.run.config import SHRINK
 from tutti.run.lineup import Lineup, ranks_text
 from tutti.run.losses import Losses
@@ -63,16 +62,13 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
 
 @contextmanager
 def last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
-    """Have the last copy of the state become a checkpoint of the run, if the run fails in this block.
-
-    An exception in the first epoch leaves nothing, as without copies: it would come again.
-    """
+    """Write the last copy of the state as a checkpoint of the run, if the run fails in this block."""
     try:
         yield
-    except TuttiError as error:
+    except TuttiError:
         try:
-            folder, lost = place.folder, isinstance(error, PeerLost) or place.takeover is not None
-            if folder is not None and (lost or RunFolder(folder).begun):
+            folder = place.folder
+            if folder is not None:
                 _write(place, folder / checkpoints.FOLDER, job.config.keep)
         except BadRunFolder as gone:
             if place.whole:
@@ -143,25 +139,17 @@ class _Plan:
         self._losses.note(lost)
         self.others.note_loss()
         before = self._lineup.placement.workers
-        job, placement = self._changed(lost)
         try:
+            job, placement = self._changed(lost)
             batch = self._lineup.change_to(job, placement, str(lost))
-        except BadRunFolder as error:
-            raise PeerLost(lost.ranks, f"{lost.why}; {error}") from error
+        except UserError as error:
+            raise lost.adding(str(error)) from error
         of_fewer = batch if placement.workers < before else ""
         going_on = f"going on with {ranks_text(placement.workers, 'new rank')}{of_fewer}"
         say_on_stderr(f"{lost}; {going_on}")
         waits = bool(self._memory.place.whole)
         gate = self._memory.shut_gate() if waits else None
         return Orders(pickle.dumps(replace(self._lineup.job, gate=gate)), placement, waits)
-
-    def hand_over(self) -> None:
-        """Let those go on that have prepared themselves, unless they will read data into the others' memory.
-
-        What the kernel still does for a process that was killed, such as to read a file, it may finish.
-        """
-        if self._memory.has_data:
-            self.release()
 
     def release(self) -> None:
         """Let those go on that have prepared themselves, as the others are gone."""

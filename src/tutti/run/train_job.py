@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Final, cast
 from typing_extensions import override
 
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.errors import BadOption, BadRunFolder, PeerLost
+from tutti.errors import BadOption, PeerLost
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.records import checkpoints
 from tutti.records.files import unfinished_file
-from tutti.records.folder_lock import FolderLock, refuse_locked
+from tutti.records.folder_lock import refuse_locked
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.records.shapes import Shape
@@ -97,8 +97,8 @@ class TrainJob(Job):
         floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
             ranks.
         notebook: a notebook's cell shows what the ranks print.
-        starter: the process that starts the ranks, which is told of the run folder and takes it back if the
-            run comes to nothing; None: a launcher that knows nothing of run folders.
+        starter: the process that starts the ranks, which is told of the run folder; None: a launcher that
+            knows nothing of run folders.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
         takes_over: its ranks come after others of this run, which has said how it begins.
         gate: of the memory; ranks wait at it once they are prepared, until those before them are gone. None:
@@ -189,42 +189,27 @@ class TrainJob(Job):
     @override
     @contextmanager
     def started(self) -> Iterator[Job]:
-        """Remove the run folder that this process is told of, if the run fails in its first epoch.
-
-        A rank cannot be relied on for that: whatever fails, it may be ended before it comes to it.
-        """
+        """Say how to go on when a rank is lost."""
         if not self.write or started_by().launcher is not Launcher.ALONE:
             yield self
             return
         channel = MpirunChannel(b"")
         try:
             yield replace(self, starter=channel.address)
-        except BaseException as error:
-            # All that go on after a loss tell of the same.
+        except PeerLost:
+            # The ranks of every start send the same folder.
             for path in dict.fromkeys(channel.messages()):
-                folder = RunFolder(cast("Path", path))
-                # Gone, or another job has it by now.
-                with suppress(BadRunFolder), FolderLock(folder.path):
-                    stays = folder.begun
-                    if stays:
-                        folder.release_weights()
-                    else:
-                        folder.remove()
-                    if isinstance(error, PeerLost):
-                        self._say_how_to_go_on(folder.path, stays)
+                self._say_how_to_go_on(cast("Path", path))
             raise
         finally:
             channel.close()
 
-    def _say_how_to_go_on(self, folder: Path, stays: bool) -> None:
-        """Name the checkpoint that the run has left which lost its ranks, and what goes on from it.
-
-        Args:
-            folder: of the run.
-            stays: it was not removed.
-        """
+    def _say_how_to_go_on(self, folder: Path) -> None:
+        """Name the checkpoint of the run in `folder`, which has lost a rank, and what goes on from it."""
         present = checkpoints.present(folder / checkpoints.FOLDER)
-        if present:
+        if RunFolder(folder).finished:
+            said = f"the run had finished before: its weights and its summary are in {folder}"
+        elif present:
             hosts = ""
             if self.config.hosts is not None:
                 hosts = " and hosts='...'" if self.objects else " --hosts ..."
@@ -232,10 +217,9 @@ class TrainJob(Job):
             way = f"go on from there by: {way_on(folder, self.objects)}{hosts}"
             said = f"the run's newest checkpoint is {present[-1].name}; {way}"
         else:
-            removed = "" if stays else f", and {folder} is removed, as no epoch was over"
             sooner = "checkpoint='1m'" if self.objects else "--checkpoint 1m"
-            said = f"the run had no checkpoint yet{removed}; next time take one sooner, by {sooner}"
-        say_on_stderr(f"{said}")
+            said = f"the run had no checkpoint yet; next time take one sooner, by {sooner}"
+        say_on_stderr(said)
 
 
 def _refuse_elsewhere(config: TrainConfig, placement: Placement) -> None:

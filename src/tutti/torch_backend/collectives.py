@@ -28,7 +28,7 @@ Tensors = Sequence[Tensor] | Tensor
 
 
 class GroupCollectives(ProcessGroup):
-    """The collectives of a group. Tensors may have any shape: only their numbers of elements count."""
+    """The collectives of a group. Inputs must have one shape on all ranks; outputs may have any."""
 
     _rank: int
     _size: int
@@ -58,7 +58,7 @@ class GroupCollectives(ProcessGroup):
                 return self._progress.immediate(
                     self._short_all_reduce, tensor, reduction, "all_reduce", wanted
                 )
-            steps = self._transport.all_reduce(tensor.view(-1), reduction)
+            steps = self._transport.all_reduce(tensor, reduction)
             return self._progress.collective(steps, several, "all_reduce", wanted)
         return self._all_reduce_all(several, options)
 
@@ -76,11 +76,11 @@ class GroupCollectives(ProcessGroup):
             if tensor.layout is torch.sparse_coo:
                 steps.append(all_reduce_sparse(self._transport, tensor, op))
                 continue
-            vector = staging.take(tensor)
-            reduction = reduction_of(op, vector.dtype)
+            staged = staging.shaped(tensor)
+            reduction = reduction_of(op, staged.dtype)
             if reduction.factor is not None:
-                vector.mul_(reduction.factor)
-            steps.append(self._transport.all_reduce(vector, reduction))
+                staged.mul_(reduction.factor)
+            steps.append(self._transport.all_reduce(staged, reduction))
         return self._run("all_reduce", steps, several, staging, options)
 
     @dispatched("reduce")
@@ -90,11 +90,11 @@ class GroupCollectives(ProcessGroup):
         op = reduce_op(options) if op is None else op
         steps = []
         for tensor in several:
-            vector = staging.take(tensor, write=root == self._rank)
-            reduction = reduction_of(op, vector.dtype)
+            staged = staging.shaped(tensor, write=root == self._rank)
+            reduction = reduction_of(op, staged.dtype)
             if reduction.factor is not None:
-                vector = vector.mul_(reduction.factor) if root == self._rank else vector * reduction.factor
-            steps.append(self._transport.reduce(vector, reduction, root))
+                staged = staged.mul_(reduction.factor) if root == self._rank else staged * reduction.factor
+            steps.append(self._transport.reduce(staged, reduction, root))
         return self._run("reduce", steps, several, staging, options)
 
     @dispatched("reduce_scatter")
@@ -106,7 +106,10 @@ class GroupCollectives(ProcessGroup):
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
         steps = [
             self._reduce_scatter(
-                staging.take(output, read=False), [staging.take(one, write=False) for one in parts], options
+                staging.take(output, read=False),
+                [staging.take(one, write=False) for one in parts],
+                options,
+                parts[0].shape if parts else (),
             )
             for output, parts in zip(several, lists, strict=True)
         ]
@@ -125,16 +128,19 @@ class GroupCollectives(ProcessGroup):
         for output, source in zip(outputs, inputs, strict=True):
             vector, target = staging.take(source, write=False), staging.take(output, read=False)
             check_whole("reduce_scatter", target, vector, self._size)
-            steps.append(self._reduce_scatter(target, torch.split(vector, len(target) or 1), options))
+            parts = torch.split(vector, len(target) or 1)
+            steps.append(self._reduce_scatter(target, parts, options, source.shape))
         return self._run("reduce_scatter_single", steps, outputs, staging, options)
 
-    def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], options: Any) -> Steps:
+    def _reduce_scatter(
+        self, output: Tensor, parts: Sequence[Tensor], options: Any, shape: Sequence[int]
+    ) -> Steps:
         parts = parts_of(parts, self._size)
         self._check_parts("reduce_scatter", parts, output)
         reduction = reduction_of(reduce_op(options), output.dtype)
         if reduction.factor is not None:
             parts = [part * reduction.factor for part in parts]
-        return self._transport.reduce_scatter(parts, output, reduction)
+        return self._transport.reduce_scatter(parts, output, reduction, shape)
 
     # --- moves
 
@@ -144,7 +150,7 @@ class GroupCollectives(ProcessGroup):
         several, staging, root = listed(tensors), Staging(), root_of(options)
         steps = [
             self._transport.broadcast(
-                staging.take(tensor, read=root == self._rank, write=root != self._rank), root
+                staging.shaped(tensor, read=root == self._rank, write=root != self._rank), root
             )
             for tensor in several
         ]
@@ -159,7 +165,7 @@ class GroupCollectives(ProcessGroup):
         staging = Staging()
         steps = [
             self._all_gather(
-                staging.take(source, write=False), [staging.take(out, read=False) for out in places]
+                staging.shaped(source, write=False), [staging.take(out, read=False) for out in places]
             )
             for source, places in zip(listed(inputs), lists, strict=True)
         ]
@@ -182,22 +188,21 @@ class GroupCollectives(ProcessGroup):
         """Run several `all_gather_single` as one operation."""
         staging, steps = Staging(), []
         for output, source in zip(outputs, inputs, strict=True):
-            vector, target = staging.take(source, write=False), staging.take(output, read=False)
-            check_whole("all_gather", vector, target, self._size)
-            steps.append(
-                self._all_gather(vector, parts_of(torch.split(target, len(vector) or 1), self._size))
-            )
+            staged, target = staging.shaped(source, write=False), staging.take(output, read=False)
+            check_whole("all_gather", staged, target, self._size)
+            parts = torch.split(target, staged.numel() or 1)
+            steps.append(self._all_gather(staged, parts_of(parts, self._size)))
         return self._run("all_gather_single", steps, outputs, staging, options)
 
-    def _all_gather(self, vector: Tensor, places: Sequence[Tensor]) -> Steps:
-        self._check_parts("all_gather", places, vector)
-        return self._transport.all_gather(vector, places)
+    def _all_gather(self, staged: Tensor, places: Sequence[Tensor]) -> Steps:
+        self._check_parts("all_gather", places, staged)
+        return self._transport.all_gather(staged, places)
 
     def _check_parts(self, what: str, parts: Sequence[Tensor], own: Tensor) -> None:
-        if len(parts) != self._size or len(parts[self._rank]) != len(own):
+        if len(parts) != self._size or len(parts[self._rank]) != own.numel():
             raise Unusable(
                 f"{what} got tensors of {[len(part) for part in parts]} elements for {self._size} ranks and "
-                f"one of {len(own)} for that of rank {self._rank}; give one for each rank, as long as that"
+                f"one of {own.numel()} for that of rank {self._rank}; give one for each rank, as long as that"
             )
 
     @dispatched("gather")
@@ -207,21 +212,21 @@ class GroupCollectives(ProcessGroup):
         """Overwrite the root's outputs with the ranks' inputs."""
         staging, root, (source,) = Staging(), root_of(options), listed(inputs)
         lists = list(outputs[0] if outputs and not isinstance(outputs[0], Tensor) else outputs)
-        vector = staging.take(source, write=False)
+        staged = staging.shaped(source, write=False)
         places = [staging.take(out, read=False) for out in lists] if root == self._rank else []
-        self._check_root_lists("gather", vector, places, root)
-        return self._run("gather", [self._transport.gather(vector, places, root)], lists, staging, options)
+        self._check_root_lists("gather", staged, places, root)
+        return self._run("gather", [self._transport.gather(staged, places, root)], lists, staging, options)
 
     @dispatched("gather_single")
     def gather_single(self, output: Tensor, source: Tensor, options: Any = None) -> Operation | None:
         """Overwrite the root's output with the ranks' inputs, one after the other."""
         staging, root, places = Staging(), root_of(options), list[Tensor]()
-        vector = staging.take(source, write=False)
+        staged = staging.shaped(source, write=False)
         if root == self._rank:
             target = staging.take(output, read=False)
-            check_whole("gather", vector, target, self._size)
-            places += parts_of(torch.split(target, len(vector) or 1), self._size)
-        return self._run("gather", [self._transport.gather(vector, places, root)], [output], staging, options)
+            check_whole("gather", staged, target, self._size)
+            places += parts_of(torch.split(target, staged.numel() or 1), self._size)
+        return self._run("gather", [self._transport.gather(staged, places, root)], [output], staging, options)
 
     gather_into_tensor = gather_single
 
@@ -239,11 +244,11 @@ class GroupCollectives(ProcessGroup):
             "scatter", [self._transport.scatter(vector, sources, root)], [output], staging, options
         )
 
-    def _check_root_lists(self, what: str, vector: Tensor, lists: Sequence[Tensor], root: int) -> None:
-        if root == self._rank and [len(one) for one in lists] != [len(vector)] * self._size:
+    def _check_root_lists(self, what: str, own: Tensor, lists: Sequence[Tensor], root: int) -> None:
+        if root == self._rank and [len(one) for one in lists] != [own.numel()] * self._size:
             raise Unusable(
                 f"{what} got tensors of {[len(one) for one in lists]} elements in its root, rank {root}; "
-                f"give {self._size} of {len(vector)}, one for each rank"
+                f"give {self._size} of {own.numel()}, one for each rank"
             )
 
     @dispatched("all_to_all_single")
@@ -336,9 +341,9 @@ def check_whole(what: str, part: Tensor, whole: Tensor, size: int) -> None:
     Raises:
         Unusable: it does not.
     """
-    if len(part) * size != len(whole) or part.dtype != whole.dtype:
+    if part.numel() * size != len(whole) or part.dtype != whole.dtype:
         raise Unusable(
-            f"{what} got one part of {len(part)} x {part.dtype} and a whole of {len(whole)} x {whole.dtype} "
+            f"{what} got a part of {part.numel()} x {part.dtype} and a whole of {len(whole)} x {whole.dtype} "
             f"for {size} ranks; the whole must have {size} times as many elements, of the same dtype"
         )
 

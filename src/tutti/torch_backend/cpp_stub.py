@@ -1,7 +1,7 @@
 """The stub of a group in torch's C++: a backend with a name and no operations.
 
 Since version 2.14, torch asks a group's backends for more than the group: the flight recorder for their name,
-batched messages and `split_group` for their abilities. Version 2.13 does not ask, nor lets Python make one.
+batched messages for their abilities. Version 2.13 does not ask, nor lets Python make one.
 
 Of an operation that is written in Python, C++ keeps only the part that is C++, which can do nothing alone.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import torch
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import Backend, Reducer, Work
 from torch.distributed import ProcessGroup
@@ -28,8 +27,8 @@ class BackendStub(Backend):
     Every property is here because those of C++ look for a Python one, find themselves, and so never end.
     """
 
-    supports_splitting = True
-    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
+    supports_splitting = supports_coalescing = supports_shrinking = False
+    supports_reconfigure = supports_window = False
     supports_time_estimate = _supports_time_estimate = False
 
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
@@ -46,9 +45,6 @@ class BackendStub(Backend):
     def options(self) -> Backend.Options:
         """The options that the group was made with."""
         return self._options
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """Do nothing: only its members make a part of a group."""
 
 
 def register_stub(group: ProcessGroup, timeout: timedelta) -> BackendStub | None:
@@ -72,7 +68,7 @@ _hold = Reducer._set_forward_pass_work_handle
 def _hold_whole(reducer: Reducer, work: Work, use_static_world_size: bool) -> None:
     """Let a reducer wait for an operation (`DistributedDataParallel.join`) that nobody else holds."""
     if isinstance(work, Operation):
-        work = _distributed_c10d._create_work_from_future(work.outcome())  # type: ignore[attr-defined]
+        work = _distributed_c10d._create_work_from_future(work.get_future())  # type: ignore[attr-defined]
     _hold(reducer, work, use_static_world_size)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from tutti.comm.base import ANY
 from tutti.comm.mpi.barrier import HostState, host_state_bytes
@@ -47,12 +47,13 @@ class TuttiGroup(GroupCollectives):
 
     _messages: HostMessages | MpiMessages
     _membership: Membership | None = None
+    supports_splitting = supports_coalescing = supports_shrinking = supports_time_estimate = False
 
     def __init__(self, store: Store, rank: int, global_ranks: Sequence[int], timeout: timedelta) -> None:
         size = len(global_ranks)
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._global_ranks, self._store = rank, size, tuple(global_ranks), store
-        self._name, self._description, self._splits = "", "", 0
+        self._name, self._description = "", ""
         self._stub = register_stub(self, timeout)
         self._owner, self._dispatch = os.getpid(), DeviceDispatch(store, rank, size, timeout)
         group_store = GroupStore(
@@ -200,36 +201,17 @@ class TuttiGroup(GroupCollectives):
                 f"{what} names rank {rank}, but the group has {self._size}; give 0 to {self._size - 1}"
             )
 
-    # --- parts, the end
-
-    def split_group(
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: object = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: object = None,
-    ) -> TuttiGroup | None:
-        """A group of some of these ranks; on the others None (collective)."""
-        self._splits += 1
-        name = group_name or f"{self._name}:split:{self._splits}"
-        if self._rank not in ranks:
-            return None
-        store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
-        limit = timeout or timedelta(seconds=self._progress.timeout_s)
-        part = TuttiGroup(
-            store, list(ranks).index(self._rank), [self._global_ranks[rank] for rank in ranks], limit
-        )
-        part._set_group_name(name)
-        part._set_group_desc(group_desc or f"{self._description}:split:{self._splits}")
-        return part
+    # --- the end
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long an operation may take from now on."""
         self._progress.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return what torch asks for the abilities of a group: this group where there is no stub."""
+        return self if self._stub is None else super()._get_backend(device)
 
     def shutdown(self) -> None:
         """Leave: operations under way fail, and the group frees all that it holds."""
@@ -250,7 +232,9 @@ class TuttiGroup(GroupCollectives):
 
 
 def _check_rank_of_world(name: int) -> None:
-    """Raise if a rank cannot come to a new group, because it has left the group of all ranks, or one is lost.
+    """Raise if a rank cannot come to a new group, because it is lost or has left the group of all ranks.
+
+    Ranks on several hosts make no new group after a loss: MPI's communicator is lost with the rank.
 
     Raises:
         RankLost: so it is.
@@ -259,7 +243,7 @@ def _check_rank_of_world(name: int) -> None:
     if not isinstance(world, TuttiGroup) or world not in _open:
         return
     try:
-        world._peers.check()
+        world._peers.check(name if world._membership is None else None)
         left = (world._membership or world._group).has_left(name)
     except RankLost:
         raise

@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 from torch.autograd.profiler import record_function
 
@@ -61,25 +60,6 @@ MOVING_S: Final = 10.0
 
 
 _Returned = TypeVar("_Returned", bound="Operation | None")
-
-_IN_TORCH: Final = {
-    "all_reduce": "allreduce_",
-    "reduce": "reduce_",
-    "reduce_scatter": "reduce_scatter_",
-    "reduce_scatter_single": "_reduce_scatter_base_",
-    "broadcast": "broadcast_",
-    "all_gather": "allgather_",
-    "all_gather_single": "_allgather_base_",
-    "gather": "gather_",
-    "scatter": "scatter_",
-    "all_to_all": "alltoall_",
-    "all_to_all_single": "alltoall_base_",
-    "barrier": "barrier",
-    "monitored_barrier": "monitored_barrier_",
-    "send": "send",
-    "recv": "recv_",
-}
-"""The operations' names in torch's dispatcher."""
 
 
 class ProgressEngine:
@@ -149,7 +129,7 @@ class ProgressEngine:
         """
         if profiler._is_profiler_enabled and not recorded:
             again = partial(self.collective, steps, outputs, what, asynchronous, timeout_s, recorded=True)
-            return _profiled(what, outputs, again)
+            return _profiled(what, again)
         with self.lock:
             if not self._collectives and self._broken is None:
                 try:
@@ -183,7 +163,7 @@ class ProgressEngine:
 
     def _check(self, what: str) -> None:
         if self._broken is not None:
-            raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
+            raise Closed(f"{what} cannot go on: {self._broken}") from self._broken
 
     def immediate(
         self,
@@ -232,7 +212,7 @@ class ProgressEngine:
         """Run a send or receive beside the collectives; the arguments are those of `Operation`."""
         if profiler._is_profiler_enabled and not recorded:
             again = partial(self.message, steps, outputs, what, absent, receiving, recorded=True)
-            return _profiled(what, outputs, again)
+            return _profiled(what, again)
         operation = Operation(self, steps, outputs, what, absent, self.timeout_s, receiving)
         with self.lock:
             self._check(what)
@@ -275,6 +255,8 @@ class ProgressEngine:
         finally:
             with self.lock:
                 self._waiting.remove(this)  # [5]
+                if self._stopped:
+                    self._wake.notify_all()
                 if not self._waiting and (self._collectives or self._messages):
                     self._wake_thread()
 
@@ -407,37 +389,27 @@ class ProgressEngine:
                     self._rest(pause)
 
     def close(self) -> None:
-        """Stop: operations under way fail, the thread ends."""
-        self.fail(Closed("it was destroyed"))
+        """Stop: operations under way fail, callers that wait for them return, the thread ends."""
+        this = threading.current_thread()
+        self.fail(Closed("the process group was destroyed"))
         with self.lock:
             self._stopped = True
             self._wake.notify_all()
-            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+            self._wake.wait_for(lambda: all(thread is this for thread in self._waiting))
+            threads = [thread for thread in self._threads if thread is not this]
         # A thread that is still in a callback when Python ends would abort the process.
         for thread in threads:
             thread.join()
 
 
-def _profiled(what: str, tensors: Sequence[Tensor], call: Callable[[], _Returned]) -> _Returned:
-    """Make a call that begins an operation, and have torch's profiler record both, as of its own backends.
-
-    c10d::allreduce_    the call
-    tutti:all_reduce    the operation, from the call until it is over, also where it goes on in another thread
-
-    Args:
-        what: the operation's name; it may go on after a space.
-        tensors: those whose shapes are recorded.
-        call: begins the operation and returns it, or returns None when it is over.
-    """
-    name = what.split()[0]
-    with (
-        _RecordFunctionFast(f"c10d::{_IN_TORCH[name]}", list(tensors)),
-        record_function(f"{NAME}:{name.removesuffix('_single')}") as record,
-    ):
+def _profiled(what: str, call: Callable[[], _Returned]) -> _Returned:
+    """Begin an operation, and have torch's profiler record it until it is over, in whichever thread."""
+    name = what.split()[0].removesuffix("_single")
+    with record_function(f"{NAME}:{name}") as record:
         operation = call()
         if operation is not None and not operation.done:
             # The profiler watches this thread, and loses what ends in another, unless a future ends it.
-            record._call_end_callbacks_on_future(operation.outcome())
+            record._call_end_callbacks_on_future(operation.get_future())
         return operation
 
 

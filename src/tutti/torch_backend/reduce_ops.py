@@ -15,6 +15,8 @@ _BY_OP: Final[dict[Any, Reduction]] = {
     ReduceOp(getattr(ReduceOp, reduction.name.upper())): reduction for reduction in REDUCTIONS
 }
 _BITWISE: Final = ("band", "bor", "bxor")
+_MOVED: Final = frozenset({torch.uint16, torch.uint32, torch.uint64})
+"""The dtypes that torch cannot compute with on the CPU."""
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
@@ -27,17 +29,25 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     Raises:
         Unusable: there is no such operation, or it does not go with the dtype.
     """
-    if op == ReduceOp.SUM:
+    if op == ReduceOp.SUM and dtype not in _MOVED:
         return SUM
     reduction = _BY_OP.get(op)
     if reduction is None:
-        if op == ReduceOp.PREMUL_SUM:
-            return premul_sum(op.__getstate__()[1])
-        known = ", ".join(each.name.upper() for each in REDUCTIONS)
-        raise Unusable(f"there is no reduce operation {op}; give one of ReduceOp.{known}, PREMUL_SUM")
-    if reduction.name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
-        raise Unusable(
-            f"ReduceOp.{reduction.name.upper()} works on whole numbers, and these are {dtype}; give "
-            "integers, or another operation"
-        )
+        if op != ReduceOp.PREMUL_SUM:
+            known = ", ".join(each.name.upper() for each in REDUCTIONS)
+            raise Unusable(f"there is no reduce operation {op}; give one of ReduceOp.{known}, PREMUL_SUM")
+        reduction = premul_sum(op.__getstate__()[1])
+    bitwise = reduction.name in _BITWISE
+    floats = dtype.is_floating_point or dtype.is_complex
+    kind = ""
+    if bitwise and floats:
+        kind = "integers"
+    elif reduction.factor is not None and (not floats or dtype.itemsize == 1):
+        kind = "floats of at least 16 bits"
+    elif dtype in _MOVED and not bitwise:
+        kind = "signed integers or floats"
+    elif dtype is torch.bool and reduction.mean:
+        kind = "floats"
+    if kind:
+        raise Unusable(f"ReduceOp.{reduction.name.upper()} of {dtype} tensors is not possible; give {kind}")
     return reduction

@@ -1,4 +1,4 @@
-"""Any tensor as a flat vector on the CPU, itself where possible, else a copy that is written back."""
+"""Any tensor as a contiguous one on the CPU, itself where possible, else a copy that is written back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tutti.torch_backend.errors import Unusable
 
 
 class Staging:
-    """The vectors that one operation works on, and the tensors that they are copies of.
+    """The contiguous tensors on the CPU that one operation works on, and what they are copies of.
 
     Contiguous tensors on the CPU are worked on in place. All others are copied, at once: those of an
     accelerator into pinned host memory.
@@ -21,12 +21,16 @@ class Staging:
         self._copies: list[tuple[Tensor, Tensor, torch.cuda.Stream | None]] = []
 
     def take(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
-        """Return the elements of a tensor as a vector.
+        """Return the elements of a tensor as a vector; the arguments are those of `shaped`."""
+        return self.shaped(tensor, read=read, write=write).view(-1)
+
+    def shaped(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
+        """Return a tensor in its own shape, contiguous on the CPU.
 
         Args:
             tensor: of any shape; complex numbers come as pairs of real ones.
             read: whether the tensor's values are needed.
-            write: whether the vector's elements go back into the tensor with `write_back`.
+            write: whether the elements go back into the tensor with `write_back`.
 
         Raises:
             Unusable: the tensor is on a device without memory, or sparse.
@@ -36,7 +40,7 @@ class Staging:
             tensor = torch.view_as_real(tensor.resolve_conj())
         if tensor.is_cpu and tensor.layout is torch.strided:
             if tensor.is_contiguous():
-                return tensor.view(-1)
+                return tensor
         elif tensor.device.type == "meta" or tensor.layout is not torch.strided:
             what = "sparse" if tensor.layout is not torch.strided else f"on the device {tensor.device}"
             raise Unusable(
@@ -44,21 +48,19 @@ class Staging:
                 "or on an accelerator"
             )
         pinned = not tensor.is_cpu and tensor.device.type == "cuda"
-        vector = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
         if read:
-            vector.view(tensor.shape).copy_(tensor)
+            copy.copy_(tensor)
         if write:
-            self._copies.append(
-                (tensor, vector, torch.cuda.current_stream(tensor.device) if pinned else None)
-            )
-        return vector
+            self._copies.append((tensor, copy, torch.cuda.current_stream(tensor.device) if pinned else None))
+        return copy
 
     def write_back(self) -> None:
-        """Copy the vectors back into their tensors."""
-        for tensor, vector, stream in self._copies:
+        """Write the copies back into their tensors."""
+        for tensor, copy, stream in self._copies:
             # This may be another thread, and the caller's stream may still use the tensor.
             with nullcontext() if stream is None else torch.cuda.stream(stream):
-                tensor.copy_(vector.view(tensor.shape))
+                tensor.copy_(copy)
         self._copies.clear()
 
     @property

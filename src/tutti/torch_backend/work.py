@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
@@ -159,20 +158,7 @@ class Operation(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors that hold the result; it fails if the operation does.
-
-        Where the tensors are float16, this waits until the operation is over: torch's hook FP16_COMPRESS
-        wants a list of C++, and Python can make a future of one only when it has the list.
-        """
-        if any(output.dtype is torch.float16 for output in self._outputs):
-            if not self.done and self._progress is not None:
-                self._progress.finish(self)
-            if self.error is None:
-                return cast("Future[Any]", torch._C.fork(lambda: list(self._outputs)))
-        return self.outcome()
-
-    def outcome(self) -> Future[Any]:
-        """The future that `get_future` gives, without waiting for anything."""
+        """A future of the tensors that hold the result; it fails if the operation does."""
         if self._future is None:
             source: Future[Any] = Future()
             with self._progress.lock if self._progress is not None else _nothing:

@@ -133,9 +133,6 @@ class HeartbeatThread(Progress):
         try:
             beat = replace(self._beat, time=time.time(), waits=_operation(self._trainer))
             self._folder.write_heartbeat(beat)
-        except FileNotFoundError:
-            # Rank 0 takes the folder back when a run fails early, and the failure speaks for itself.
-            self._writable = False
         except Exception as error:  # whatever it is, training goes on
             self._writable = False
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -105,6 +105,8 @@ def _marks_of(owner: object, prefix: str) -> Iterator[tuple[str, object]]:
             continue  # torch.nn.utils computes a normalised or pruned weight in each pass
         if isinstance(value, Tensor):
             yield prefix + attribute, (value.data_ptr(), value._version)
+        elif isinstance(value, Optimizer):
+            yield prefix + attribute, bool(value.state)
         elif attribute not in OF_TORCH and isinstance(value, bool | int | float | str):
             yield prefix + attribute, value
 

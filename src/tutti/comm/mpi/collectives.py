@@ -24,7 +24,14 @@ from torch import Tensor
 from tutti.comm.base import cut
 from tutti.comm.mpi.barrier import HierarchicalBarrier, ShortVector
 from tutti.comm.reductions import Reduction, rounds
-from tutti.comm.shm.barrier import BARRIER, Call, Kind, Steps, agree_on_lengths, check_sum
+from tutti.comm.shm.barrier import (
+    BARRIER,
+    Call,
+    Kind,
+    Steps,
+    agree_on_lengths,
+    call_on_parts,
+)
 
 PIECE_BYTES: Final = 4 << 20
 """Bytes of a vector that hosts exchange at once: receiving them needs as much memory again."""
@@ -65,9 +72,10 @@ class HierarchicalCollectives(HierarchicalBarrier):
     # --- reductions
 
     @collective
-    def all_reduce(self, vector: Tensor, reduction: Reduction) -> Steps:
-        """Overwrite `vector` on every rank with the reduction of the ranks' vectors."""
-        call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=reduction.number)
+    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps:
+        """Overwrite `tensor`, contiguous, on every rank with the reduction of the ranks' tensors."""
+        vector = tensor.view(-1)
+        call = Call.on(Kind.ALL_REDUCE, tensor, reduction=reduction.number)
         # Floats of 16 bits are rounded only once, at the end.
         wide = vector.float() if rounds(vector.dtype) else vector
         if self._checked and self._is_short(wide):
@@ -141,11 +149,10 @@ class HierarchicalCollectives(HierarchicalBarrier):
         )
 
     @collective
-    def reduce(self, vector: Tensor, reduction: Reduction, root: int) -> Steps:
-        """Overwrite `vector` on rank `root` with the reduction of the ranks' vectors."""
-        yield from self._agree(
-            Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=reduction.number, root=root)
-        )
+    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
+        """Overwrite `tensor`, contiguous, on rank `root` with the reduction of the ranks' tensors."""
+        vector = tensor.view(-1)
+        yield from self._agree(Call.on(Kind.REDUCE, tensor, reduction=reduction.number, root=root))
         for piece in torch.split(vector, PIECE_BYTES // vector.itemsize):
             if self.rank != root:
                 yield from self._requests.exchange({root: piece}, {})
@@ -156,22 +163,15 @@ class HierarchicalCollectives(HierarchicalBarrier):
                 reduction.fold(found, piece)
 
     @collective
-    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
+    def reduce_scatter(
+        self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction, shape: Sequence[int] = ()
+    ) -> Steps:
         """Overwrite `output` with the reduction of the ranks' vectors for this rank.
 
         A host's vectors for a rank of another host are summed by the rank that has the same place here, and
         travel as one vector.
         """
-        lengths = [len(vector) for vector in inputs]
-        yield from self._agree(
-            Call.of(
-                Kind.REDUCE_SCATTER,
-                output.dtype,
-                sum(lengths),
-                reduction=reduction.number,
-                root=check_sum(lengths),
-            )
-        )
+        yield from self._agree(call_on_parts(Kind.REDUCE_SCATTER, inputs, shape, reduction.number))
         if rounds(output.dtype):
             inputs = [vector.float() for vector in inputs]
         found = [torch.empty_like(inputs[self.rank]) for _ in self._hosts]
@@ -201,9 +201,10 @@ class HierarchicalCollectives(HierarchicalBarrier):
     # --- moves
 
     @collective
-    def broadcast(self, vector: Tensor, root: int) -> Steps:
-        """Overwrite `vector` on every rank with that of rank `root`."""
-        call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
+    def broadcast(self, tensor: Tensor, root: int) -> Steps:
+        """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
+        vector = tensor.view(-1)
+        call = Call.on(Kind.BROADCAST, tensor, root=root)
         home = next(number for number, members in enumerate(self._hosts) if root in members)
         if self._checked and self._is_short(vector):
             place = self._hosts[home].index(root) if self._host == home else 0
@@ -236,15 +237,13 @@ class HierarchicalCollectives(HierarchicalBarrier):
         yield from self._requests.exchange(dict.fromkeys(children, own), {})
 
     @collective
-    def all_gather(self, vector: Tensor, outputs: Sequence[Tensor]) -> Steps:
-        """Overwrite `outputs` with the ranks' vectors, which may differ in length.
+    def all_gather(self, tensor: Tensor, outputs: Sequence[Tensor]) -> Steps:
+        """Overwrite the vectors `outputs` with the ranks' tensors, contiguous, which may differ in length.
 
         Each vector goes to one rank of every other host, and from there to the others.
         """
-        lengths = [len(output) for output in outputs]
-        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(lengths), root=check_sum(lengths))
-        yield from self._agree(call)
-        yield from self._gather(vector, outputs)
+        yield from self._agree(call_on_parts(Kind.ALL_GATHER, outputs, tensor.shape))
+        yield from self._gather(tensor.view(-1), outputs)
 
     @collective
     def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
@@ -275,9 +274,10 @@ class HierarchicalCollectives(HierarchicalBarrier):
                 yield from self._share_rows(places[self._lane], places)
 
     @collective
-    def gather(self, vector: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
-        """Overwrite `outputs` on rank `root` with the ranks' vectors, which are of one length."""
-        yield from self._agree(Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root))
+    def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
+        """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
+        vector = tensor.view(-1)
+        yield from self._agree(Call.on(Kind.GATHER, tensor, root=root))
         if self.rank != root:
             yield from self._requests.exchange({root: vector}, {})
         else:
@@ -287,7 +287,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
     @collective
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with the one of rank `root`'s `inputs` for this rank; all are of one length."""
-        yield from self._agree(Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root))
+        yield from self._agree(Call.on(Kind.SCATTER, vector, root=root))
         if self.rank != root:
             yield from self._requests.exchange({}, {root: vector})
         else:

@@ -41,7 +41,14 @@ from torch import Tensor
 
 from tutti.comm.base import cut
 from tutti.comm.reductions import Reduction
-from tutti.comm.shm.barrier import Call, HostBarrier, Kind, Steps, agree_on_lengths, check_sum
+from tutti.comm.shm.barrier import (
+    Call,
+    HostBarrier,
+    Kind,
+    Steps,
+    agree_on_lengths,
+    call_on_parts,
+)
 from tutti.comm.shm.layout import ROW, HostGroup
 
 move: Final = ctypes.CDLL(None).memmove
@@ -216,12 +223,12 @@ class HostCollectives(HostBarrier):
             ]
             for rows in self._memory_of(dtype)
         ]
-        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
+        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number, shape=shape), sets
         self._short_plans[dtype, shape, number] = found
         return found
 
-    def all_reduce(self, vector: Tensor, reduction: Reduction) -> Steps:
-        """Overwrite `vector` on every rank with what the ranks' vectors make together.
+    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps:
+        """Overwrite `tensor`, contiguous, on every rank with what the ranks' tensors make together.
 
         Each rank owns a slice of each piece. There is one barrier (│) for each piece and one more, as the
         next piece is put into other rows meanwhile: into the four halves of the two sets, in turn.
@@ -232,14 +239,15 @@ class HostCollectives(HostBarrier):
         has taken piece n, between barriers n + 1 and n + 2: three places would do.
         """
         if self.size == 1:
-            reduction.finish(vector, 1)
+            reduction.finish(tensor, 1)
             return
-        if vector.nbytes <= SHORT:
-            rest = self.short_all_reduce(vector, reduction)
+        if tensor.nbytes <= SHORT:
+            rest = self.short_all_reduce(tensor, reduction)
             if rest is not None:
                 yield from rest
             return
-        call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=reduction.number)
+        vector = tensor.view(-1)
+        call = Call.on(Kind.ALL_REDUCE, tensor, reduction=reduction.number)
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
         # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
@@ -280,12 +288,13 @@ class HostCollectives(HostBarrier):
             self._plans[dtype, length] = found
         return found
 
-    def reduce(self, vector: Tensor, reduction: Reduction, root: int) -> Steps:
-        """Overwrite `vector` on rank `root` with what the ranks' vectors make together."""
+    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
+        """Overwrite `tensor`, contiguous, on rank `root` with what the ranks' tensors make together."""
         if self.size == 1:
-            reduction.finish(vector, 1)
+            reduction.finish(tensor, 1)
             return
-        call = Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=reduction.number, root=root)
+        vector = tensor.view(-1)
+        call = Call.on(Kind.REDUCE, tensor, reduction=reduction.number, root=root)
         most = ROW // vector.itemsize
         for begin in range(0, max(len(vector), 1), most):
             piece = _part(vector, begin, most)
@@ -298,24 +307,25 @@ class HostCollectives(HostBarrier):
                 )
             yield True
 
-    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
+    def reduce_scatter(
+        self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction, shape: Sequence[int] = ()
+    ) -> Steps:
         """Overwrite `output` with what the ranks' vectors for this rank make together.
 
         Args:
             inputs: one vector for each rank.
             output: this rank's.
             reduction: what is made of them.
+            shape: on which the ranks must agree.
         """
         if self.size == 1:
             output.copy_(inputs[0])
             reduction.finish(output, 1)
             return
-        lengths, dtype, rank = [len(vector) for vector in inputs], output.dtype, self.rank
-        call = Call.of(
-            Kind.REDUCE_SCATTER, dtype, sum(lengths), reduction=reduction.number, root=check_sum(lengths)
-        )
+        dtype, rank = output.dtype, self.rank
+        call = call_on_parts(Kind.REDUCE_SCATTER, inputs, shape, reduction.number)
         most = ROW // dtype.itemsize // self.size
-        for begin in range(0, max(*lengths, 1), most):
+        for begin in range(0, max(*map(len, inputs), 1), most):
             self._set ^= 1
             for other in self._others:
                 piece = _part(inputs[other], begin, most)
@@ -368,24 +378,26 @@ class HostCollectives(HostBarrier):
                 piece.copy_(self._place(piece.dtype, row, len(piece), at))  # [5]
             yield True
 
-    def broadcast(self, vector: Tensor, root: int) -> Steps:
-        """Overwrite `vector` on every rank with that of rank `root`."""
-        call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
+    def broadcast(self, tensor: Tensor, root: int) -> Steps:
+        """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
+        vector = tensor.view(-1)
+        call = Call.on(Kind.BROADCAST, tensor, root=root)
         moves = [(vector, root, 0)]
         puts, takes = (moves, []) if self.rank == root else ([], moves)
         return self._pass_on(call, len(vector), ROW // vector.itemsize, puts, takes)
 
-    def all_gather(self, vector: Tensor, outputs: Sequence[Tensor]) -> Steps:
-        """Overwrite `outputs` with the ranks' vectors, which may differ in length."""
-        lengths, mine = [len(output) for output in outputs], outputs[self.rank]
-        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(lengths), root=check_sum(lengths))
+    def all_gather(self, tensor: Tensor, outputs: Sequence[Tensor]) -> Steps:
+        """Overwrite the vectors `outputs` with the ranks' tensors, contiguous, which may differ in length."""
+        vector, mine = tensor.view(-1), outputs[self.rank]
+        call = call_on_parts(Kind.ALL_GATHER, outputs, tensor.shape)
         own = None if mine.data_ptr() == vector.data_ptr() else (mine, vector)
         puts, takes = [(vector, self.rank, 0)], [(outputs[other], other, 0) for other in self._others]
-        return self._pass_on(call, max(lengths), ROW // vector.itemsize, puts, takes, own)
+        return self._pass_on(call, max(map(len, outputs)), ROW // vector.itemsize, puts, takes, own)
 
-    def gather(self, vector: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
-        """Overwrite `outputs` on rank `root` with the ranks' vectors, which are of one length."""
-        call = Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root)
+    def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
+        """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
+        vector = tensor.view(-1)
+        call = Call.on(Kind.GATHER, tensor, root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [(vector, self.rank, 0)], [])
@@ -394,7 +406,7 @@ class HostCollectives(HostBarrier):
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        call = Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root)
+        call = Call.on(Kind.SCATTER, vector, root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [], [(vector, self.rank, 0)])

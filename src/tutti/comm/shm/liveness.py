@@ -55,6 +55,9 @@ SLOWEST_BYTES_PER_S: Final = 1e8
 LEFT_EARLY: Final = "it left while others still waited for it"
 """The reason for which a rank is lost that ended, or closed its communicator, in an orderly way."""
 
+ENDED: Final = "its process ended"
+"""The reason for which a rank is lost that died."""
+
 _PR_SET_TIMERSLACK: Final = 29
 
 _ENDS: Final = 0x4 | 0x400
@@ -130,8 +133,11 @@ class Peers:
         """Tell who watches the ranks whether this one has been waiting for others for more than a moment."""
         self._words[self.group.layout.line(self.group.rank) + WAITS] = long
 
-    def check(self) -> None:
+    def check(self, needed: int | None = None) -> None:
         """Raise if a rank of the job died.
+
+        Args:
+            needed: the only rank of this host, numbered in the job, that matters; None: all do.
 
         Raises:
             PeerLost: one did.
@@ -140,11 +146,13 @@ class Peers:
         for rank in self._watch.ended(0.0) or self._watch.ending():
             if self.group.has_left(rank):
                 self._watch.remove(rank)
-            elif not self._words[LOST]:
-                self._words[LOST] = 1 + rank
-        lost = self._words[LOST]
+                continue
+            self._words[LOST] = self._words[LOST] or 1 + rank
+            if self.group.global_ranks[rank] == needed:
+                raise PeerLost([needed], ENDED)
+        lost = 0 if needed is not None else self._words[LOST]
         if lost > 0:
-            raise PeerLost([self.group.global_ranks[lost - 1]], "its process ended")
+            raise PeerLost([self.group.global_ranks[lost - 1]], ENDED)
         if lost < 0:
             raise PeerLost([-lost - 1], "on another host")
 
