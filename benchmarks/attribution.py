@@ -274,18 +274,6 @@ FAULTS_KNOWN = [
     Fault("job suspended for 8 s", "", HANG, cause=suspended, code=0, unblamed="lost rank|hung"),
     Fault("NaN in the loss of one rank", r"loss.*nan.* rank 1|rank 1.*nan", unblamed="rank 0"),
     Fault("NaN in the weights of one rank", r"rank 1", ("--strategy", "local"), unblamed="rank 0"),
-    Fault(
-        "flipped bit",
-        LOST + r"'weights/fixed.weight' is not there what it is on most of the 3 ranks",
-        ("-n", "3", "--check-replicas", "5"),
-        unblamed="lost rank 0|lost rank 2|failed",
-    ),
-    Fault(
-        "flipped bit of two ranks",
-        r"ranks 0, 1 hold different values of 'weights/fixed.weight'",
-        ("--check-replicas", "5"),
-        unblamed="lost rank|failed",
-    ),
     Fault("full disk", "No space left on device; free some space|room", around=full_disk, unblamed="^$"),
     Fault("read-only disk", "Read-only file system", around=read_only_disk, code=2),
     Fault(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.training.test_replica_check import flip
 from tutti.checksum import STRETCH, checksum
+
+
+def flip(values: torch.Tensor, bit: int) -> None:
+    content = values.view(-1).view(torch.uint8).numpy()
+    content[bit // 8] ^= 1 << bit % 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool])

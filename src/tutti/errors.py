@@ -11,7 +11,6 @@
     │   └── NotFinite                        NaN or inf turned up in the data, the loss or the weights
     ├── PeerLost                      1      another rank died or gave up
     │   ├── HostLost                         all ranks of a host, with the host
-    │   ├── ReplicasDiffer                   what all ranks hold alike is not equal on some
     │   └── LauncherLost                     all ranks, with the mpirun that had started them
     ├── OutputClosed                  141    the reader of standard output has gone
     └── RankFailed                    1      a rank raised an exception: its traceback is in the message
@@ -157,15 +156,6 @@ class RankHung(PeerLost):
     @override
     def adding(self, more: str) -> RankHung:
         return RankHung(self.ranks, f"{self.why}; {more}")
-
-
-class ReplicasDiffer(PeerLost):
-    """Ranks hold different values of what is the same on all of them: what some have computed is wrong.
-
-    Args:
-        ranks: those whose values are not the usual ones; none: nobody can tell.
-        why: what differs, and since when.
-    """
 
 
 class HostLost(PeerLost):

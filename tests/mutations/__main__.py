@@ -32,7 +32,7 @@ WANTED: Final = 0.9
 """The share of mutants that tests notice."""
 
 OWN_LOOPS: Final = (
-    *(f"own_loop/test_{name}.py" for name in ("figures", "loops", "replica_check", "settling", "sums")),
+    *(f"own_loop/test_{name}.py" for name in ("figures", "loops", "settling", "sums")),
     *(f"own_loop/test_distribute{name}.py" for name in ("", "_agreement", "_paces")),
 )
 """The tests of the code behind a user's own loop."""
@@ -51,7 +51,6 @@ TESTS: Final = {
         "strategies",
         "optim/test_missing.py",
         "reports/test_advice.py",
-        "training/test_replica_check.py",
         "training/test_timers.py",
         "own_loop/test_strategies_of_one.py",
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ import torch
 from torch import nn
 
 import tutti
-from tests.training.test_replica_check import flip
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
@@ -78,12 +76,6 @@ class Killed(tutti.Callback):
 def model() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2)).double()
-
-
-def partly_frozen() -> nn.Module:
-    module = model()
-    module.get_submodule("0").requires_grad_(False)
-    return module
 
 
 @cache
@@ -794,50 +786,6 @@ def test_a_run_shrinks_though_the_memory_of_lost_ranks_is_not_free_yet(
         lineup = Lineup(TrainJob(config, memory=memory.place), share_host(core, 3, None), memory)
         with closing(_Plan(lineup)) as plan:
             assert plan.after(PeerLost([1], "killed")).placement.ranks == 2
-
-
-class Flipped(tutti.Callback):
-    """Flips a bit of what is not trained, once, on the last rank.
-
-    Args:
-        note: a file that is there once it has.
-    """
-
-    def __init__(self, note: Path) -> None:
-        self._note = note
-
-    def step(self, course: tutti.Course) -> None:
-        if course.rank == course.ranks - 1 and course.step == 9 and not self._note.exists():
-            self._note.touch()
-            flip(course.model.get_parameter("0.weight"))
-
-
-@pytest.mark.parametrize(
-    ("policy", "ranks", "left", "said"),
-    [
-        (
-            "shrink",
-            3,
-            2,
-            r"tutti: lost rank 2: 'weights/0\.weight' is not there.*; going on with 2 new ranks",
-        ),
-        ("respawn", 2, 2, r"tutti: ranks 0, 1 hold different values of .*; going on with 2 new ranks"),
-    ],
-)
-def test_a_run_goes_on_from_before_a_bit_has_flipped(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], policy: str, ranks: int, left: int, said: str
-) -> None:
-    survived = tutti.train(
-        partly_frozen(),
-        workers=ranks,
-        callbacks=Flipped(tmp_path / "flipped"),
-        on_failure=policy,
-        check_replicas=2,
-        **OPTIONS,
-    )
-    assert len(survived.history[-1].ranks) == left
-    torch.testing.assert_close(weights_of(survived), left_alone(partly_frozen), rtol=0, atol=1e-12)
-    assert re.search(said, capfd.readouterr().err)
 
 
 def test_an_exception_is_no_loss(tmp_path: Path) -> None:

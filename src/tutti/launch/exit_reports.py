@@ -19,7 +19,6 @@ from tutti.errors import (
     PeerLost,
     RankFailed,
     RankHung,
-    ReplicasDiffer,
     TuttiError,
     UserError,
     no_room,
@@ -169,8 +168,7 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
         error = no_thread(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
     pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
-    # All ranks find together that their values differ: nothing else is the cause.
-    lost = (isinstance(error, PeerLost) and not isinstance(error, ReplicasDiffer)) or _says_lost(error)
+    lost = isinstance(error, PeerLost) or _says_lost(error)
     return Report(rank, time.monotonic(), None, pickled, text, lost)
 
 

@@ -35,7 +35,6 @@ from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.training.evaluation import average_buffers
 from tutti.training.forward_writes import max_norm_of
-from tutti.training.replica_check import ReplicaCheck
 
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -62,7 +61,6 @@ def distribute(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     reduction: str | None = None,
-    check_replicas: int = 1000,
 ) -> tuple[Model, AnyOptimizer]:
     """Train `model` on all ranks; nothing else in the program changes if its loss is a mean over samples.
 
@@ -84,8 +82,6 @@ def distribute(
         reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
             "sum". By default it is their mean, and a loss that is seen to be a sum is refused when
             `backward()` is called.
-        check_replicas: the steps from one comparison of what the ranks hold alike, bit for bit, to the next;
-            0: there is none.
 
     Returns:
         The same two objects.
@@ -101,10 +97,6 @@ def distribute(
     refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
     if reduction not in (None, "mean", "sum"):
         raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
-    if not isinstance(check_replicas, int) or check_replicas < 0:
-        raise BadOption(
-            f"check_replicas is {check_replicas!r}; give a number of steps, or 0 for no comparison"
-        )
     known = {id(parameter) for parameter in model.parameters()}
     if not any(id(one) in known for group in optimizer.param_groups for one in group["params"]):
         raise BadOption("the optimizer has no parameter of this model; make it from model.parameters()")
@@ -122,7 +114,7 @@ def distribute(
     clip = Clip(clip_norm, clip_value)
     with as_arguments(chosen):
         make = _joint if chosen.joins_gradients else _apart
-        stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop, check_replicas)
+        stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop)
     torch.autograd.backward = _backward
     if loop.comm.size > 1 and all(one.replica.module is not model for one in loop.steppers):
         loop.watch(model, reduction)
@@ -186,7 +178,6 @@ def _apart(
     clip: Clip,
     sums: bool,
     loop: OwnLoop,
-    every: int,
 ) -> WorkerStepper:
     _refuse_known(model, loop)
     comm, own = loop.comm, [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -196,8 +187,7 @@ def _apart(
     worker = strategy.worker(replica, comm, optimizer, clip)
     for parameter, gradient in own:
         parameter.grad = gradient
-    check = ReplicaCheck(comm, replica, every)
-    stepper = WorkerStepper(replica, optimizer, strategy, sums, loop, check, clip, worker)
+    stepper = WorkerStepper(replica, optimizer, strategy, sums, loop, clip, worker)
     _watch_loading(model, lambda: stepper.worker.adopt())
     return stepper
 
@@ -209,7 +199,6 @@ def _joint(
     clip: Clip,
     sums: bool,
     loop: OwnLoop,
-    every: int,
 ) -> JointStepper:
     comm = loop.comm
     if strategy.passes > 1 and isinstance(optimizer, torch.optim.LBFGS):
@@ -247,8 +236,7 @@ def _joint(
             f"SparseAdam takes sparse gradients only, and strategy '{strategy.name}' with the options "
             f"{strategy.options()} makes them dense; give Sync() without options, or another optimizer"
         )
-    check = ReplicaCheck(comm, replica, every)
-    return JointStepper(replica, optimizer, strategy, sums, loop, check, clip, copies, gradients, joint)
+    return JointStepper(replica, optimizer, strategy, sums, loop, clip, copies, gradients, joint)
 
 
 def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:

@@ -28,7 +28,6 @@ from tutti.own_loop.structure import tensors_in
 from tutti.replica import Replica
 from tutti.state import Saved, State, Values
 from tutti.strategies.base import Pace, Strategy
-from tutti.training.replica_check import ReplicaCheck
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -359,7 +358,6 @@ class Stepper(ABC):
     strategy: Strategy
     sums: bool
     loop: OwnLoop
-    check: ReplicaCheck
 
     def __post_init__(self) -> None:
         self._number = len(self.loop.steppers)

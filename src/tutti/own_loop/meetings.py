@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.errors import BadOption, CallsDiffer, PeerLost, ReplicasDiffer
+from tutti.errors import BadOption, CallsDiffer, PeerLost
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,8 +154,6 @@ class Meetings:
         """Explain errors of the ranks' communicator inside."""
         try:
             yield
-        except ReplicasDiffer:
-            raise  # All have come.
         except (PeerLost, CallsDiffer) as error:
             raise self.explain(error, purpose) from None
 

@@ -17,14 +17,13 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, CallsDiffer, PeerLost
-from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.state import held_by, load
 from tutti.own_loop.divided_optimizer import DividedOptimizer
 from tutti.own_loop.loop import Closure, Stepper
 from tutti.own_loop.meetings import Purpose
 from tutti.run.arguments import as_arguments
-from tutti.state import Saved, State, Values, pieces_of_all
-from tutti.strategies.base import Clip, Pace, Replicated, Worker
+from tutti.state import Saved, State, Values
+from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.joint_gradients import JointGradients, node_sizes
 
 
@@ -50,7 +49,7 @@ class JointStepper(Stepper):
         self._divided = DividedOptimizer(
             self.optimizer, self.replica, self.copies, self.gradients, self.loop.comm.node
         )
-        self._fits, self._made = False, 0
+        self._fits = False
         self._listed: list[nn.Parameter] = []
 
     def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
@@ -61,9 +60,6 @@ class JointStepper(Stepper):
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
         self._native = partial(self._divide, native)
         self._meet(native)
-        self._made += 1
-        if self.check.is_due(self._made):
-            self.check.compare(self._replicated, self._made)
         if self.strategy.passes > 1:
             loss = _evaluate(closure)
             with _unscaled(self.optimizer) as overflown:
@@ -104,17 +100,8 @@ class JointStepper(Stepper):
     def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
         self.loop.exchange.meetings.come(purpose)
 
-    def _replicated(self) -> list[Replicated]:
-        """The weights, and the state of an optimizer that each rank steps by itself."""
-        flats = self.replica.flats
-        pieces = list(pieces_of_all("weights", flats, [flat.weights for flat in flats]))
-        if not self._fits and is_parameterwise(self.optimizer):
-            pieces += held_by(self.optimizer, names_in(self.replica.module)).pieces
-        return [Replicated(0, pieces)]
-
     @override
     def state(self) -> State:
-        self.check.compare(self._replicated, self._made)
         comm, names = self.loop.comm, names_in(self.replica.module)
         mine = {parameter: names[parameter] for parameter in own_parameters(names, comm.rank, comm.size)}
         held = self._divided.held(mine) if self._fits and not self._divided.changed() else None
@@ -228,7 +215,6 @@ class WorkerStepper(Stepper):
             else:
                 self._advance(self.loop.counts.own, self.loop.counts.all)
         self.loop.exchange.meetings.steps += 1
-        self._look()
         return loss
 
     @override
@@ -236,13 +222,6 @@ class WorkerStepper(Stepper):
         self._skipped += 1
         with self._stepping(Purpose.STEP):
             self._advance(0, 0)
-        self._look()
-
-    def _look(self) -> None:
-        """Compare what the workers hold alike, if it is time to (collective)."""
-        made = self.steps + self._skipped
-        if self.strategy.pace is not Pace.FREE and self.check.is_due(made):
-            self.check.compare(self.worker.replicated, made)
 
     @override
     def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
@@ -253,8 +232,6 @@ class WorkerStepper(Stepper):
 
     @override
     def state(self) -> State:
-        if self.strategy.pace is not Pace.FREE:
-            self.check.compare(self.worker.replicated, self.steps + self._skipped)
         return self.worker.state()
 
     @override

@@ -126,7 +126,6 @@ class TrainOptions(TypedDict, total=False):
     standby: bool
     hang_timeout: str
     skip_nonfinite: int
-    check_replicas: int
     log: str
     out: str | None
 

@@ -499,7 +499,6 @@ def assemble(
         config.steps,
         balance=balance,
         skip_nonfinite=config.skip_nonfinite,
-        check_replicas=0 if strategy.pace is Pace.FREE else config.check_replicas,
     )
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))

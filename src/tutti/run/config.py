@@ -367,12 +367,6 @@ class TrainConfig:
         "0: no gradient is looked at, and such a loss ends the run",
         least=0,
     )
-    check_replicas: int = option(
-        1000,
-        "steps from one comparison of what ranks hold alike, bit for bit, to the next; a rank whose copy "
-        "differs is named, and lost; 0: there is none",
-        least=0,
-    )
     callbacks: str | None = option(
         None,
         "objects or classes of yours that look on and may end the run, tutti.Callback: file.py:NAME or "
@@ -482,7 +476,7 @@ OF_LONG_RUNS: Final = (
         "predictions",
     ),
     *("on_failure", "max_failures", "standby", "hang_timeout", "skip_nonfinite"),
-    *("check_replicas", "on_shrink"),
+    "on_shrink",
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 

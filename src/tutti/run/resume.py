@@ -38,7 +38,7 @@ MAY_DIFFER: Final = frozenset(
         *("epochs", "steps", "monitor", "patience", "target", "restore_best"),
         *("time_limit", "checkpoint", "keep", "log", "out"),
         *("predictions", "callbacks", "on_failure", "max_failures", "standby", "hang_timeout"),
-        *("skip_nonfinite", "check_replicas", "on_shrink"),
+        *("skip_nonfinite", "on_shrink"),
     }
 )
 """Options that may be others than those of the checkpoint's run. All others decide what is learned."""

@@ -16,7 +16,7 @@ from tutti.parameter_server.base import Centre
 from tutti.parameter_server.connect import check_reachable
 from tutti.records.run_folder import StrategyFacts
 from tutti.replica import Replica
-from tutti.state import Saved, State, TensorPiece
+from tutti.state import Saved, State
 from tutti.strategies.joint_gradients import JointGradients
 from tutti.strategies.measurements import Stopwatch, Traffic
 
@@ -58,19 +58,6 @@ class Clip:
             number = isinstance(limit, int | float) and not isinstance(limit, bool)
             if limit is not None and not (number and 0 < limit < math.inf):
                 raise BadOption(f"clip_{name} is {limit!r}; give a finite number above 0, or None")
-
-
-@dataclass(frozen=True)
-class Replicated:
-    """Tensors of which other ranks have copies of their own that are equal to the bit.
-
-    Attributes:
-        group: a number that all who hold the same have in common.
-        pieces: of the tensors.
-    """
-
-    group: int
-    pieces: list[TensorPiece]
 
 
 class Worker(ABC):
@@ -155,13 +142,6 @@ class Worker(ABC):
         It is the same on all ranks. Where the optimizer's state is not this worker's own, all go on from it.
         """
         return
-
-    def replicated(self) -> list[Replicated]:
-        """Return what other ranks hold as well between two steps, each by itself; as many sets on each rank.
-
-        What a host has once for all its ranks has no copy there that it could be compared with.
-        """
-        return []
 
     @property
     def anew(self) -> tuple[str, ...]:

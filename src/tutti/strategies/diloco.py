@@ -14,9 +14,9 @@ from tutti.comm.base import Communicator
 from tutti.optim.sharded import equal_slices
 from tutti.registry import part
 from tutti.replica import Replica
-from tutti.state import Saved, State, fill_all, pieces_of, pieces_of_all
+from tutti.state import Saved, State, fill_all, pieces_of
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy
-from tutti.strategies.base import Clip, Replicated, Worker
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.local_steps import VELOCITY
 from tutti.strategies.options import number, whole
 
@@ -98,12 +98,6 @@ class _DiLoCoWorker(AveragedWorker):
         for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
             anchor.copy_(weights)
             velocity.zero_()
-
-    @override
-    def replicated(self) -> list[Replicated]:
-        flats = self.replica.flats
-        kept = pieces_of_all(ANCHOR, flats, self._anchors), pieces_of_all(VELOCITY, flats, self._velocities)
-        return [Replicated(0, [piece for pieces in kept for piece in pieces])]
 
     @override
     def state(self) -> State:

@@ -13,9 +13,9 @@ from tutti.comm.base import Communicator
 from tutti.parameter_server.rules import attract
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
-from tutti.state import Saved, pieces_of_all
+from tutti.state import Saved
 from tutti.strategies.averaged import PeerStrategy, PeerWorker
-from tutti.strategies.base import Clip, Replicated, Worker
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.options import number, whole
 
@@ -94,10 +94,6 @@ class _EasgdSyncWorker(PeerWorker):
         super().adopt()
         copy_all(self._centre, self.weights)
         self._local.rest()
-
-    @override
-    def replicated(self) -> list[Replicated]:
-        return [Replicated(0, list(pieces_of_all("centre", self.replica.flats, self._centre)))]
 
     @override
     def load_state(self, saved: Saved) -> None:

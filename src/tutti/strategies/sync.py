@@ -29,8 +29,8 @@ from tutti.optim.clipping import clip_values, scale_for
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
 from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
-from tutti.state import Held, Saved, State, TensorPiece, pieces_of
-from tutti.strategies.base import Clip, Home, Replicated, Strategy, Worker
+from tutti.state import Held, Saved, State
+from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.joint_gradients import (
     JointGradients,
     MakeReduction,
@@ -194,18 +194,6 @@ class SyncWorker(Worker):
     def adopt(self) -> None:
         for reduction in self._reductions:
             reduction.forget()
-
-    @override
-    def replicated(self) -> list[Replicated]:
-        """Return this rank's slice of weights and optimizer: each host has one of each."""
-        if len(self._sizes) == 1:
-            return []
-        if self._lane is None:
-            return [Replicated(-1, [])]
-        pieces = list[TensorPiece](self._optimizer.state().pieces)
-        for flat, own in zip(self._flats, self._slices, strict=True):
-            pieces += pieces_of("weights", flat, flat.weights, own)
-        return [Replicated(self._lane, pieces)]
 
     @property
     @override

@@ -91,7 +91,6 @@ class Schedule:
         stepped: how often `lr` was stepped before.
         skip_nonfinite: so many updates in a row may be skipped because a gradient is not finite; 0: none is
             looked at.
-        check_replicas: the steps from one comparison of what ranks hold alike to the next; 0: there is none.
     """
 
     batches: Batches
@@ -101,7 +100,6 @@ class Schedule:
     balance: SpeedBalance | None = None
     stepped: int = 0
     skip_nonfinite: int = 0
-    check_replicas: int = 0
 
     @property
     def updates(self) -> int:

@@ -39,7 +39,6 @@ from tutti.training.module_state import ModuleState, PlainAttributes
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.random_state import load_random_state, random_state
-from tutti.training.replica_check import ReplicaCheck
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
@@ -143,7 +142,6 @@ class Trainer:
         self._counted = 0
         self._meets, self._arrivals = workers.meets, Arrivals()
         self._gradient = UpdateGradient(workers, objective, schedule, self._stages)
-        self._replicas = ReplicaCheck(self.comm, self.replica, schedule.check_replicas)
         self._history: list[EpochRecord] = []
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
@@ -385,8 +383,6 @@ class Trainer:
             if self._balance is not None:
                 self._balance.note(samples, computed - loaded)
             self._step = made + 1
-            if self._replicas.is_due(self._made):
-                self._replicas.compare(self.worker.replicated, self._made)
             left = now = stages.lap(EXCHANGE)
             if callbacks is not None:
                 callbacks.step(self._made)
@@ -487,7 +483,6 @@ class Trainer:
 
     def _state(self, open_epoch: OpenEpoch, places: Sequence[PlaceInEpoch]) -> State:
         """Return all that must be known to go on from here (collective); the workers have settled."""
-        self._replicas.compare(self.worker.replicated, self._made)  # Nothing wrong is kept.
         worker, tally = self.worker.state(), open_epoch.tally
         batches = self._batches.state(open_epoch.number, [place.round for place in places])
         validation = State() if self._validation is None else self._validation.state()
