@@ -220,8 +220,8 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     [
         ("cross_entropy", {"smoothing": 2}, None, "--loss.smoothing of loss 'cross_entropy' is 2"),
         ("cross_entropy", {"smoothin": 0.1}, None, "did you mean 'smoothing'"),
-        ("huber", {"delta": 0}, None, "above 0"),
-        ("focal", {"gamma": "two"}, None, "of at least 0"),
+        ("huber", {"delta": 0}, None, "--loss.delta of loss 'huber' is 0"),
+        ("focal", {"gamma": "two"}, None, "--loss.gamma of loss 'focal' is 'two'"),
         ("mse", {"delta": 1}, None, "unknown option 'delta' of the loss 'mse'"),
         ("mse", {}, "balanced", "loss 'mse' has neither here"),
         ("nll", {}, "1,2", "2 numbers, but there are 3 classes; give 3"),

@@ -24,47 +24,29 @@ def loss_for(targets: Tensor) -> str:
     """
     if not targets.is_floating_point():
         return "cross_entropy"
-    doubt = _doubt(targets)
-    if doubt is not None:
-        raise BadOption(f"{doubt}, or '--loss mse' for amounts")
+    ways = _other_ways(targets)
+    if ways:
+        found = f"{float(targets.min()):g} to {float(targets.max()):g}"
+        raise BadOption(
+            f"the targets are floats from {found}, which may be labels or amounts; say what they are: "
+            f"{', '.join(ways)}, or '--loss mse' for amounts"
+        )
     return "mse"
 
 
-def _doubt(targets: Tensor) -> str | None:
-    """Say what floats may be other than amounts, and how to tell tutti; None: nothing else."""
-    numbers = targets.numel() // len(targets)
-    if numbers > 1 and are_flags(targets):
-        return (
-            f"the targets are {numbers} numbers for each sample, all 0 or 1, which may be labels or amounts; "
-            "say what they are: '--loss bce' for labels of which any number may hold, '--loss cross_entropy' "
-            "where one of them holds, '--data.classes 2' where every position, such as a token, has a class"
-        )
-    if numbers > 1 and not_shares(targets) is None:
-        return (
-            f"the targets are {numbers} numbers for each sample, which add up to 1 and may be shares of "
-            "classes or amounts; say what they are: '--loss cross_entropy' for shares"
-        )
-    if not torch.equal(targets, targets.floor()):
-        return None
+def _other_ways(targets: Tensor) -> list[str]:
+    """Return what floats may be other than amounts, as options."""
+    if targets.numel() > len(targets) and not_shares(targets) is None:
+        flags = ["'--loss bce' for labels that hold or not"] if are_flags(targets) else []
+        return ["'--loss cross_entropy' for shares of classes", *flags]
     values = torch.unique(targets)
-    first, last, count = int(values[0]), int(values[-1]), len(values)
-    if count > 1 and (first, last) == (0, 1):
-        return (
-            "the targets are floats, but all 0 or 1, which may be labels or amounts; say what they are: "
-            "'--loss bce' for a label that holds or not (one output), '--data.classes 2' for two classes "
-            "(two outputs)"
-        )
-    if count > 1 and first in (0, 1) and last - first + 1 == count:
-        return (
-            f"the targets are floats, but all whole, each of {first} to {last}, which may be class numbers "
-            f"or amounts; say what they are: '--data.classes {last + 1}' for classes"
-        )
-    if count == 2:
-        return (
-            f"the targets are floats, but all {first} or {last}, which may be two classes or amounts; say "
-            "what they are: 0 and 1 instead, as whole numbers, for classes"
-        )
-    return None
+    first, last, count = float(values[0]), float(values[-1]), len(values)
+    if count < 2 or not torch.equal(values, values.floor()):
+        return []
+    if first in (0, 1) and last - first + 1 == count:
+        classes = f"'--data.classes {last + 1:g}' for classes"
+        return [classes, "'--loss bce' for labels that hold or not"] if last == 1 else [classes]
+    return ["0 and 1 instead, as whole numbers, for two classes"] if count == 2 else []
 
 
 def are_flags(targets: Tensor) -> bool:

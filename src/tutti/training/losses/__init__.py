@@ -245,27 +245,12 @@ def built_in(make: Callable[..., Loss]) -> Loss:
     return replace(make(), make=make)
 
 
-def check_option(
-    loss: str, name: str, value: object, low: float, high: float, *, above: bool = False
-) -> None:
-    """Refuse an option that is no number of a range.
-
-    Args:
-        loss: the loss's name.
-        name: the option's.
-        value: was given.
-        low: the smallest number; with `above` it is too small itself.
-        high: the largest one.
-        above: see `low`.
-
-    Raises:
-        BadOption: it is none.
-    """
+def check_option(loss: str, name: str, value: object, low: float, high: float = math.inf) -> None:
+    """Raise BadOption if an option of a loss is no finite number between two others."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not low <= cast("float", value) <= high or (above and value == low):
-        of = f"above {low:g}" if above else f"of at least {low:g}"
-        most = "" if high == math.inf else f" and at most {high:g}"
-        raise BadOption(f"--loss.{name} of loss '{loss}' is {value!r}; give a number {of}{most}")
+    if not number or not low <= cast("float", value) <= high:
+        wanted = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number from {low:g}"
+        raise BadOption(f"--loss.{name} of loss '{loss}' is {value!r}; give {wanted}")
 
 
 def align(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -459,14 +444,6 @@ def _refuse_other_pairs(found: tuple[object, ...], loss: Loss) -> None:
     number = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
     if not scalar or not number or not float(cast("float", weight)) >= 0:
         raise BadOption(
-            f"loss '{loss.name}' gives {_kinds(found)}; give the mean over the samples, one value for each, "
-            "or (the sum of the losses as a scalar tensor, the weight to divide it by, 0 or more)"
+            f"loss '{loss.name}' gives {found}; give the mean over the samples, one value for each, or (the "
+            "sum of the losses as a scalar tensor, the weight to divide it by, 0 or more)"
         )
-
-
-def _kinds(found: tuple[object, ...]) -> str:
-    kinds = [
-        f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}"
-        for one in found
-    ]
-    return f"({', '.join(kinds)})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from torch import Tensor
@@ -45,5 +44,5 @@ def huber(delta: float = 1.0) -> Loss:
 
     Huber: Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 35, 1964.
     """
-    check_option("huber", "delta", delta, 0, math.inf, above=True)
+    check_option("huber", "delta", delta, 1e-9)
     return Loss("huber", partial(_huber, delta), same_shape, amounts=True)

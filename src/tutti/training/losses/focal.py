@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -31,6 +30,6 @@ def focal(gamma: float = 2.0) -> Loss:
     Lin, Goyal, Girshick, He, Dollár: Focal Loss for Dense Object Detection, ICCV 2017, equation 4. Gamma is 2
     there, too; for alpha there are class weights.
     """
-    check_option("focal", "gamma", gamma, 0, math.inf)
+    check_option("focal", "gamma", gamma, 0)
     function, each = partial(of_classes, gamma=gamma), partial(_of_flags, gamma)
     return Loss("focal", function, _fit, labels=True, floats=outside, each=each)

@@ -43,8 +43,8 @@ class Metric:
 
     Attributes:
         name: its name in records and messages.
-        function: (outputs, targets) -> one value for each sample, of shape (n, ...); several numbers, of
-            shape (labels, width); or one number for all samples, if it gathers.
+        function: (outputs, targets) -> one value for each sample, of shape (n, ...); rows of several
+            numbers, of shape (rows, width), which are added up; or one number for all samples, if it gathers.
         takes: the kinds of targets that it is for; empty: any.
         width: how many numbers are summed over the samples.
         figure: (their sums of shape (width,) in float64, the number of labels) -> the metric.

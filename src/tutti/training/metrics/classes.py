@@ -64,14 +64,14 @@ def top5() -> Metric:
 
 
 def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return of each label whether each class is hit, is predicted and is true, side by side."""
+    """Return how often each class is hit, is predicted and is true, of shape (1, 3 * classes)."""
     found, wanted = reading.decisions(outputs, targets)
-    if found.dim() == 1:
-        # Predictions of no known class are one more, which is left out.
-        size = reading.columns
-        found = one_hot(found.clamp(max=size), size + 1)[:, :size].bool()
-        wanted = one_hot(wanted, size).bool()
-    return torch.cat([found & wanted, found, wanted], 1)
+    if found.dim() > 1:
+        return torch.cat([(found & wanted).sum(0), found.sum(0), wanted.sum(0)])[None]
+    # Predictions of no known class are one more, which is left out.
+    count = reading.columns
+    kinds = [wanted[found == wanted], found.clamp(max=count), wanted]
+    return torch.cat([torch.bincount(one, minlength=count)[:count] for one in kinds])[None]
 
 
 def _of_counts(name: str, score: Score, micro: bool = False, undefined: float | None = 0.0) -> Metric:
@@ -179,15 +179,15 @@ def calibration_error() -> Metric:
 
 
 def _in_bins(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return count, confidence and hit of each label in the column of its bin."""
+    """Return the count, the sum of confidences and the hits of each bin, of shape (1, 3 * bins)."""
     probabilities, wanted = reading.probabilities(outputs, targets)
     if wanted.dim() > 1:
         probabilities = torch.stack([1 - probabilities, probabilities], 2).flatten(0, 1)
         wanted = wanted.flatten().long()
     confidence, found = probabilities.max(1)
-    bins = one_hot((confidence * BINS).ceil().long().clamp(1, BINS) - 1, BINS)
-    values = torch.stack([torch.ones_like(confidence), confidence, (found == wanted).double()], 1)
-    return (values[:, :, None] * bins[:, None, :]).flatten(1)
+    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    values = torch.stack([torch.ones_like(confidence), confidence, (found == wanted).double()])
+    return values.new_zeros(3, BINS).index_add_(1, bins, values).flatten()[None]
 
 
 def _distance(sums: Tensor, labels: int) -> float:
