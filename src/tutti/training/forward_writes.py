@@ -42,16 +42,12 @@ class ForwardWrites:
             BadModel: it has written a weight, and may not; or has replaced one by another kind of tensor.
         """
         self._bring_back()  # An evaluation may have replaced some.
-        before = self._versions()
+        before = [parameter._version for parameter in self._parameters]
         yield
-        for parameter, version, now in zip(self._parameters, before, self._versions(), strict=True):
-            if version != now:
+        for parameter, version in zip(self._parameters, before, strict=True):
+            if self._refuses and parameter._version != version:
                 self._refuse(parameter)
         self._bring_back()
-
-    def _versions(self) -> list[int]:
-        """Return how often each weight was written to; nothing if that does not matter."""
-        return [parameter._version for parameter in self._parameters] if self._refuses else []
 
     def _bring_back(self) -> None:
         """Put weights that were replaced back to where they were, with their new values."""

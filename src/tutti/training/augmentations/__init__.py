@@ -193,23 +193,9 @@ def refuse_no_images(inputs: Inputs, name: str) -> None:
     """
     if not isinstance(inputs, Tensor) or inputs.dim() != 4:
         raise BadData(
-            f"--augment {name} is for images, of shape (channels, height, width), and each sample of these "
-            f"data is {_sample(inputs)}; leave it out"
+            f"--augment {name} is for images, of shape (channels, height, width), and the inputs are "
+            f"{_kinds(inputs)}, samples first; leave it out"
         )
-
-
-def _sample(inputs: Inputs) -> str:
-    """Describe the inputs of one sample."""
-    if not isinstance(inputs, Tensor):
-        several = (
-            [f"'{name}'" for name in inputs]
-            if isinstance(inputs, Mapping)
-            else [f"{tuple(one.shape[1:])}" for one in inputs]
-        )
-        return f"several inputs, {', '.join(several)}"
-    if inputs.dim() == 2:
-        return f"a row of {inputs.shape[1]:,} numbers"
-    return f"an array of shape {tuple(inputs.shape[1:])}"
 
 
 def _kinds(values: object) -> str:
