@@ -37,7 +37,7 @@ def loss_for(targets: Tensor) -> str:
 def _other_ways(targets: Tensor) -> list[str]:
     """Return what floats may be other than amounts, as options."""
     if targets.numel() > len(targets) and not_shares(targets) is None:
-        flags = ["'--loss bce' for labels that hold or not"] if are_flags(targets) else []
+        flags = ["'--loss bce' for labels of which any number may hold"] if are_flags(targets) else []
         return ["'--loss cross_entropy' for shares of classes", *flags]
     values = torch.unique(targets)
     first, last, count = float(values[0]), float(values[-1]), len(values)
@@ -45,7 +45,7 @@ def _other_ways(targets: Tensor) -> list[str]:
         return []
     if first in (0, 1) and last - first + 1 == count:
         classes = f"'--data.classes {last + 1:g}' for classes"
-        return [classes, "'--loss bce' for labels that hold or not"] if last == 1 else [classes]
+        return [classes, "'--loss bce' for labels of which any number may hold"] if last == 1 else [classes]
     return ["0 and 1 instead, as whole numbers, for two classes"] if count == 2 else []
 
 
