@@ -17,7 +17,6 @@ from tutti.records.untrusted import open_file
 from tutti.run.config import DATA_SETS, STOP, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.survival import survive
-from tutti.run.survival_on_hosts import survive_on_hosts
 from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr
 
@@ -53,7 +52,7 @@ def run(job: Job) -> object:
     say = announce if job.announced and not job.quiet else None
     with job.started() as sent:
         if isinstance(sent, TrainJob) and sent.config.on_failure != STOP:
-            return (survive_on_hosts if placement.hosts else survive)(sent, placement, say)
+            return survive(sent, placement, say)
         hang_timeout_s = sent.hang_timeout_s if isinstance(sent, TrainJob) else None
         return start(job.entry, pickle.dumps(sent), placement, announce=say, hang_timeout_s=hang_timeout_s)
 

@@ -34,8 +34,6 @@ NOT_SWEPT: Final = {
     "time_limit": "give --time-limit once, for all, or --job-timeout",
     "on_failure": "a fold whose rank is lost fails alone, and --resume trains it again",
     "hang_timeout": "give --job-timeout",
-    "standby": "a fold whose rank is lost fails alone, and --resume trains it again",
-    "on_shrink": "a fold whose rank is lost fails alone, and --resume trains it again",
     "max_failures": "a fold whose rank is lost fails alone, and --resume trains it again",
 }
 """Options that are the same for all candidates, and what to do instead."""
@@ -155,7 +153,7 @@ def refuse_own_folds(config: TrainConfig) -> None:
         BadOption: one is given.
     """
     of_runs = ("split", "validation", "predictions", "hosts", "out", "time_limit", "workers")
-    of_losses = ("on_failure", "hang_timeout", "standby", "on_shrink", "max_failures")
+    of_losses = ("on_failure", "hang_timeout", "max_failures")
     for name in (*of_runs, *of_losses):
         if getattr(config, name) != getattr(TrainConfig, name):
             raise BadOption(f"{flag(name)} is for a single run: {NOT_SWEPT[name]}")

@@ -40,8 +40,6 @@ NOT_SEARCHED: Final = {
     "time_limit": "give --time-limit once, for all, or --job-timeout",
     "on_failure": "a trial whose rank is lost fails alone, and the others go on",
     "hang_timeout": "give --job-timeout",
-    "standby": "a trial whose rank is lost fails alone, and the others go on",
-    "on_shrink": "a trial whose rank is lost fails alone, and the others go on",
     "max_failures": "a trial whose rank is lost fails alone, and the others go on",
 }
 """Options that are the same for all trials, and what to do instead."""
