@@ -24,7 +24,7 @@ from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiE
 from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
 from tutti.launch.stop_request import Stopping
-from tutti.records.resize_request import ResizeRequest, answer_request, read_request
+from tutti.records.resize_request import ResizeRequest, answer_request, read_request, sign_request
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import SHRINK
 from tutti.run.losses import Losses
@@ -250,6 +250,7 @@ class RecoveryPolicy:
             return
         for text in placement.warnings:
             warn_on_stderr(text)
+        request = sign_request(folder, request)
         self._resize = _Resize(folder, request, job, placement, self._memory.place.copies_taken)
         self._memory.want_copy(True)
 
