@@ -1,16 +1,14 @@
 """The cost of a lost host: a training on three hosts, one of which stands by, loses one that trains.
 
     python benchmarks/lost_hosts.py [--losses 8]
-    python benchmarks/lost_hosts.py --kills 25     a rank of another host is killed, again and again,
-                                                   without and with ranks that stand by
+    python benchmarks/lost_hosts.py --kills 25     a rank of another host is killed, again and again
 
 The hosts are network namespaces of this machine, with processes of their own (it needs root, and mpirun). One
 that is lost is taken off the network, and all that runs on it is killed, or goes on unseen ("cut off").
 The time is taken from then until all ranks have finished another step. Beside it, what a new rank cannot do
 without: the import of torch, in processes of as many hosts at once.
 
-Wanted: the next step within 5 s beside that import, exit code 0, and the weights of the undisturbed training;
-after a rank was killed, with others that stand by, the next step within 1 s in the 95th percentile.
+Wanted: the next step within 5 s beside that import, exit code 0, and the weights of the undisturbed training.
 """
 
 from __future__ import annotations
@@ -51,10 +49,6 @@ PAUSE_S = 8.0
 
 EPOCHS_OF_A_KILL = 3.0
 """Epochs in which there is the time for a kill, on a fast machine."""
-
-STANDBY = "respawn, standby"
-POLICIES = [STANDBY, "respawn"]
-"""What happens when a rank is killed."""
 
 LIMIT_S = 300.0
 """Time of a training until it counts as one that nothing ends."""
@@ -153,7 +147,7 @@ def lose(way: str, victim: str, after_s: float, folder: Path) -> tuple[float, fl
 
 
 def lose_ranks(
-    kills: int, epochs: float, pause_s: float, draws: random.Random, standby: bool, folder: Path
+    kills: int, epochs: float, pause_s: float, draws: random.Random, folder: Path
 ) -> tuple[list[float], int, float]:
     """Kill ranks of another host, one after the other.
 
@@ -164,8 +158,7 @@ def lose_ranks(
     with Hosts(["a", "b"], apart=True) as hosts:
         placed = ["--hosts", "a:1,b:1", "-n", "2", "--epochs", str(2 + round(epochs * kills))]
         trial = Trial(hosts, folder, placed)
-        more = ["--standby"] * standby
-        program = trial.begin("survived", "--on-failure", "respawn", "--max-failures", str(kills), *more)
+        program = trial.begin("survived", "--on-failure", "respawn", "--max-failures", str(kills))
         nexts = []
         for _ in range(kills):
             time.sleep(pause_s + draws.uniform(0, 3))
@@ -186,7 +179,7 @@ def is_rank(process: int) -> bool:
 
 
 def rank_on(hosts: Hosts, host: str, notes: Path) -> int:
-    """The rank of a host that trains, not the one that stands by: whose notes are the newest."""
+    """The rank of a host that trains: whose notes are the newest."""
     newest = max(notes.glob(f"*-{host}-*"), key=lambda file: file.stat().st_mtime)
     number = newest.name.rpartition("-")[2]
     (found,) = [one for one in hosts.processes(host) if is_rank(one) and number_within(one) == number]
@@ -199,21 +192,15 @@ def number_within(process: int) -> str:
     return next(line.split()[-1] for line in lines if line.startswith("NSpid:"))
 
 
-def print_killed_ranks(
-    kills: int, epochs: float, pause_s: float, policies: list[str], draws: random.Random
-) -> None:
+def print_killed_ranks(kills: int, epochs: float, pause_s: float, draws: random.Random) -> None:
     """Print what lost ranks of another host cost, in a training of so many epochs for each."""
-    lines = []
-    for way in policies:
-        with tempfile.TemporaryDirectory() as name:
-            nexts, code, apart = lose_ranks(kills, epochs, pause_s, draws, way == STANDBY, Path(name))
-        took = sorted(nexts)
-        p95 = took[min(len(took) - 1, int(0.95 * len(took)))]
-        survived = sum(one == one for one in nexts)
-        lines.append(
-            [way, f"{survived} of {kills}", f"{median(took):.2f}", f"{p95:.2f}", code, f"{apart:.1g}"]
-        )
-    print(table(["policy", "survived", "next step, s", "p95", "exit code", "weights apart"], lines))
+    with tempfile.TemporaryDirectory() as name:
+        nexts, code, apart = lose_ranks(kills, epochs, pause_s, draws, Path(name))
+    took = sorted(nexts)
+    p95 = took[min(len(took) - 1, int(0.95 * len(took)))]
+    survived = sum(one == one for one in nexts)
+    line = [f"{survived} of {kills}", f"{median(took):.2f}", f"{p95:.2f}", code, f"{apart:.1g}"]
+    print(table(["survived", "next step, s", "p95", "exit code", "weights apart"], [line]))
 
 
 def main() -> None:
@@ -224,7 +211,6 @@ def main() -> None:
     parser.add_argument("--kills", type=int, help="of ranks, in place of losses of hosts")
     parser.add_argument("--epochs-per-kill", type=float, default=EPOCHS_OF_A_KILL)
     parser.add_argument("--pause", type=float, default=PAUSE_S, metavar="S", help="between kills, at least")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if reason := why_not():
@@ -233,7 +219,7 @@ def main() -> None:
     torch.set_num_threads(1)
     draws = random.Random(options.seed)
     if options.kills is not None:
-        print_killed_ranks(options.kills, options.epochs_per_kill, options.pause, options.policies, draws)
+        print_killed_ranks(options.kills, options.epochs_per_kill, options.pause, draws)
         return
     rows = []
     for number in range(options.losses):

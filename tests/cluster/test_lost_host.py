@@ -86,7 +86,7 @@ def arguments_of(process: int) -> list[bytes]:
 
 
 def ranks_on(hosts: Hosts, host: str) -> list[int]:
-    """The processes of the ranks on a host, those of ranks in reserve behind the others."""
+    """The processes of the ranks on a host."""
     return sorted(
         process
         for process in hosts.processes(host)
@@ -111,14 +111,6 @@ def line_with(words: str, program: subprocess.Popen[str]) -> str:
         if words in line:
             return line
     raise AssertionError(f"it ended without {words!r}:\n{''.join(said)}")
-
-
-def wait_for_reserve(hosts: Hosts) -> None:
-    """Wait until each host has a rank in reserve beside the one that trains."""
-    deadline = time.monotonic() + 60
-    while min(len(ranks_on(hosts, host)) for host in hosts.names) < 2:
-        assert time.monotonic() < deadline, "there are no ranks in reserve"
-        time.sleep(0.1)
 
 
 def is_empty(hosts: Hosts, but: str | None = None) -> bool:
@@ -177,81 +169,26 @@ def test_a_rank_of_another_host_that_is_stopped_is_replaced(hosts: Hosts, tmp_pa
 
 
 @pytest.mark.parametrize("victim", ["b", "a"])
-def test_ranks_that_stand_by_take_over_from_one_that_was_killed(
-    hosts: Hosts, tmp_path: Path, victim: str
-) -> None:
-    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-        wait_for_reserve(hosts)
-        trained = ranks_on(hosts, victim)[0]
-        os.kill(trained, signal.SIGKILL)
+def test_a_rank_that_was_killed_is_replaced(hosts: Hosts, tmp_path: Path, victim: str) -> None:
+    with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
+        os.kill(ranks_on(hosts, victim)[0], signal.SIGKILL)
         # A rank may say before what it has lost.
         lost = line_with("going on", program)
         (tmp_path / "go-on").touch()
         said = program.communicate(timeout=100)[0]
     assert re.search(r"lost rank \d.*; going on with 2 ranks", lost)
     assert "resumed after step" in said
-    assert "in reserve have ended" not in said
     assert program.returncode == 0, said
     assert is_empty(hosts)
 
 
-@pytest.mark.parametrize("killed", ["prepared", "reading"])
-def test_ranks_that_stand_by_have_read_the_data_before_they_are_needed(
-    hosts: Hosts, tmp_path: Path, killed: str
-) -> None:
-    of_data = ["--data", f"{NOTED}:make", "--precision", "fp64"]
-    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby", *of_data) as program:
-        wait_for_reserve(hosts)
-        # Those of ranks that train, then those of the ranks in reserve; no process reads them twice.
-        while killed == "prepared" and len([*tmp_path.glob("read-*")]) < 4:
-            assert program.poll() is None
-            time.sleep(0.05)
-        os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
-        line_with("going on", program)
-        (tmp_path / "go-on").touch()
-        said = program.communicate(timeout=100)[0]
-    assert program.returncode == 0, said
-    assert "resumed after step" in said
-    assert "in reserve have ended" not in said
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    (alone / "go-on").touch()
-    train = [*WAITS[: WAITS.index("--hosts")], *WAITS[WAITS.index("--hosts") + 2 :], *of_data, "-n", "2"]
-    subprocess.run(
-        [sys.executable, "-m", "tutti", *train, "--out", str(alone / "run")],
-        check=True,
-        capture_output=True,
-        timeout=200,
-        env={**os.environ, WAITS_FOR: str(alone / "go-on")},
-    )
-    undisturbed, survived = (read_from(folder / "run").weights for folder in (alone, tmp_path))
-    torch.testing.assert_close(survived, undisturbed, rtol=0, atol=1e-12)
-
-
-def score_of(process: int) -> str:
-    """How soon the kernel is to end a process, should the memory run out."""
-    return Path(f"/proc/{process}/oom_score_adj").read_text().strip()
-
-
-def test_ranks_that_stand_by_are_the_first_that_the_kernel_ends_for_memory(
-    hosts: Hosts, tmp_path: Path
-) -> None:
-    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-        wait_for_reserve(hosts)
-        trains, stands_by = ranks_on(hosts, "b")
-        deadline = time.monotonic() + 60
-        while score_of(stands_by) != "1000":
-            assert time.monotonic() < deadline, "it would be ended last"
-            time.sleep(0.1)
-        assert score_of(trains) == score_of(os.getpid())
-        time.sleep(3)  # It has read the data.
-        os.kill(trains, signal.SIGKILL)
-        line_with("resumed after step", program)
-        assert ranks_on(hosts, "b")[0] == stands_by
-        assert score_of(stands_by) == score_of(os.getpid())
-        (tmp_path / "go-on").touch()
-        said = program.communicate(timeout=100)[0]
-    assert program.returncode == 0, said
+def launchers_on(hosts: Hosts, host: str) -> list[int]:
+    """The processes of mpirun on a host."""
+    return [
+        process
+        for process in hosts.processes(host)
+        if b"".join(arguments_of(process)[:1]).endswith(b"/prterun")
+    ]
 
 
 @pytest.mark.parametrize("when", ["before the loss", "after the loss"])
@@ -284,48 +221,6 @@ def launching_processes(hosts: Hosts, host: str) -> list[int]:
         for process in hosts.processes(host)
         if arguments_of(process)[1:4] == [b"-m", b"tutti", b"train"]
     ]
-
-
-def test_ranks_that_stand_by_may_be_lost_themselves(hosts: Hosts, tmp_path: Path) -> None:
-    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-        wait_for_reserve(hosts)
-        for what in ["others prepare themselves", "others prepare", "from here on new ones are started"]:
-            wait_for_reserve(hosts)
-            os.kill(ranks_on(hosts, "b")[1], signal.SIGKILL)
-            assert what in line_with("in reserve have ended", program)
-        (tmp_path / "go-on").touch()
-        rest = program.communicate(timeout=100)[0]
-    assert program.returncode == 0, rest
-    assert is_empty(hosts)
-
-
-def launchers_on(hosts: Hosts, host: str) -> list[int]:
-    """The processes of mpirun on a host, that of ranks in reserve behind the other."""
-    return sorted(
-        process
-        for process in hosts.processes(host)
-        if b"".join(arguments_of(process)[:1]).endswith(b"/prterun")
-    )
-
-
-@pytest.mark.parametrize("stopped", ["rank", "mpirun"])
-def test_new_ranks_take_over_where_those_that_stand_by_were_stopped(
-    hosts: Hosts, tmp_path: Path, stopped: str
-) -> None:
-    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--standby") as program:
-        wait_for_reserve(hosts)
-        trained = ranks_on(hosts, "b")[0]
-        last = (ranks_on(hosts, "b") if stopped == "rank" else launchers_on(hosts, "a"))[-1]
-        os.kill(last, signal.SIGSTOP)
-        time.sleep(4)
-        os.kill(trained, signal.SIGKILL)
-        line_with("going on", program)
-        (tmp_path / "go-on").touch()
-        said = program.communicate(timeout=100)[0]
-    assert "resumed after step" in said
-    assert "lost" not in said
-    assert program.returncode == 0, said
-    assert is_empty(hosts)
 
 
 def test_a_run_gets_ranks_on_a_host_that_stands_by_and_gives_them_back(hosts: Hosts, tmp_path: Path) -> None:

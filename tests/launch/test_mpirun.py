@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tutti.launch.reserve_on_hosts import RanksInReserve
 
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
@@ -35,7 +36,6 @@ from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.mpirun_outcome import outcome
 from tutti.launch.placement import Host, Placement, place_ranks
 from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksOnHosts
-from tutti.launch.reserve_on_hosts import RanksInReserve
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.start import start
 from tutti.launch.stop_request import Stopping

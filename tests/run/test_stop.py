@@ -7,13 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.launch.processes import PATIENCE_S, wait_for_files
+from tests.launch.processes import wait_for_files
 from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import command
 from tutti.errors import EXIT_INTERRUPTED
@@ -60,36 +58,6 @@ def test_ctrl_c_saves_and_the_way_to_go_on_is_named(tmp_path: Path) -> None:
     # So 'tutti watch' says the same.
     beats = RunFolder(tmp_path / "run").heartbeats().records
     assert [beat.step for beat in beats] == [int(found[1].replace(",", ""))] * 2
-
-
-def has_reserve(run: psutil.Process) -> bool:
-    """Tell whether ranks in reserve have been forked: each of the two crews has a server of its own."""
-    crews = [branch for server in run.children() for branch in server.children()]
-    return len([one for one in crews if len(one.children()) == 2]) == 2
-
-
-def test_ranks_in_reserve_that_get_the_signal_too_are_not_missed(tmp_path: Path) -> None:
-    folder, said = tmp_path / "run", tmp_path / "said"
-    words = [*TRAIN, "-n", "2", "--on-failure", "respawn", "--standby", "--out", str(folder)]
-    with said.open("w") as file:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "tutti", *words], stdout=file, stderr=file, start_new_session=True
-        )
-    try:
-        wait_for_files([folder / "history.jsonl"])
-        deadline = time.monotonic() + PATIENCE_S
-        while not has_reserve(psutil.Process(run.pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(0.5)
-        # As systemd and Slurm do: to each process.
-        os.killpg(run.pid, signal.SIGTERM)
-        assert run.wait(timeout=90) == EXIT_INTERRUPTED, said.read_text()
-    finally:
-        run.kill()
-        run.wait()
-    assert "saving, then stopping" in said.read_text()
-    assert "warning" not in said.read_text()
 
 
 @needs_mpirun

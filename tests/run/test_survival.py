@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,18 +20,18 @@ from torch import nn
 import tutti
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.errors import BadOption, BadRunFolder, PeerLost, RankFailed, RunStopped
+from tutti.errors import BadRunFolder, PeerLost, RankFailed, RunStopped
 from tutti.launch.cores import Cores
-from tutti.launch.crew import Crew, Orders
+from tutti.launch.crew import Crew
 from tutti.launch.placement import share_host
-from tutti.launch.succession import Line
+from tutti.launch.signals import SignalWatch
+from tutti.launch.stop_request import Stopping
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.assembled import AssembledRun, RunContext, _run_folder
 from tutti.run.config import TrainConfig
-from tutti.run.lineup import Lineup
 from tutti.run.pickled import Pickled
-from tutti.run.survival import _Plan
+from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob, again
 
 INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
@@ -197,251 +196,8 @@ def test_data_that_ranks_have_read_are_there_for_those_that_come_after_them(
     assert readings == [1, 2]
 
 
-def pids(folder: Path, what: str) -> set[str]:
-    """The processes that have noted this."""
-    return {note.name.split("-")[1] for note in folder.glob(f"{what}-*")}
-
-
-def ancestor(process: int, generation: int) -> int:
-    """The parent of a process (1), that one's parent (2), and so on."""
-    for _ in range(generation):
-        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    return process
-
-
-def server_of(process: int) -> int:
-    """The process that has forked the server of a rank."""
-    return ancestor(process, 2)
-
-
-def waiting_of_reserve() -> list[int]:
-    """The ranks of the same run that wait for a lock."""
-    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
-    waiting = [int(words[5]) for words in lines if Path(f"/proc/{words[5]}").exists()]
-    own = server_of(os.getpid())
-    return [one for one in waiting if server_of(one) == own]
-
-
-def reserve_waits() -> bool:
-    """Tell whether a rank of the same run waits for a lock."""
-    return bool(waiting_of_reserve())
-
-
-class AwaitsReserve(tutti.Callback):
-    """Goes on with the run behind a step once ranks in reserve wait.
-
-    Args:
-        at: the step.
-    """
-
-    def __init__(self, at: int = 2) -> None:
-        self._at = at
-
-    def step(self, course: tutti.Course) -> None:
-        until = time.monotonic() + 60
-        while course.step == self._at and not reserve_waits():
-            assert time.monotonic() < until, "no rank in reserve waits"
-            time.sleep(0.01)
-
-
-class Relieved(AwaitsReserve):
-    """Kills rank 1 once the reserve waits; the ranks that end the run note themselves.
-
-    Args:
-        folder: has a note of each process that has built a model.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(9)
-        self._folder = folder
-
-    def step(self, course: tutti.Course) -> None:
-        note = self._folder / "killed"
-        if course.rank == 1 and course.step == 9 and not note.exists():
-            super().step(course)
-            note.write_text(" ".join(pids(self._folder, "built")))
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def end(self, course: tutti.Course) -> None:
-        (self._folder / f"ended-{os.getpid()}").touch()
-
-
-BUILT = """
-import errno
-import os
-from pathlib import Path
-import torch
-
-def net(folder):
-    (Path(folder) / f"built-{os.getpid()}").touch()
-    return torch.nn.Linear(4, 2)
-"""
-
-
-@pytest.mark.parametrize(("policy", "left"), [("respawn", 2), ("shrink", 1)])
-def test_ranks_in_reserve_go_on_with_the_state(tmp_path: Path, policy: str, left: int) -> None:
-    (tmp_path / "made.py").write_text(BUILT)
-    named = {"model": f"{tmp_path / 'made.py'}:net", "model_options": {"folder": str(tmp_path)}}
-    alone = tutti.train(workers=left, **named, **OPTIONS)
-    for note in tmp_path.glob("built-*"):
-        note.unlink()
-    survived = tutti.train(
-        workers=2,
-        callbacks=Relieved(tmp_path),
-        on_failure=policy,
-        standby=True,
-        out=str(tmp_path / "run"),
-        **named,
-        **OPTIONS,
-    )
-    torch.testing.assert_close(weights_of(survived), weights_of(alone), rtol=0, atol=1e-12)
-    ended = pids(tmp_path, "ended")
-    assert len(ended) == left
-    assert ended < {*(tmp_path / "killed").read_text().split()}
-    folder = RunFolder(tmp_path / "run")
-    assert [one.epoch for one in folder.history().records] == [1, 2, 3, 4, 5, 6]
-    assert folder.starts().records[-1].step > 0
-
-
-def test_ranks_in_reserve_leave_the_memory_alone_into_which_data_are_streamed(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    np.save(tmp_path / "data" / "x.npy", INPUTS.numpy())
-    np.save(tmp_path / "data" / "y.npy", TARGETS.numpy())
-    options = {**OPTIONS, "data": str(tmp_path / "data"), "data_options": {"stream": True}}
-    alone = tutti.train(model(), workers=2, **options)
-    guarded = tutti.train(
-        model(), workers=2, callbacks=AwaitsReserve(), on_failure="respawn", standby=True, **options
-    )
-    assert torch.equal(weights_of(guarded), weights_of(alone))
-
-
-def with_memory() -> nn.Module:
-    torch.manual_seed(3)
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 2)
-    return nn.Sequential(*layers).double()
-
-
-@pytest.mark.parametrize(
-    ("strategy", "servers", "repeats"),
-    [
-        ("sync", 0, True),
-        ("local", 0, True),
-        ("gossip", 0, True),
-        ("easgd", 0, False),
-        ("hogwild", 0, False),
-        ("downpour", 1, False),
-        ("paramserver", 1, False),
-    ],
-)
-def test_what_ranks_in_reserve_rehearse_leaves_no_trace(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str, servers: int, repeats: bool
-) -> None:
-    options = {"strategy": strategy, "servers": servers, "workers": 2, **OPTIONS}
-    alone = tutti.train(with_memory(), **options)
-    survived = tutti.train(
-        with_memory(),
-        callbacks=[AwaitsReserve(8), Killed(tmp_path, [(1, 9)])],
-        on_failure="respawn",
-        standby=True,
-        **options,
-    )
-    assert (tmp_path / "1-9").exists()
-    assert "in reserve have ended" not in capfd.readouterr().err
-    assert [one.train.samples for one in survived.history] == [48] * 6
-    if repeats:
-        assert torch.equal(weights_of(survived), weights_of(alone))
-        assert survived.history[-1].validation == alone.history[-1].validation
-
-
-@pytest.mark.parametrize("layout", ["pipeline", "sharded", "tensor"])
-def test_ranks_in_reserve_rehearse_with_a_model_that_is_laid_out_over_them(
-    tmp_path: Path, layout: str
-) -> None:
-    options = {"parallel": layout, "workers": 2, **OPTIONS}
-    alone = tutti.train(model(), **options)
-    survived = tutti.train(
-        model(),
-        callbacks=[AwaitsReserve(8), Killed(tmp_path, [(1, 9)])],
-        on_failure="respawn",
-        standby=True,
-        **options,
-    )
-    assert (tmp_path / "1-9").exists()
-    assert torch.equal(weights_of(survived), weights_of(alone))
-
-
-HINDERED = """
-import os, signal, threading
-from pathlib import Path
-import torch
-
-built = 0
-
-def net(folder, how, caller):
-    global built
-    built += 1
-    if built == 2 and os.getpid() != caller:
-        notes = Path(folder)
-        (notes / f"rehearses-{os.getpid()}").touch()
-        while any(Path("/proc", note.name.split("-")[1]).exists() for note in notes.glob("trains-*")):
-            threading.Event().wait(0.01)
-        if how == "fails":
-            raise RuntimeError("cannot be built twice")
-        if how == "stopped":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        threading.Event().wait()
-    torch.manual_seed(3)
-    return torch.nn.Linear(4, 2).double()
-"""
-
-
-class Pauses(tutti.Callback):
-    """Gives the supervisor the time to think of ranks in reserve, once."""
-
-    def step(self, course: tutti.Course) -> None:
-        if course.step == 4:
-            time.sleep(1)
-
-
-def test_where_no_more_files_can_be_opened_the_run_goes_on_without_ranks_in_reserve(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin, calls = Line._begin, []
-
-    def fails_once(line: Line, orders: Orders) -> Crew:
-        calls.append(orders)
-        if len(calls) == 2:  # The reserve.
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return begin(line, orders)
-
-    monkeypatch.setattr(Line, "_begin", fails_once)
-    options = {"strategy": "sync", "workers": 2, **OPTIONS}
-    survived = tutti.train(
-        with_memory(),
-        callbacks=[Pauses(), Killed(tmp_path, [(1, 9)])],
-        on_failure="respawn",
-        standby=True,
-        **options,
-    )
-    assert len(calls) == 3
-    said = capfd.readouterr().err
-    assert "there are no ranks in reserve (too many open files: raise the limit" in said
-    alone = tutti.train(with_memory(), **options)
-    assert torch.equal(weights_of(survived), weights_of(alone))
-
-
 def too_many_files(*_: object) -> None:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def test_where_the_state_cannot_be_looked_at_the_run_goes_on_without_ranks_in_reserve(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryPlace, "whole", property(too_many_files))
-    options = {"workers": 2, "on_failure": "respawn", "standby": True, **OPTIONS}
-    survived = tutti.train(with_memory(), callbacks=Pauses(), **options)
-    assert "there are no ranks in reserve (too many open files" in capfd.readouterr().err
-    assert torch.equal(weights_of(survived), weights_of(tutti.train(with_memory(), workers=2, **OPTIONS)))
 
 
 def test_a_loss_is_named_and_the_state_kept_where_no_more_files_can_be_opened(
@@ -467,132 +223,30 @@ def test_a_run_ends_as_ever_where_no_more_files_can_be_opened(monkeypatch: pytes
     torch.testing.assert_close(weights_of(done), left_alone(), rtol=0, atol=1e-12)
 
 
-class KilledMeanwhile(tutti.Callback):
-    """Kills rank 1 once ranks in reserve rehearse.
-
-    Args:
-        folder: where they note it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def step(self, course: tutti.Course) -> None:
-        note = self._folder / "killed"
-        if course.step == 9 and not note.exists():
-            (self._folder / f"trains-{os.getpid()}").touch()
-        if course.rank == 1 and course.step == 10 and not note.exists():
-            while not pids(self._folder, "rehearses"):
-                time.sleep(0.01)
-            note.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("how", ["fails", "stopped", "hangs"])
-def test_a_run_does_not_wait_for_a_rehearsal(tmp_path: Path, how: str) -> None:
-    (tmp_path / "made.py").write_text(HINDERED)
-    options = {**OPTIONS, "model": f"{tmp_path / 'made.py'}:net", "workers": 2}
-    options["model_options"] = {"folder": str(tmp_path), "how": how, "caller": os.getpid()}
-    alone = tutti.train(**options)
-    survived = tutti.train(callbacks=KilledMeanwhile(tmp_path), on_failure="respawn", standby=True, **options)
-    assert torch.equal(weights_of(survived), weights_of(alone))
-    assert (tmp_path / "killed").exists()
-
-
-class StopsReserve(AwaitsReserve):
-    """Stops a rank in reserve that waits, and kills rank 1.
-
-    Args:
-        folder: notes that it is done.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(9)
-        self._note = folder / "stopped"
-
-    def step(self, course: tutti.Course) -> None:
-        if course.rank == 1 and course.step == 9 and not self._note.exists():
-            super().step(course)
-            self._note.touch()
-            os.kill(waiting_of_reserve()[0], signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_new_ranks_go_on_in_place_of_a_reserve_of_which_one_was_stopped(tmp_path: Path) -> None:
-    survived = tutti.train(
-        model(), workers=2, callbacks=StopsReserve(tmp_path), on_failure="respawn", standby=True, **OPTIONS
-    )
-    torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
-    assert (tmp_path / "stopped").exists()
-
-
-class KillsReserve(AwaitsReserve):
-    """Kills a rank of each reserve that waits, at one step after the other, and rank 1 in the end.
-
-    Args:
-        folder: notes what is done.
-        steps: at which a reserve is hit.
-    """
-
-    def __init__(self, folder: Path, steps: Sequence[int]) -> None:
-        super().__init__()
-        self._folder, self._steps = folder, steps
-
-    def step(self, course: tutti.Course) -> None:
-        note = self._folder / f"killed-at-{course.step}"
-        if course.rank == 1 and course.step in self._steps and not note.exists():
-            self._at = course.step
-            super().step(course)
-            note.touch()
-            one = waiting_of_reserve()[0]
-            server = Path(f"/proc/{ancestor(one, 1)}")
-            os.kill(one, signal.SIGKILL)
-            while server.exists():
-                time.sleep(0.01)
-            if course.step == self._steps[-1]:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("reserves", [1, 3])
-def test_others_prepare_themselves_where_a_reserve_was_lost(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], reserves: int
-) -> None:
-    callback = KillsReserve(tmp_path, range(2, 2 + reserves))
-    survived = tutti.train(
-        model(), workers=2, callbacks=callback, on_failure="respawn", standby=True, **OPTIONS
-    )
-    torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
-    said = capfd.readouterr().err
-    assert said.count("others prepare themselves") == min(reserves, 2)
-    assert said.count("from here on new ones are started") == (reserves == 3)
-
-
 class KillsServer(tutti.Callback):
-    """Kills a process that forks ranks, once.
+    """Kills the process that forks ranks, once.
 
     Args:
         folder: notes that it is done.
-        generation: of the rank's ancestors: 1 is the server of its crew, 2 that of all.
     """
 
-    def __init__(self, folder: Path, generation: int) -> None:
-        self._note, self._generation = folder / "hit", generation
+    def __init__(self, folder: Path) -> None:
+        self._note = folder / "hit"
 
     def step(self, course: tutti.Course) -> None:
         if course.rank == 1 and course.step == 7 and not self._note.exists():
             self._note.touch()
-            os.kill(ancestor(os.getpid(), self._generation), signal.SIGKILL)
+            os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)
 
 
-@pytest.mark.parametrize("generation", [1, 2])
 def test_as_many_ranks_go_on_when_what_forks_them_was_killed(
-    tmp_path: Path, generation: int, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     survived = tutti.train(
         model(),
         workers=2,
-        callbacks=KillsServer(tmp_path, generation),
+        callbacks=KillsServer(tmp_path),
         on_failure="shrink",
         **OPTIONS,
     )
@@ -609,7 +263,7 @@ def test_one_that_is_left_goes_on_with_the_options_of_the_strategy_and_takes_oth
     options = {**OPTIONS, "callbacks": Killed(tmp_path, [(1, UPDATES)])}
     plain = tutti.train(model(), workers=1, strategy="sync", strategy_options={"every": 2}, **OPTIONS)
     survived = tutti.train(model(), workers=2, strategy_options={"every": 2}, on_failure="shrink", **options)
-    assert "going on with 1 new rank, and batches of 6 samples as before" in capfd.readouterr().err
+    assert "going on with 1 new rank\n" in capfd.readouterr().err
     torch.testing.assert_close(weights_of(survived), weights_of(plain), rtol=0, atol=1e-12)
     options = {**OPTIONS, "epochs": 3, "schedule": None}
     tutti.train(model(), workers=1, out=str(out), checkpoint="1 epoch", **options)
@@ -783,9 +437,10 @@ def test_a_run_shrinks_though_the_memory_of_lost_ranks_is_not_free_yet(
     monkeypatch.setattr("tutti.launch.placement.free_bytes", lambda: 0)
     config = TrainConfig(model="mlp", data="digits", on_failure="shrink")
     with closing(StateMemory()) as memory:
-        lineup = Lineup(TrainJob(config, memory=memory.place), share_host(core, 3, None), memory)
-        with closing(_Plan(lineup)) as plan:
-            assert plan.after(PeerLost([1], "killed")).placement.ranks == 2
+        job = TrainJob(config, memory=memory.place)
+        policy = RecoveryPolicy(job, share_host(core, 3, None), memory, Stopping(SignalWatch([])))
+        policy.go_on_after(PeerLost([1], "killed"))
+        assert policy.placement.ranks == 2
 
 
 def test_an_exception_is_no_loss(tmp_path: Path) -> None:
@@ -795,13 +450,6 @@ def test_an_exception_is_no_loss(tmp_path: Path) -> None:
 
     with pytest.raises(tutti.errors.RankFailed, match="broken"):
         tutti.train(model(), workers=2, callbacks=Failing(), on_failure="respawn", **OPTIONS)
-
-
-def test_ranks_in_reserve_are_refused_where_nobody_takes_over() -> None:
-    with pytest.raises(BadOption, match="max_failures says how many losses on_failure='respawn' or shrink"):
-        tutti.train(model(), max_failures=3, **OPTIONS)
-    with pytest.raises(BadOption, match="standby keeps ranks ready for on_failure='respawn' or shrink"):
-        tutti.train(model(), workers=2, standby=True, **OPTIONS)
 
 
 def test_a_run_does_not_go_on_without_its_folder_or_in_one_that_has_taken_its_place(tmp_path: Path) -> None:
@@ -861,15 +509,15 @@ def test_a_copy_counts_only_when_it_is_whole() -> None:
 def test_a_loss_is_named_where_no_others_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, calls = Line._begin, []
+    begin, calls = Crew.__init__, []
 
-    def begins_once(line: Line, orders: Orders) -> Crew:
-        calls.append(orders)
+    def begins_once(*given: Any) -> None:
+        calls.append(given)
         if len(calls) > 1:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return begin(line, orders)
+        begin(*given)
 
-    monkeypatch.setattr(Line, "_begin", begins_once)
+    monkeypatch.setattr(Crew, "__init__", begins_once)
     killed = Killed(tmp_path, [(1, 9)])
     with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; no further process can be started"):
         tutti.train(model(), workers=2, callbacks=killed, on_failure="respawn", **OPTIONS)

@@ -33,18 +33,15 @@ def streamed(folder: Path) -> dict[str, Any]:
     return {"data": str(folder), "data_options": {"stream": True, "buffer": 1}}
 
 
-@pytest.mark.parametrize("standby", [False, True])
 @pytest.mark.parametrize("files", [hdf5_list, streamed])
-def test_new_ranks_read_on_in_the_files(
-    tmp_path: Path, files: Callable[[Path], dict[str, Any]], standby: bool
-) -> None:
+def test_new_ranks_read_on_in_the_files(tmp_path: Path, files: Callable[[Path], dict[str, Any]]) -> None:
     data, notes = tmp_path / "data", tmp_path / "notes"
     data.mkdir()
     notes.mkdir()
     options = {**OPTIONS, **files(data), "workers": 2}
     alone = tutti.train(model(), **options)
     killed = Killed(notes, [(1, 3), (0, 2 * UPDATES + 1), (1, 3 * UPDATES)])
-    options |= {"on_failure": "respawn", "standby": standby, "out": str(tmp_path / "run")}
+    options |= {"on_failure": "respawn", "out": str(tmp_path / "run")}
     survived = tutti.train(model(), callbacks=killed, **options)
     assert len(list(notes.iterdir())) == 3
     assert torch.equal(weights_of(survived), weights_of(alone))

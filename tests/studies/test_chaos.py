@@ -26,7 +26,7 @@ from tests.run.test_survival import OPTIONS, model, weights_of
 from tutti.cli.chaos import _verdict, repeats
 from tutti.cli.commands import COMMANDS
 from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.layout import BEAT, PID, PREPARED, ControlLayout, control_bytes
+from tutti.comm.shm.layout import BEAT, PID, ControlLayout, control_bytes
 from tutti.errors import BadOption, UnknownName
 from tutti.run.config import TrainConfig
 from tutti.studies.chaos import disturbance
@@ -288,31 +288,6 @@ def test_what_is_left_of_a_group_that_has_lost_a_rank_does_not_train(
         other[layout.line(0) + BEAT] = 8
         assert ranks.look()[0].process == other[layout.line(0) + PID]
         alive.add(first + 1)
-    for arena in arenas:
-        arena.close()
-
-
-def test_a_reserve_that_is_not_prepared_takes_over_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunningRanks, "_is_rank", lambda self, process: True)
-    line = ControlLayout(1).line(0)
-    arenas = []
-
-    def group(process: int) -> memoryview:
-        arenas.append(Arena.create())
-        words = arenas[-1].words(arenas[-1].allocate(control_bytes(1)), line + 8)
-        words[line + PID] = process
-        return words
-
-    group(1001)
-    reserve = group(1002)
-    ranks = RunningRanks(os.getpid())
-    before = ranks.groups()
-    assert ranks.successors(before, {1001}) == {}
-    reserve[PREPARED] = 1
-    assert ranks.successors(before, {1001}) == {0: RankSeen(1002, None)}
-    reserve[PREPARED] = 0
-    group(1003)
-    assert ranks.successors(before, {1001}) == {0: RankSeen(1003, None)}
     for arena in arenas:
         arena.close()
 

@@ -1,9 +1,9 @@
 """Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
 
-    page      wishes │ folder │ description of copy 1, of copy 2 │ takeover │ size of the data
+    page      wishes │ folder │ description of copy 1, of copy 2 │ takeover
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
-    data      an arena with the data set, which need not be read again, and gates
+    data      an arena with the data set, which need not be read again
 
 The copies take turns, and a copy is described last, by a number that grows: a rank that dies while it copies
 leaves the other one. So does one of which a checksum does not hold, be it of the copy or of its description.
@@ -17,21 +17,18 @@ import json
 import mmap
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tutti.comm.shm import memfd
-from tutti.comm.shm.arena import FIRST, PAGE, Arena
+from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadRunFolder
 from tutti.records.json_lines import Json
 
 TABLE_BYTES: Final = 16
-"""The beginning of the first allocation of the arena of the data; the bytes behind are gates."""
-
-GATES: Final = PAGE - TABLE_BYTES
+"""The beginning of the first allocation of the arena of the data."""
 
 _SLOT: Final = 1 << 24
 """The room for a text on the page, in bytes, of which only what is written takes memory."""
@@ -47,7 +44,6 @@ _TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
 _FILES: Final = 1
 _TAKEOVER: Final = 4
-_DATA: Final = 5
 _NUMBER: Final = "number"
 
 
@@ -101,19 +97,6 @@ class MemoryPlace:
     def note_takeover(self, why: str) -> None:
         """Note that ranks come after others."""
         self._write(_TAKEOVER, why.encode(errors="backslashreplace"))
-
-    @property
-    def data_bytes(self) -> int | None:
-        """The memory of the data set on each host, in bytes; None: nobody knows, or it is streamed."""
-        try:
-            text = self._read(_DATA)
-        except _Damaged:
-            return None
-        return None if text is None else int(text)
-
-    def note_data(self, nbytes: int) -> None:
-        """Note the memory of the data set on each host, in bytes."""
-        self._write(_DATA, b"%d" % nbytes)
 
     def copy_wish(self) -> Callable[[], bool]:
         """Return what tells at once whether a copy is wanted now."""
@@ -250,10 +233,7 @@ class StateMemory:
         self._made = [memfd.make_roomy(what) for what in ("state-page", "state-1", "state-2")]
         page, *copies = map(FileAddress.of, self._made)
         self._data = Arena.create()
-        self._data.allocate(PAGE)
-        self._table = self._data.words(FIRST, TABLE_BYTES // 8)
-        self._gates = 0
-        self._shut = ExitStack()
+        self._data.allocate(TABLE_BYTES)
         token = os.urandom(_TOKEN_BYTES)
         os.pwrite(self._made[0], token, _TOKEN)
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
@@ -261,17 +241,6 @@ class StateMemory:
     def want_copy(self, wanted: bool) -> None:
         """Have the ranks copy their state as soon as they can, or no more than they do by themselves."""
         os.pwrite(self._made[0], bytes([wanted]), _WANTED)
-
-    def shut_gate(self) -> int:
-        """Return a gate that is shut: ranks that pass it wait asleep."""
-        self._gates += 1
-        gate = FIRST + TABLE_BYTES + self._gates % GATES
-        self._shut.enter_context(self._data.lock(gate))
-        return gate
-
-    def open_gates(self) -> None:
-        """Open the gates that are shut."""
-        self._shut.close()
 
     def close(self) -> None:
         """Give it back."""

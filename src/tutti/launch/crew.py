@@ -17,14 +17,13 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
-from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import PID, PREPARED, ControlLayout
+from tutti.comm.shm.arena import Arena
 from tutti.errors import PeerLost, TuttiError, UserError
 from tutti.launch.exit_reports import Report, cause
 from tutti.launch.fork_server_client import RankForker
-from tutti.launch.hangs import LOOK_S, STOPPED, HangWatch, state_of
+from tutti.launch.hangs import LOOK_S, HangWatch
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
@@ -45,31 +44,15 @@ FINISH_S: Final = 10.0
 """Time of a rank that is done to exit."""
 
 
-class Orders(NamedTuple):
-    """The work of a crew.
-
-    Attributes:
-        payload: handed to the entry.
-        placement: of the ranks.
-        waits: the ranks may begin before those are gone that they replace: they prepare themselves and wait.
-    """
-
-    payload: bytes
-    placement: Placement
-    waits: bool = False
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The end of a crew's work.
 
     Attributes:
         error: the failure that came first; None: rank 0 has reported a result.
-        begun: all ranks could be started.
     """
 
     error: TuttiError | None
-    begun: bool = True
 
 
 class Crew:
@@ -78,32 +61,31 @@ class Crew:
     Args:
         server: forks them.
         entry: the function that each calls, as "package.module:function".
-        orders: of these ranks.
+        payload: handed to the entry.
+        placement: of the ranks.
         stop: the file of their `StopPage`.
         relay: takes what they print.
         hang_timeout_s: the time in which each has to make a step; None: any.
-
-    Attributes:
-        orders: the same.
     """
 
     def __init__(
         self,
         server: RankForker,
         entry: str,
-        orders: Orders,
+        payload: bytes,
+        placement: Placement,
         stop: int,
         relay: Relay | None = None,
         hang_timeout_s: float | None = None,
     ) -> None:
-        self.orders, self._server = orders, server
+        self._server = server
         self._kills_before = out_of_memory_kills()
         self._deadline: float | None = None
         self._all_ended_at_once = False
         with ExitStack() as stack:
-            self._arena = arena = stack.enter_context(closing(Arena.create()))
-            settings = _settings(orders.placement, relay)
-            self._ranks = start_ranks(stack, server, entry, orders.payload, settings, stop, arena)
+            arena = stack.enter_context(closing(Arena.create()))
+            settings = _settings(placement, relay)
+            self._ranks = start_ranks(stack, server, entry, payload, settings, stop, arena)
             self._hangs = None if hang_timeout_s is None else HangWatch(arena, self._ranks, hang_timeout_s)
             self._opened = stack.pop_all()
 
@@ -113,13 +95,6 @@ class Crew:
         for one in self._ranks:
             selector.register(one.pipe, selectors.EVENT_READ, partial(_receive, selector, one))
 
-    def unregister(self, selector: selectors.BaseSelector) -> None:
-        """Have a selector wait no more."""
-        selector.unregister(self._server.control)
-        for one in self._ranks:
-            if one.pipe in selector.get_map():
-                selector.unregister(one.pipe)
-
     def patience_s(self) -> float | None:
         """Time to wait for events before `outcome` is to be asked again; None: until there is one."""
         limits = [] if self._hangs is None else [LOOK_S]
@@ -127,15 +102,11 @@ class Crew:
             limits.append(max(0.0, self._deadline - time.monotonic()))
         return min(limits, default=None)
 
-    def outcome(self, watched: bool = True) -> Outcome | None:
-        """How its work has ended; None: it goes on.
-
-        Args:
-            watched: ranks that hang are killed.
-        """
+    def outcome(self) -> Outcome | None:
+        """Return how its work has ended; None: it goes on. Ranks that hang are killed."""
         if self._server.refused:
-            return Outcome(UserError(self._server.refused), begun=False)
-        if self._hangs is not None and watched:
+            return Outcome(UserError(self._server.refused))
+        if self._hangs is not None:
             self._hangs.look(time.monotonic())
         reports = [one.report for one in self._ranks if one.report]
         deaths = [one.death for one in self._ranks if one.death]
@@ -155,51 +126,13 @@ class Crew:
         return Outcome(error) if over or all(one.ended for one in self._ranks) else None
 
     @property
-    def is_prepared(self) -> bool:
-        """Whether all ranks wait to be needed, and can go on at once: none has ended or was stopped."""
-        words = self._arena.words(FIRST, ControlLayout(len(self._ranks)).words)
-        over = any(one.ended or one.report for one in self._ranks)
-        stopped = STOPPED in map(state_of, self._processes())
-        return bool(words[PREPARED]) and not over and not stopped
-
-    @property
-    def starved(self) -> bool:
-        """Whether the kernel has ended a process of this machine meanwhile, for lack of memory."""
-        return out_of_memory_kills() > self._kills_before
-
-    @property
-    def answers(self) -> bool:
-        """Whether that server has ended the ranks when it was told to, or is gone, and they with it."""
-        return self._server.answers
-
-    @property
     def result(self) -> bytes:
         """The pickled result of rank 0, which has reported it."""
         return cast("bytes", cast("Report", self._ranks[0].report).value)
 
-    def kill(self) -> None:
-        """Have the ranks killed, and what they have started; `end` is to be called all the same."""
-        self._server.kill()
-
-    def end(self, grace_s: float) -> None:
-        """End the ranks, what they have started, and the server.
-
-        Args:
-            grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
-        """
-        self._server.clear(grace_s)
-        self._server.close()
-        self.close()
-
     def close(self) -> None:
         """Give up the pipes and the arena."""
         self._opened.close()
-
-    def _processes(self) -> list[int]:
-        """The numbers of the processes; 0 where it is not known yet."""
-        layout = ControlLayout(len(self._ranks))
-        words = self._arena.words(FIRST, layout.words)
-        return [words[layout.line(one.rank) + PID] for one in self._ranks]
 
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)

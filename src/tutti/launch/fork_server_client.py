@@ -12,7 +12,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from typing_extensions import override
@@ -102,11 +102,6 @@ class RankForker:
                     raise
                 # So many descriptors may be under way at a time; the server is about to take them.
                 time.sleep(_POLL_S)
-
-    def kill(self) -> None:
-        """Have all ranks killed, and what they have started; does not wait for that, as `clear` does."""
-        with suppress(OSError):
-            send(self.control, EndRanks(0.0))
 
     def clear(self, grace_s: float) -> bool:
         """End all ranks and what they have started; returns whether the server can take others.

@@ -6,8 +6,7 @@
 
 MPI's own launcher sees that after minutes, may call it a success, and may blame a rank that failed as a
 consequence. After the greeting a rank gives a sign each second, and sends a letter at its end; its witness
-says by what it has ended. The launching process asks for the stacks of a rank that hangs. Those in reserve
-say that they are prepared, and are told that they are needed.
+says by what it has ended. The launching process asks for the stacks of a rank that hangs.
 Both sides prove in the greeting that they know the secret of the run:
 
     launching process ── nonce S ──► rank
@@ -48,14 +47,12 @@ FAILED: Final = b"F"
 SIGN_S: Final = 1.0
 """Time between two signs of a rank."""
 
-_READY: Final = b"R"
 _SIGN: Final = b"S"
 _SIGN_BODY: Final = struct.Struct("<q?")
 _ENDED: Final = b"E"
 _ENDED_BODY: Final = struct.Struct("<i")
 _BODIES: Final = {_SIGN: _SIGN_BODY, _ENDED: _ENDED_BODY}
 _ASK: Final = b"?"
-_NEEDED: Final = b"N"
 _NONCE: Final = 32
 _NUMBER: Final = 4
 _ANSWER: Final = _NONCE + _NUMBER + 32
@@ -151,7 +148,6 @@ class LivenessWatch:
         seen: the ranks that have connected.
         ends: those whose connections have ended, in that order.
         signs: the last sign of each that has given one.
-        ready: those in reserve that have prepared themselves.
     """
 
     def __init__(self, ranks: int, silence_s: int, *, elsewhere: bool) -> None:
@@ -164,11 +160,9 @@ class LivenessWatch:
         hosts = own_addresses() if elsewhere else ("127.0.0.1",)
         port = int(self._listener.getsockname()[1])
         self.address = LivenessAddress(hosts, port, self._secret.hex(), silence_s)
-        self._needed = False
         self.seen: set[int] = set()
         self.ends: list[RankEnd] = []
         self.signs: dict[int, Sign] = {}
-        self.ready: set[int] = set()
 
     @property
     def complete(self) -> bool:
@@ -206,14 +200,6 @@ class LivenessWatch:
         while self.left and (rest := deadline - time.monotonic()) > 0:
             self._selector.select(rest)
             self.look()
-
-    def need(self) -> None:
-        """Tell all ranks, now or when they connect, that they are needed: they are in reserve."""
-        self._needed = True
-        for key in self._selector.get_map().values():
-            if isinstance(key.data, _Connection) and key.data.rank is not None:
-                with suppress(OSError):
-                    key.data.socket.send(_NEEDED)
 
     def close(self) -> None:
         """Close all connections, which ends the ranks."""
@@ -275,8 +261,6 @@ class LivenessWatch:
             if letter == _SIGN:
                 beat, waits = _SIGN_BODY.unpack_from(one.received, 1)
                 self.signs[rank] = Sign(beat, waits, time.monotonic())
-            elif letter == _READY:
-                self.ready.add(rank)
             elif letter == _ENDED:
                 (one.returncode,) = _ENDED_BODY.unpack_from(one.received, 1)
             else:
@@ -303,7 +287,7 @@ class LivenessWatch:
         self.seen.add(rank)
         ask_often(one.socket, self._silence_s)
         with suppress(OSError):
-            one.socket.send(_proof(self._secret, b"launcher", theirs, one.nonce) + _NEEDED * self._needed)
+            one.socket.send(_proof(self._secret, b"launcher", theirs, one.nonce))
         self._take(one, rank)
 
     def _end(self, one: _Connection, silent: bool) -> None:
@@ -325,7 +309,6 @@ class LivenessConnection:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket, self._leaves = connected, False
-        self._needed = threading.Event()
         self._lock, self._unsent = threading.Lock(), b""
         self._course: Callable[[], tuple[int, bool]] | None = None
         self._print_stacks: Callable[[], None] = lambda: None
@@ -356,16 +339,6 @@ class LivenessConnection:
         """
         self._course, self._print_stacks = course, print_stacks
 
-    def wait_until_needed(self) -> None:
-        """Say that this rank, one in reserve, is prepared, and sleep until it is needed.
-
-        It does not notice the end of the launching process itself: see `end_when_lost`.
-        """
-        with self._lock, suppress(OSError):
-            self._socket.sendall(self._unsent + _READY)
-            self._unsent = b""
-        self._needed.wait()
-
     def fileno(self) -> int:
         """The descriptor of the socket."""
         return self._socket.fileno()
@@ -385,13 +358,9 @@ class LivenessConnection:
             if not poll.poll(SIGN_S * 1000):
                 self._give_sign()
                 continue
-            asked = self._asked()
-            if asked == _ASK:
-                self._print_stacks()
-            elif asked == _NEEDED:
-                self._needed.set()
-            else:
+            if self._asked() != _ASK:
                 break
+            self._print_stacks()
         if not self._leaves:
             end()
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from types import TracebackType
@@ -22,7 +22,6 @@ from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.hangs import print_stacks
 from tutti.launch.launcher import started_by
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessConnection, connect
-from tutti.launch.memory_shortage import be_ended_first
 from tutti.launch.mpirun_channel import Address, RankStarted
 from tutti.launch.orphans import end_at_once, end_with_daemon, follow, follow_launcher, mpi_segments
 from tutti.launch.placement import share_host
@@ -53,8 +52,6 @@ class MpiStart:
         stop: its file of the `StopPage`.
         liveness: where it listens to whether the ranks live.
         hosts: for each host the number of its workers, and of all its ranks.
-        waits: the ranks are in reserve. By a first payload, if there is one, the entry prepares them, and is
-            given a function that waits until they are needed and returns the payload; else it is called then.
         goes_on: others take over from lost ranks, as which those count that the process does not hear of.
     """
 
@@ -68,7 +65,6 @@ class MpiStart:
     stop: FileAddress
     liveness: LivenessAddress
     hosts: Sequence[tuple[int, int]] = ()
-    waits: bool = False
     goes_on: bool = False
 
 
@@ -132,39 +128,12 @@ def _run(start: MpiStart, connection: LivenessConnection | None) -> None:
     entry = resolve_name(start.entry)  # It imports what takes long.
     if connection is not None and isinstance(comm, BlockingCommunicator):
         connection.give_signs(comm.peers.course, print_stacks)
-    if start.waits:
-        value = _run_in_reserve(start, comm, entry, connection)
-    else:
-        value = entry(comm, _payload(start, comm))
+    value = entry(comm, _payload(start, comm))
     if comm.rank == 0:
         start.address.send(done(comm.rank, value))
     if connection is not None:
         connection.leave(DONE)
     comm.close()
-
-
-def _run_in_reserve(
-    start: MpiStart,
-    comm: Communicator,
-    entry: Callable[..., object],
-    connection: LivenessConnection | None,
-) -> object:
-    """Call the entry when this rank is needed, or at once if there is something to prepare.
-
-    Raises:
-        PeerLost: nobody could tell that it is needed.
-    """
-    if connection is None:
-        raise PeerLost([], f"the launching process cannot be reached from {socket.gethostname()}")
-
-    def until_needed() -> bytes:
-        connection.wait_until_needed()
-        be_ended_first(False)
-        return _payload(start, comm)
-
-    be_ended_first(True)
-    prepares = _payload(start, comm)
-    return entry(comm, prepares, until_needed) if prepares else entry(comm, until_needed())
 
 
 def _set_up_process(start: MpiStart) -> int | None:

@@ -94,12 +94,6 @@ class MpirunChannel:
         self._payload, self._messages = self._file_of(payload), memfd.make("messages")
         self.address = Address(os.getpid(), self._payload, self._messages, self._token.hex())
 
-    def hand(self, payload: bytes) -> None:
-        """Hand the ranks something else; one that asks meanwhile gets this, or what was there before."""
-        file = self._file_of(payload)
-        os.dup2(file, self._payload, inheritable=False)
-        os.close(file)
-
     def _file_of(self, payload: bytes) -> int:
         made = memfd.make("payload")
         with open(made, "wb", closefd=False) as file:

@@ -105,19 +105,6 @@ def outcome(
     return pickle.loads(values[0]) if values else None
 
 
-def why_ended(reports: Sequence[Report], ends: Sequence[RankEnd], hosts: Sequence[Host]) -> TuttiError | None:
-    """The error that ranks ended with of which nobody has heard what mpirun says; None: it is not known.
-
-    Args:
-        reports: of ranks of this machine.
-        ends: of the ranks of all hosts.
-        hosts: theirs.
-    """
-    error, certain = cause(reports, _first_death(ends, [], hosts))
-    failed = "" if certain else _failed(ends, hosts)
-    return TuttiError(failed) if failed else error
-
-
 def _failed(ends: Sequence[RankEnd], hosts: Sequence[Host]) -> str:
     """Name the first rank that has said that it failed, and its host; nothing if none has."""
     failed = next((end.rank for end in ends if end.letter == FAILED), None)

@@ -1,4 +1,4 @@
-"""Ranks on several hosts, which mpirun starts: supervising them, having others ready, and cleaning up."""
+"""Ranks on several hosts, which mpirun starts: supervising them, and cleaning up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import (
@@ -24,7 +24,6 @@ from tutti.errors import (
     LauncherLost,
     PeerLost,
     RankHung,
-    TuttiError,
 )
 from tutti.launch.exit_reports import Report
 from tutti.launch.guard import JOB, guard
@@ -44,8 +43,9 @@ from tutti.launch.mpirun import (
     settings,
 )
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
-from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outcome, ranks_of, why_ended
+from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outcome, ranks_of
 from tutti.launch.placement import Host, Placement, is_this_machine
+from tutti.launch.recovery import DUE_S, Recovery, Replaced
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.terminal import warn_on_stderr
@@ -68,30 +68,8 @@ CAUSE_S: Final = 1.0
 FINISH_S: Final = 10.0
 """Time of mpirun to exit once it says no more."""
 
-RESERVE_S: Final = 0.5
-"""Time between two looks after the ranks in reserve."""
-
 _TAIL_BYTES = 64 << 10
 _NAP_S: Final = 0.02
-
-
-class Replaced(Exception):
-    """The ranks were ended, as others that somebody has asked for are ready to take over."""
-
-
-class Reserve(Protocol):
-    """Ranks that prepare themselves while others work."""
-
-    def take(self, payload: bytes, placement: Placement) -> RanksOnHosts | None:
-        """Have them begin; None if there are none with this placement, and then none are left."""
-
-    def look(self, begins: bool) -> bool:
-        """Look after them; returns whether they take over at once.
-
-        Args:
-            begins: they may be started now: those before them train. While these begin, their cores are
-                theirs.
-        """
 
 
 def run_on_hosts(
@@ -100,35 +78,29 @@ def run_on_hosts(
     placement: Placement,
     *,
     prefix: bool = False,
-    goes_on: bool = False,
     hang_timeout_s: float | None = None,
-    reserve: Reserve | None = None,
-    stopping: Stopping | None = None,
+    recovery: Recovery | None = None,
 ) -> object:
     """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
 
     Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS. Where others take over from lost
-    ranks (`goes_on`), a host that is silent is soon taken for lost. A rank that makes no step for
-    `hang_timeout_s` is lost, too.
-
-    Raises:
-        Replaced: others that somebody has asked for take over.
+    ranks, a host that is silent is soon taken for lost. A rank that makes no step for `hang_timeout_s` is
+    lost, too.
     """
     with ExitStack() as stack:
-        told = stopping or Stopping(stack.enter_context(SignalWatch()))
-        ready = None if reserve is None else reserve.take(payload, placement)
+        stopping = Stopping(stack.enter_context(SignalWatch())) if recovery is None else recovery.stopping
+        is_due = None if recovery is None else recovery.is_due
         for first_s in (FIRST_S, None):
-            with ready or RanksOnHosts(entry, payload, placement, prefix=prefix, goes_on=goes_on) as ranks:
-                returncode, said = ranks.wait(told, hang_timeout_s, first_s, reserve)
+            with RanksOnHosts(
+                entry, payload, placement, prefix=prefix, goes_on=recovery is not None
+            ) as ranks:
+                returncode, said = ranks.wait(stopping, hang_timeout_s, first_s, is_due)
             if not ranks.hangs:
                 break
-            ready = None
             warn_on_stderr(f"mpirun has started no rank within {FIRST_S:g} s; another one is tried")
-    if stopping is None:
-        told.act()
-    if ranks.replaced and not told.ended_by:
-        raise Replaced
-    return None if told.ended_by else ranks.result(returncode, said)
+    if recovery is None:
+        stopping.act()
+    return None if stopping.ended_by else ranks.result(returncode, said)
 
 
 class RanksOnHosts:
@@ -140,10 +112,6 @@ class RanksOnHosts:
         placement: of the ranks.
         prefix: print whole lines of the ranks, each with its rank before it.
         goes_on: others take over from lost ranks, so a host that is silent is soon taken for lost.
-        waits: they are in reserve: they prepare themselves and wait until they are needed.
-
-    Attributes:
-        placement: the same.
     """
 
     def __init__(
@@ -154,25 +122,23 @@ class RanksOnHosts:
         *,
         prefix: bool = False,
         goes_on: bool = False,
-        waits: bool = False,
     ) -> None:
-        self.placement, self._hosts = placement, placement.hosts_with_servers
+        self._placement, self._hosts = placement, placement.hosts_with_servers
         self._goes_on = goes_on
         self._messages: list[object] = []
         self._owes_request = False
         with ExitStack() as stack:
-            start = self._open(stack, entry, payload, waits)
+            start = self._open(stack, entry, payload)
             self._process = self._launch(stack, start, prefix)
-            # Those in reserve are ended at once; mpirun has the time to end others.
             self._over, self._patience_s = True, FINISH_S
             stack.callback(self._end)
             self._opened = stack.pop_all()
 
-    def _open(self, stack: ExitStack, entry: str, payload: bytes, waits: bool) -> MpiStart:
+    def _open(self, stack: ExitStack, entry: str, payload: bytes) -> MpiStart:
         """Make all by which this process and the ranks hear of each other; returns what these are told."""
         elsewhere = not all(is_this_machine(host.name) for host in self._hosts)
         silence_s = QUICK_S if self._goes_on else PATIENT_S
-        self._watch = LivenessWatch(self.placement.ranks, silence_s, elsewhere=elsewhere)
+        self._watch = LivenessWatch(self._placement.ranks, silence_s, elsewhere=elsewhere)
         stack.callback(self._watch.close)
         self._channel = MpirunChannel(payload)
         stack.callback(self._forget)
@@ -181,11 +147,11 @@ class RanksOnHosts:
         self._page = StopPage(stop)
         # Of a rank 0 on another host nothing is known: it is asked in any case.
         self._page.stoppable = not is_this_machine(self._hosts[0].name)
-        travels = len(payload) <= LARGEST_IN_ENVIRONMENT and not waits
-        pairs = zip(self.placement.hosts, self._hosts, strict=True)
+        travels = len(payload) <= LARGEST_IN_ENVIRONMENT
+        pairs = zip(self._placement.hosts, self._hosts, strict=True)
         return MpiStart(
             entry,
-            self.placement.threads,
+            self._placement.threads,
             payload if travels else None,
             self._channel.address,
             [str(folder) for folder in sys.path],
@@ -194,7 +160,6 @@ class RanksOnHosts:
             FileAddress.of(stop),
             self._watch.address,
             [(workers.ranks, ranks.ranks) for workers, ranks in pairs],
-            waits,
             self._goes_on,
         )
 
@@ -229,60 +194,16 @@ class RanksOnHosts:
         self._opened.close()
 
     @property
-    def live(self) -> bool:
-        """Whether none of the ranks has ended, nor mpirun."""
-        self._watch.look()
-        return not self._watch.ends and self._process.poll() is None
-
-    @property
-    def prepared(self) -> bool:
-        """Whether all ranks give signs, as they do once they are prepared, and mpirun is not stopped."""
-        now = time.monotonic()
-        awake = [rank for rank, sign in self._watch.signs.items() if now - sign.at <= QUICK_S]
-        return len(awake) == self.placement.ranks and state_of(self._process.pid) != STOPPED
-
-    @property
-    def ready(self) -> bool:
-        """Whether all ranks are in reserve, have prepared themselves by now, and wait."""
-        return self.prepared and len(self._watch.ready) == self.placement.ranks
-
-    def hosts_there(self, patience_s: float) -> set[str]:
-        """The hosts whose ranks have all connected, and live.
-
-        Args:
-            patience_s: the time of all to connect.
-        """
-        deadline = time.monotonic() + patience_s
-        while not self._watch.complete and self.live and time.monotonic() < deadline:
-            time.sleep(_NAP_S)
-        left = set(self._watch.left) if self.live else set[int]()
-        return {
-            host.name
-            for host in self._hosts
-            if (ranks := ranks_of(host.name, self._hosts)) and left.issuperset(ranks)
-        }
-
-    def need(self, payload: bytes) -> None:
-        """Have those in reserve begin, with this payload."""
-        self._channel.hand(payload)
-        self._watch.need()
-
-    @property
     def hangs(self) -> bool:
         """Whether mpirun was given up as it started no rank."""
         return self._loss.nobody
-
-    @property
-    def replaced(self) -> bool:
-        """Whether the ranks were ended as others are to take over."""
-        return self._loss.replaced
 
     def wait(
         self,
         stopping: Stopping,
         hang_timeout_s: float | None,
         first_s: float | None,
-        reserve: Reserve | None,
+        is_due: Callable[[], bool] | None,
     ) -> tuple[int | None, str]:
         """Wait for mpirun's end, or that by a signal, or until a rank is lost.
 
@@ -290,7 +211,7 @@ class RanksOnHosts:
             stopping: tells of signals.
             hang_timeout_s: the time in which each that trains has to make a step; None: any.
             first_s: the time in which one has to begin; None: any.
-            reserve: is looked after meanwhile.
+            is_due: see `Recovery`.
 
         Returns:
             Its exit code, None if it was ended as a rank is lost or others take over; the end of its stderr.
@@ -303,9 +224,7 @@ class RanksOnHosts:
         if self._goes_on:
             loss.roll = _Roll(self._watch, self._hosts)
         with suspended_together(self._process.send_signal), closing(loss):
-            said, self._over = _copy_stderr(
-                self._process, stopping, self._watch, loss, reserve, self._pass_on
-            )
+            said, self._over = _copy_stderr(self._process, stopping, self._watch, loss, is_due, self._pass_on)
         if stopping.ended_by:
             self._patience_s = 0.0
         elif not self._over:
@@ -322,7 +241,9 @@ class RanksOnHosts:
             returncode: of mpirun; None: it was ended, as a rank was lost.
             said: the end of what mpirun has said.
         """
-        reports = self._reports
+        reports = [one for one in self._messages if isinstance(one, Report)]
+        if self._loss.replaced:
+            raise Replaced
         if self._loss.mpirun_stopped:
             raise LauncherLost(f"mpirun had started the ranks; {STOPPED_WHY}")
         if hung := self._loss.hung:
@@ -331,18 +252,10 @@ class RanksOnHosts:
             ranks = [rank for host in gone for rank in ranks_of(host, self._hosts)]
             raise HostLost(gone, ranks, "no rank of it has begun, and it cannot be reached any more")
         result = outcome(reports, returncode, said, self._watch, self._hosts)
-        if not reports and is_this_machine(self.placement.hosts[0].name):
+        if not reports and is_this_machine(self._placement.hosts[0].name):
             # A launcher that tolerates dead ranks says nothing of them.
             raise PeerLost([0], "it ended before it was done")
         return result
-
-    def why_ended(self) -> TuttiError | None:
-        """By what those in reserve have ended, once all are gone; None: it is not known."""
-        return why_ended(self._reports, self._watch.ends, self._hosts)
-
-    @property
-    def _reports(self) -> list[Report]:
-        return [one for one in self._messages if isinstance(one, Report)]
 
     def _owe_request(self) -> None:
         self._owes_request = True
@@ -374,7 +287,7 @@ def _copy_stderr(
     stopping: Stopping,
     watch: LivenessWatch,
     loss: _Loss,
-    reserve: Reserve | None,
+    is_due: Callable[[], bool] | None,
     pass_on: Callable[[], None],
 ) -> tuple[str, bool]:
     """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal, or as a rank is lost.
@@ -384,7 +297,7 @@ def _copy_stderr(
     """
     assert process.stderr is not None
     said = bytearray()
-    look_s, looked_at = None if reserve is None else RESERVE_S, time.monotonic()
+    look_s = None if is_due is None else DUE_S
     with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid)) as ended:
         for one in (stopping, process.stderr, ended, watch):
             selector.register(one, selectors.EVENT_READ)
@@ -406,12 +319,9 @@ def _copy_stderr(
                 break
             if loss.over(said):
                 return said.decode(errors="replace"), True
-            # Not only when nothing has come: ranks give signs all the time.
-            if reserve is not None and time.monotonic() - looked_at >= RESERVE_S:
-                loss.replaced = reserve.look(begins=any(sign.beat for sign in watch.signs.values()))
-                looked_at = time.monotonic()
-                if loss.replaced:
-                    return said.decode(errors="replace"), True
+            if is_due is not None and is_due():
+                loss.replaced = True
+                return said.decode(errors="replace"), True
     return said.decode(errors="replace"), False
 
 
@@ -473,7 +383,7 @@ class _Loss:
     Attributes:
         mpirun_stopped: a signal has stopped mpirun for that time.
         nobody: none has begun in time.
-        replaced: none is lost, but others take over.
+        replaced: the ranks were ended because others take over.
         roll: asks the hosts while they begin; None: mpirun waits for them.
         gone: those that do not answer.
         hung: the ranks that are lost as they hang.

@@ -12,12 +12,10 @@ from tutti.errors import UserError
 from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-from tutti.launch.succession import Succession
 from tutti.launch.world import end_mpi_job, join, refuse_stranger, warn_of_crowding
 
 if TYPE_CHECKING:
-    from tutti.launch.ranks_on_hosts import Reserve
-    from tutti.launch.stop_request import Stopping
+    from tutti.launch.recovery import Recovery
 
 ONE_AT_A_TIME: Final = threading.RLock()
 """Held by the thread that is a rank: random generators and torch's settings are those of the process."""
@@ -31,10 +29,7 @@ def start(
     announce: Callable[[str], None] | None = None,
     prefix: bool = False,
     hang_timeout_s: float | None = None,
-    succession: Succession | None = None,
-    goes_on: bool = False,
-    reserve: Reserve | None = None,
-    stopping: Stopping | None = None,
+    recovery: Recovery | None = None,
 ) -> object:
     """Run `entry` on every rank of the placement, and wait for it.
 
@@ -50,17 +45,15 @@ def start(
         prefix: print whole lines of the ranks, each with its rank before it, where several are started.
         hang_timeout_s: a rank of this machine, or over hosts, that makes no step for so long, and waits for
             no other, is killed; None: none is.
-        succession: the plan for ranks of this machine that are lost; a single one is a process of its own,
-            then. None: the loss ends the job.
-        goes_on: over hosts: the caller goes on when a rank or a host is lost.
-        reserve: over hosts: ranks that are ready to begin in place of new ones.
-        stopping: over hosts: tells of signals, on which the caller acts then; None: they are acted on here.
+        recovery: of a caller that goes on when a rank is lost, and acts on signals itself; a single rank of
+            this machine is a process of its own then. None: the loss ends the job.
 
     Returns:
         What the function returned on rank 0; when this process is a rank already, what it returned here; None
         when rank 0 is on a host that shares no files with this one.
 
     Raises:
+        Replaced: `recovery` had the ranks ended.
         UserError: a rank found that the input is wrong.
         RankFailed: a rank of several raised another exception. (With one worker it is raised as it is; when
             this process is a rank of an MPI job, it ends the job.)
@@ -82,17 +75,15 @@ def start(
         return run_on_hosts(
             *(entry, payload, placement),
             prefix=prefix,
-            goes_on=goes_on,
             hang_timeout_s=hang_timeout_s,
-            reserve=reserve,
-            stopping=stopping,
+            recovery=recovery,
         )
-    if placement.ranks == 1 and succession is None:
+    if placement.ranks == 1 and recovery is None:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise
 
     return supervise(
-        entry, payload, placement, prefix=prefix, hang_timeout_s=hang_timeout_s, succession=succession
+        entry, payload, placement, prefix=prefix, hang_timeout_s=hang_timeout_s, recovery=recovery
     )
 
 

@@ -26,13 +26,13 @@ from tutti.records.run_folder import RunFolder
 from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
-from tutti.run.config import SCALE, Options, TrainConfig
+from tutti.run.config import Options, TrainConfig
 from tutti.run.curves import curves, frame
 from tutti.run.finished import outcome_again
 from tutti.run.given_optimizer import OptimizerAgain
 from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_measured
 from tutti.run.pickled_arguments import by_name, named_or_given
-from tutti.run.resume import SCALED, Resume, as_decided, check_same, placed, warn_of_another
+from tutti.run.resume import Resume, as_decided, check_same, placed, warn_of_another
 from tutti.run.start import announce, run
 from tutti.run.train_job import Beginning, RunOutcome, TrainJob
 from tutti.strategies import Strategy
@@ -121,9 +121,7 @@ class TrainOptions(TypedDict, total=False):
     checkpoint: str
     keep: int
     on_failure: str
-    on_shrink: str
     max_failures: int
-    standby: bool
     hang_timeout: str
     skip_nonfinite: int
     log: str
@@ -359,14 +357,6 @@ def _resumed(resume: Resume, given: dict[str, Any]) -> TrainConfig:
         BadOption: the run cannot go on with that.
     """
     before = TrainConfig.read(resume.folder, trust=True)
-    if before.on_shrink == SCALE:
-        # The call of the beginning has those of the beginning.
-        first = RunFolder(resume.folder).starts().records[:1]
-        given = {
-            name: value
-            for name, value in given.items()
-            if not (name in SCALED and first and value == getattr(first[0], name))
-        }
     now = as_decided(before, replace(placed(before, given).changed(given), out=str(resume.folder)))
     check_same(before, now)
     return now

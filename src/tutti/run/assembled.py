@@ -64,8 +64,6 @@ class RunContext:
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
         on_step: called before each step of this rank, with the number of updates made before.
-        prepare: for ranks that prepare themselves while others may still train: called with the data when
-            all that needs no state is prepared, returns when they are needed, with the job as it is by then.
     """
 
     follower: Progress = field(default_factory=Progress)
@@ -74,7 +72,6 @@ class RunContext:
     successor: Path | None = None
     alone: bool = True
     on_step: Callable[[int], None] | None = None
-    prepare: Callable[[TrainJob, DataSet], TrainJob] | None = None
 
 
 class Pulse(Progress):
@@ -133,7 +130,7 @@ class AssembledRun:
         job, comm, data = self.job, self.comm, self.parts.task.dataset
         if job.write:
             refuse_unstorable(self.parts.task.module)
-        if self._speaks and not job.takes_over:
+        if self._speaks and not job.takeover:
             _print_beginning(self.parts)
         names, weights = logger_names(job.config.log), dict[str, Any]()
         with (
@@ -324,7 +321,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
         # At once: ranks that come after these must know it as theirs, whenever these are lost.
         job.memory.note_folder(folder.path.absolute())
     # Ranks that were lost may not be gone yet, though they write no more.
-    with FolderLock(folder.path, GONE_S if job.takes_over else 0.0) as lock:
+    with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
         folder = replace(folder, lock=lock, together=not context.alone, successor=context.successor)
         if lock.problem is not None:
             print(
@@ -342,7 +339,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
             folder.write(trained_on(data, of_classes))
             folder.write(run._facts)
-            folder.note_start(run.start, flush=not job.takes_over)
+            folder.note_start(run.start, flush=not job.takeover)
             yield folder
         except Exception:
             run.recording.rescue(folder)

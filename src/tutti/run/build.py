@@ -487,8 +487,6 @@ def assemble(
     task = replace(task, module=portion.module)
     ending = build_ending(job.config, task)
     optimizer = build_optimizer(job, portion.module)
-    for group in optimizer.param_groups:
-        group["lr"] *= job.lr_scale
     config = resolved(job.config, comm, task, strategy, optimizer)
     chances = build_chances(job, task.dataset)
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)

@@ -23,7 +23,7 @@ from tutti.load_object import names_object
 from tutti.optim.schedules import check_schedule
 from tutti.parameter_server.base import Centre
 from tutti.run.build import build_strategy
-from tutti.run.config import SCALE, TrainConfig
+from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
 from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
@@ -125,11 +125,6 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
         yield (
             f"--accumulate {c.accumulate} and --strategy.every {strategy.passes} both say in how many passes "
             f"{name} computes an update; give one of them"
-        )
-    if c.on_shrink == SCALE and not together:
-        yield (
-            f"--on-shrink {SCALE} shrinks the batch of an update that all workers make, and strategy {name} "
-            "gives every worker batches of its own, which stay as they are; leave it out"
         )
     if compared and not together:
         yield (

@@ -43,8 +43,6 @@ UNDIVIDED: Final = "none"
 MEASURED: Final = ("precision", "layout", "batch_size")
 """The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
 
-KEEP_BATCH: Final = "keep-batch"
-SCALE: Final = "scale"
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
 """The batch of fewer workers: that of all before, or one that is the smaller, the fewer they are."""
@@ -341,19 +339,8 @@ class TrainConfig:
         "the state in memory, with new ranks (respawn) or with one fewer (shrink)",
         ("stop", "respawn", "shrink"),
     )
-    on_shrink: str = option(
-        KEEP_BATCH,
-        "when the number of workers changes that make each update together: the batch stays, and each takes "
-        "more or less of it (keep-batch), or batch and learning rate change with their number (scale)",
-        (KEEP_BATCH, SCALE),
-    )
     max_failures: int = option(
         10, "with --on-failure respawn or shrink: so many losses within an hour are survived", least=1
-    )
-    standby: bool = option(
-        False,
-        "with --on-failure respawn or shrink: ranks that have all prepared but the state wait until one is "
-        "lost; the run then goes on at once, and takes the memory of twice as many",
     )
     hang_timeout: str = option(
         "60s",
@@ -475,8 +462,7 @@ OF_LONG_RUNS: Final = (
         "keep",
         "predictions",
     ),
-    *("on_failure", "max_failures", "standby", "hang_timeout", "skip_nonfinite"),
-    "on_shrink",
+    *("on_failure", "max_failures", "hang_timeout", "skip_nonfinite"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 

@@ -36,7 +36,6 @@ class Job:
         config: the configuration.
         objects: what was given as Python objects instead of names, by field of `config`.
         quiet: print nothing.
-        lr_scale: what the learning rates of the configuration are multiplied by.
     """
 
     entry: ClassVar[str]
@@ -47,7 +46,6 @@ class Job:
     config: TrainConfig
     objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)
     quiet: bool = field(default=False, kw_only=True)
-    lr_scale: float = field(default=1.0, kw_only=True)
 
     def placement(self, memory_bytes: int | None = None) -> Placement:
         """The ranks to start.

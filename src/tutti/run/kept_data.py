@@ -1,7 +1,7 @@
 """The data set of a run in memory that outlives its ranks: those that come after them find it there.
 
     table │ where the description begins │ its length
-    arena │ table, gates │ samples │ targets │ ... │ description: the data set, with places instead of tensors
+    arena │ table │ samples │ targets │ ... │ description: the data set, with places instead of tensors
 
 The first rank of those that come first has the lock on the table while they read; the kernel frees it if that
 rank dies. They read as ever, only into this memory instead of their own.
@@ -66,11 +66,6 @@ class KeptData:
         self._arena = Arena.open(address)
         self._table = self._arena.words(TABLE, TABLE_BYTES // 8)
 
-    @property
-    def is_there(self) -> bool:
-        """True if it is kept; False if it was never read, or is streamed from its files."""
-        return bool(self._table[1])
-
     def open(self, job: TrainJob, comm: Communicator) -> DataSet:
         """Open the data set of a run (collective), as `open_config_data` does; it is read if it is not there.
 
@@ -87,11 +82,6 @@ class KeptData:
             if place[1]:
                 return self._found(comm, *place)
             return self._read(job, comm)
-
-    def pass_gate(self, gate: int) -> None:
-        """Wait until a gate is open."""
-        with self._arena.lock(gate):
-            pass
 
     def _found(self, comm: Communicator, offset: int, length: int) -> DataSet:
         """Return what lies there already; rank 0 draws no numbers that it would have drawn to read it."""

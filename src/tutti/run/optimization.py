@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, Final, cast
 
@@ -15,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tutti import optim
 from tutti.errors import BadOption
 from tutti.optim.sharded import announce
-from tutti.run.config import SCALE, Options
+from tutti.run.config import Options
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import named_or_given
 from tutti.state import Saved, Values
@@ -25,9 +23,6 @@ OF_SCHEDULES: Final = frozenset(
     {"lr", "initial_lr", "max_lr", "min_lr", "betas", "momentum", "base_momentum", "max_momentum"}
 )
 """Options of param groups that a learning-rate schedule sets."""
-
-TELLING_STEPS: Final = 1000
-"""Steps after which a schedule has shown whether its rates follow that of the optimizer."""
 
 
 def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
@@ -52,8 +47,6 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
             f"optimizer '{config.optimizer}' made a {type(optimizer).__name__}; "
             f"it must return a torch.optim.Optimizer"
         )
-    if not isinstance(given, type) and config.on_shrink == SCALE:
-        raise BadOption(f"--on-shrink {SCALE} changes the learning rate, and {theirs}; leave it out")
     # The configuration of an earlier run has the learning rate that the function has set.
     if not isinstance(given, type) and config.lr not in (None, optimizer.param_groups[0]["lr"]):
         raise BadOption(theirs)
@@ -66,8 +59,6 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
     Raises:
         UnknownName, BadOption: there is none of this name, or it does not go with the run.
     """
-    if job.config.on_shrink == SCALE:
-        _refuse_own_rates(job, optimizer, updates)
     schedule = _built_schedule(job, optimizer, updates)
     if isinstance(schedule, ReduceLROnPlateau):
         if job.compared:
@@ -81,46 +72,6 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
                 f"--validate pause instead of --validate {job.config.validate}"
             )
     return schedule
-
-
-def _refuse_own_rates(job: Job, optimizer: Optimizer, updates: int) -> None:
-    """Refuse a schedule whose rates do not follow that of the optimizer, which is to be scaled.
-
-    Raises:
-        BadOption: it has rates of its own.
-    """
-    plain = optim.state.options_of(optimizer)
-    first = [float(group["lr"]) for group in optimizer.param_groups]
-    found = []
-    announce(optimizer)
-    for scale in (1.0, 0.5):
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * scale
-        schedule = _built_schedule(job, optimizer, updates)
-        found.append(list(_rates(schedule, optimizer, min(updates, TELLING_STEPS))))
-        for group, options in zip(optimizer.param_groups, plain, strict=True):
-            for name in group.keys() - options.keys() - {"params", "param_names"}:
-                del group[name]
-            group.update(options)
-    if not all(
-        math.isclose(half, whole / 2, abs_tol=1e-9 * rate)
-        for rates in zip(*found, strict=True)
-        for whole, half, rate in zip(*rates, first, strict=True)
-    ):
-        raise BadOption(
-            f"--on-shrink {SCALE} changes the learning rate, and schedule '{job.config.schedule}' has rates "
-            "of its own; leave them out of its options, or use --on-shrink keep-batch"
-        )
-
-
-def _rates(schedule: LRScheduler | None, optimizer: Optimizer, steps: int) -> Iterator[list[float]]:
-    """Yield the rates that a schedule sets at first and in its next steps, of all param groups."""
-    yield [float(group["lr"]) for group in optimizer.param_groups]
-    if schedule is None or isinstance(schedule, ReduceLROnPlateau):
-        return  # One that follows the loss has its bounds scaled.
-    for _ in range(1, steps):
-        schedule.step()
-        yield [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
@@ -164,13 +115,9 @@ def load_optimizer(
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]
     stepped = 0
-    scale = updates.batches.batch_size / saved.part("batches").shared["batch_size"]
-    if isinstance(updates.lr, ReduceLROnPlateau):
-        # What it has set came of the losses so far: to step it anew would not give that.
-        options = [{**group, "lr": group["lr"] * scale} for group in options]
-    elif updates.lr is None:
-        options = [{**group, "lr": group["lr"] * scale} for group in options]
-    elif not updates.has_length_of(training.shared) or scale != 1 or schedule["state"] is None:
+    fits = updates.has_length_of(training.shared) and schedule["state"] is not None
+    # What ReduceLROnPlateau has set came of the losses so far: to step it anew would not give that.
+    if updates.lr is not None and not isinstance(updates.lr, ReduceLROnPlateau) and not fits:
         # As far as it is sure to stand: the rest of the way is known when the batches are.
         begun = training.shared["epoch"] * updates.batches.updates
         stepped = min(schedule["made"], max(1, begun), updates.updates)

@@ -6,7 +6,6 @@ import operator
 import shlex
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Final, SupportsIndex
 
@@ -16,7 +15,7 @@ from tutti.records import checkpoints
 from tutti.records.farm_folder import FARM
 from tutti.records.folder_lock import is_locked
 from tutti.records.heartbeat import FINISHED
-from tutti.records.resize_request import GONE_S, Asking, somebody_answers
+from tutti.records.resize_request import REQUEST, read_request, remove_request, request_workers
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import STOP, TrainConfig
 from tutti.run.train_job import TrainJob
@@ -24,35 +23,29 @@ from tutti.terminal import warn_on_stderr
 
 _LOOK_S: Final = 0.05
 
-_AGAIN_S: Final = 60.0
-"""The time after a refusal in which a rank does not ask for as many workers again."""
-
 _ABSENT_S: Final = 30.0
-"""Time without anybody who writes its folder, after which a run has ended: lost ranks are replaced sooner."""
-
-_UNHEARD_S: Final = 2.0
-"""Likewise, where nobody is there who would answer: a run that is starting looks for requests by then."""
+"""Time without a sign of its ranks after which a run has ended: lost ranks are replaced sooner."""
 
 
 def resize(run: str | Path, workers: int) -> str:
     """Have a run go on with more or fewer workers, while it trains.
 
-    It trains on until the new ranks have prepared themselves, and these go on from a copy of its state in
-    memory that is taken then. With strategy `sync` or `paramserver` the batch stays the same, and so does
-    what is learned. It needs the run to be on this machine, the first of its `hosts`, and to survive the loss
-    of ranks, by `on_failure`. Hosts take as many workers as they have places. In a callback, which would keep
-    the run from copying its state while it waits, call `course.resize(workers)` instead.
+    The run copies its state at the next step, and new ranks go on from there. With strategy `sync` or
+    `paramserver` the batch stays the same, and so does what is learned. It needs the run to be on this
+    machine, the first of its `hosts`, and to survive the loss of ranks, by `on_failure`. Hosts take as many
+    workers as they have places. In a callback, which would keep the run from copying its state while it
+    waits, call `course.resize(workers)` instead.
 
     Args:
         run: its folder.
         workers: that are to train, at least 1.
 
     Returns:
-        What the run has said, once the new ranks have taken over, or as it has so many already.
+        What the run has said, once the new ranks train, or as it has that number already.
 
     Raises:
-        BadOption: there cannot be so many, or the run keeps no copies to go on from.
-        BadRunFolder: there is no such run, or it has ended.
+        BadOption: there cannot be that many, or the run keeps no copies to go on from.
+        BadRunFolder: there is no such run, it has ended, or it is being asked already.
     """
     count = counted(workers)
     if started_by().launcher is Launcher.TUTTI and threading.current_thread() is threading.main_thread():
@@ -62,15 +55,30 @@ def resize(run: str | Path, workers: int) -> str:
         )
     path = Path(run)
     folder = _found(path)
-    seen = _last_seen(folder, count, time.monotonic())
+    _refuse_ended(folder, count)
     config = TrainConfig.from_json(folder.config())
     if config.on_failure == STOP:
         raise BadOption(_unchangeable(path, config, count))
-    with closing(Asking(path, count)) as asking:
-        while (found := asking.answer()) is None:
-            seen = _last_seen(folder, count, seen)
+    request = request_workers(path, count)
+    if request is None:
+        raise BadRunFolder(
+            f"{path} is being asked for another number of workers already; wait for the answer to that, or "
+            f"remove {path / REQUEST} if nobody asks"
+        )
+    try:
+        found = read_request(path)
+        while found is not None and found.token == request.token and found.answer is None:
+            if found.process is None or not Path(f"/proc/{found.process}").exists():
+                _refuse_ended(folder, count)
             time.sleep(_LOOK_S)
-    assert found.answer is not None, "it has been waited for"
+            found = read_request(path)
+    finally:
+        remove_request(path, request)
+    if found is None or found.answer is None:
+        refuse_no_folder(path)
+        raise BadRunFolder(
+            f"{path / REQUEST} was removed before there was an answer in it; see what the run has printed"
+        )
     if not found.agreed:
         raise BadOption(found.answer)
     for text in found.warnings:
@@ -81,8 +89,7 @@ def resize(run: str | Path, workers: int) -> str:
 class RankAsks:
     """Asks from within a run, on its rank 0, for another number of workers, and does not wait.
 
-    What the run refuses it warns of itself. The same number is then asked for no more for a while, as a
-    callback may ask in every step.
+    What the run refuses it warns of itself.
 
     Args:
         job: the run.
@@ -90,23 +97,16 @@ class RankAsks:
 
     def __init__(self, job: TrainJob) -> None:
         self._job, self._warned = job, ""
-        self._waits: threading.Thread | None = None
-        self._refused, self._until = 0, 0.0
 
     def __call__(self, workers: int) -> None:
-        """Ask for so many, unless an answer is still to come."""
-        if self._waits is not None and self._waits.is_alive():
-            return
+        """Ask for that many workers, unless an answer is still to come."""
         try:
             count = counted(workers)
-            if count == self._refused and time.monotonic() < self._until:
-                return
-            folder = self._folder(count)
+            request_workers(self._folder(count), count, waits=False)
         except UserError as error:
-            self._warn(str(error))
-            return
-        self._waits = threading.Thread(target=self._ask, args=(folder, count), daemon=True)
-        self._waits.start()
+            if str(error) != self._warned:
+                self._warned = str(error)
+                warn_on_stderr(self._warned)
 
     def _folder(self, workers: int) -> Path:
         memory = self._job.memory
@@ -117,24 +117,6 @@ class RankAsks:
             config = self._job.config
             raise BadOption(_unchangeable(Path(config.out or "RUN"), config, workers))
         return folder
-
-    def _ask(self, folder: Path, workers: int) -> None:
-        """Ask, and wait for the answer; where others take over, this process ends meanwhile."""
-        try:
-            # Of ranks that were lost while one of them asked the process may not be gone yet.
-            with closing(Asking(folder, workers, GONE_S)) as asking:
-                while (found := asking.answer()) is None:
-                    time.sleep(_LOOK_S)
-        except BadRunFolder as error:
-            self._warn(str(error))
-        else:
-            if not found.agreed:
-                self._refused, self._until = workers, time.monotonic() + _AGAIN_S
-
-    def _warn(self, text: str) -> None:
-        if text != self._warned:
-            self._warned = text
-            warn_on_stderr(text)
 
 
 def counted(workers: SupportsIndex) -> int:
@@ -191,38 +173,25 @@ def _unchangeable(path: Path, config: TrainConfig, workers: int) -> str:
     )
 
 
-def _last_seen(folder: RunFolder, workers: int, seen: float) -> float:
-    """Return the time when somebody was there last who writes the folder of a run.
-
-    Args:
-        folder: of the run.
-        workers: that are to train.
-        seen: that time by the last look.
+def _refuse_ended(folder: RunFolder, workers: int) -> None:
+    """Refuse a run that does not train.
 
     Raises:
-        BadRunFolder: the run has ended, or its folder is gone.
+        BadRunFolder: it has ended, or its folder is gone.
     """
     refuse_no_folder(folder.path)
     again = f"tutti train --resume {shlex.quote(str(folder.path))}"
     if folder.finished:
         raise BadRunFolder(f"{folder.path} has finished; to train longer: {again} --epochs ...")
-    answered = somebody_answers(folder.path)
-    if answered or is_locked(folder.path):
-        return time.monotonic()
-    absent_s = _ABSENT_S if answered is None else _UNHEARD_S
-    if time.monotonic() - seen > absent_s or _has_stopped(folder):
+    if is_locked(folder.path):
+        return
+    try:
+        beats = folder.heartbeats().records
+    except FileNotFoundError:  # The folder is being removed or renamed.
+        return
+    lives = any(one.time > time.time() - _ABSENT_S for one in beats)
+    if not lives or any(one.rank == 0 and one.state == FINISHED for one in beats):
         raise BadRunFolder(
             f"{folder.path} does not train now; with {workers} rank{'' if workers == 1 else 's'} it goes on "
             f"by: {again} -n {workers}"
         )
-    return seen
-
-
-def _has_stopped(folder: RunFolder) -> bool:
-    """Tell whether the ranks of a run have ended without being lost, or long ago."""
-    try:
-        beats = folder.heartbeats().records
-    except FileNotFoundError:  # The folder is being removed or renamed.
-        return False
-    silent = bool(beats) and max(one.time for one in beats) < time.time() - _ABSENT_S
-    return silent or any(one.rank == 0 and one.state == FINISHED for one in beats)

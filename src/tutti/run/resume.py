@@ -37,17 +37,14 @@ MAY_DIFFER: Final = frozenset(
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "monitor", "patience", "target", "restore_best"),
         *("time_limit", "checkpoint", "keep", "log", "out"),
-        *("predictions", "callbacks", "on_failure", "max_failures", "standby", "hang_timeout"),
-        *("skip_nonfinite", "on_shrink"),
+        *("predictions", "callbacks", "on_failure", "max_failures", "hang_timeout"),
+        "skip_nonfinite",
     }
 )
 """Options that may be others than those of the checkpoint's run. All others decide what is learned."""
 
 _BY_SAMPLES: Final = frozenset({"data", "data_options"})
 """Options that say where the samples are, which are compared themselves."""
-
-SCALED: Final = frozenset({"batch_size", "lr"})
-"""Options that change with the number of ranks, where `--on-shrink scale` has them do so."""
 
 
 @dataclass(frozen=True)
@@ -203,12 +200,9 @@ def check_own(checkpoint: Path, made_by: Json, run: Json) -> None:
     Raises:
         BadCheckpoint: the message names the options that differ.
     """
-    ignored = MAY_DIFFER | _BY_SAMPLES
-    if "scale" in (made_by.get("on_shrink"), run.get("on_shrink")):
-        ignored |= SCALED
     differ = [
         f"{option} {_shown(was)} (the run has {_shown(value)})"
-        for option, was, value in _differing(made_by, run, ignored)
+        for option, was, value in _differing(made_by, run, MAY_DIFFER | _BY_SAMPLES)
     ]
     if differ:
         raise BadCheckpoint(

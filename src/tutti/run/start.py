@@ -18,7 +18,6 @@ from tutti.records.untrusted import open_file
 from tutti.run.config import DATA_SETS, STOP, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.survival import survive
-from tutti.run.survival_on_hosts import survive_on_hosts
 from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr
 
@@ -56,7 +55,7 @@ def run(job: Job) -> object:
         job = replace(job, objects={field: one.in_band() for field, one in job.objects.items()})
     with job.started() as sent:
         if isinstance(sent, TrainJob) and sent.config.on_failure != STOP:
-            return (survive_on_hosts if placement.hosts else survive)(sent, placement, say)
+            return survive(sent, placement, say)
         hang_timeout_s = sent.hang_timeout_s if isinstance(sent, TrainJob) else None
         return start(job.entry, pickle.dumps(sent), placement, announce=say, hang_timeout_s=hang_timeout_s)
 

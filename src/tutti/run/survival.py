@@ -1,11 +1,13 @@
-"""Training that goes on when a rank is lost: new ranks take over the last copy of the state in memory.
+"""Training that goes on when a rank is lost: new ranks start from the last copy of the state in memory.
 
     launching process   starts ranks ─────────── rank 1 is lost, the others are ended ── starts ranks ───────
     ranks               train, copy, train, copy ✝                                        load, train ...
     memory              ────────────────1──────2──────────────────────────────────────────2──────────────
 
-All that a copy does not have is trained again, with the same samples and random numbers: as many ranks end
-with the weights that they would have had. The fork server of the ranks has all imported, and stays.
+What was trained after the copy is trained again, with the same samples and random numbers: the same number of
+ranks ends with the weights that it would have had. On one machine the new ranks come from the fork server of
+the old ones, which has imported everything; over hosts they come from a new mpirun. A resize takes the same
+way, after a copy that was asked for (`tutti.run.recovery_policy`).
 """
 
 from __future__ import annotations
@@ -13,26 +15,25 @@ from __future__ import annotations
 import errno
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadRunFolder, PeerLost, TuttiError, UserError
-from tutti.launch.crew import Orders
+from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError, no_process
 from tutti.launch.placement import Placement
+from tutti.launch.recovery import Recovery, Replaced
+from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
+from tutti.launch.stop_request import Stopping
 from tutti.records import checkpoints
-from tutti.run.config import SHRINK
-from tutti.run.lineup import Lineup, ranks_text
-from tutti.run.losses import Losses
-from tutti.run.resize_answers import ResizeAnswers
+from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob
-from tutti.terminal import say_on_stderr, warn_on_stderr
+from tutti.terminal import warn_on_stderr
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-"""The errors of a disk that is full, or of which a user has had his share."""
+"""The errors of a disk that is full, or of a user's share of it."""
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
@@ -40,28 +41,58 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
 
     Args:
         job: with `on_failure` other than "stop".
-        placement: its ranks, on this machine.
+        placement: its ranks, on this machine or on hosts of which it is the first.
         announce: as for `start`.
 
     Raises:
-        PeerLost: more ranks were lost than `max_failures` in an hour, or the last one.
+        PeerLost: more ranks were lost than `max_failures` in an hour, or none is left.
         TuttiError: as of `start`.
     """
-    with closing(StateMemory()) as memory, last_copy_kept(job, memory.place):
-        job = replace(job, memory=memory.place)
-        with closing(_Plan(Lineup(job, placement, memory))) as plan:
-            return start(
-                job.entry,
-                pickle.dumps(job),
-                placement,
-                announce=announce,
-                hang_timeout_s=job.hang_timeout_s,
-                succession=plan,
-            )
+    with SignalWatch() as signals:
+        stopping = Stopping(signals)
+        result = _survive(job, placement, announce, stopping)
+    stopping.act()
+    return result
+
+
+def _survive(
+    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: Stopping
+) -> object:
+    """Do the same; returns None once a signal has ended everything."""
+    with ExitStack() as stack:
+        memory = stack.enter_context(closing(StateMemory()))
+        stack.enter_context(_last_copy_kept(job, memory.place))
+        policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
+        stack.enter_context(closing(policy))
+        recovery = Recovery(stopping, policy.is_due, placement.threads or 1, bool(placement.warnings))
+        try:
+            while not stopping.ended_by:
+                try:
+                    result = start(
+                        job.entry,
+                        pickle.dumps(policy.job),
+                        policy.placement,
+                        announce=announce,
+                        hang_timeout_s=job.hang_timeout_s,
+                        recovery=recovery,
+                    )
+                except Replaced:
+                    policy.resize()
+                except TuttiError as end:
+                    policy.go_on_after(end)
+                else:
+                    policy.finish()
+                    return result
+                announce = None
+        except OSError as error:  # No file can be opened, or no process be started.
+            if policy.last_loss is None:
+                raise
+            raise policy.last_loss.adding(str(no_process(error))) from error
+    return None
 
 
 @contextmanager
-def last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
+def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
     """Write the last copy of the state as a checkpoint of the run, if the run fails in this block."""
     try:
         yield
@@ -99,73 +130,3 @@ def _write(place: MemoryPlace, folder: Path, keep: int) -> None:
             f"the last copy of the state cannot be written to {folder}: {error.strerror}; it was nowhere "
             f"but in the memory of this process, and is lost with it, as is {left}"
         )
-
-
-class _Plan:
-    """The succession of a training job.
-
-    Args:
-        lineup: its first ranks.
-
-    Attributes:
-        others: whom somebody has asked for, by `tutti resize`.
-    """
-
-    def __init__(self, lineup: Lineup) -> None:
-        self._lineup, self._memory = lineup, lineup.memory
-        self._losses = Losses(lineup.job.config.max_failures, lineup.memory)
-        self.others = ResizeAnswers(lineup)
-
-    def close(self) -> None:
-        """Answer nobody any more."""
-        self.others.close()
-
-    def reserve(self) -> Orders | None:
-        """The work of ranks that are ready when one is lost; None: the run has not begun, or wants none."""
-        if not self._lineup.job.config.standby or not self._memory.place.whole:
-            return None
-        try:
-            job, placement = self._changed(PeerLost([0], ""))
-        except PeerLost:
-            return None  # The last one has none to go on with.
-        return self._lineup.in_reserve(job, placement)
-
-    def after(self, lost: PeerLost) -> Orders:
-        """The work of those that go on.
-
-        Raises:
-            PeerLost: too many were lost, or all, or their folder.
-        """
-        self._losses.note(lost)
-        self.others.note_loss()
-        before = self._lineup.placement.workers
-        try:
-            job, placement = self._changed(lost)
-            batch = self._lineup.change_to(job, placement, str(lost))
-        except UserError as error:
-            raise lost.adding(str(error)) from error
-        of_fewer = batch if placement.workers < before else ""
-        going_on = f"going on with {ranks_text(placement.workers, 'new rank')}{of_fewer}"
-        say_on_stderr(f"{lost}; {going_on}")
-        waits = bool(self._memory.place.whole)
-        gate = self._memory.shut_gate() if waits else None
-        return Orders(pickle.dumps(replace(self._lineup.job, gate=gate)), placement, waits)
-
-    def release(self) -> None:
-        """Let those go on that have prepared themselves, as the others are gone."""
-        self._memory.open_gates()
-        self.others.forget()
-
-    def _changed(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
-        """The job and the ranks to go on with.
-
-        Raises:
-            PeerLost: none is left.
-        """
-        job, placement = self._lineup.job, self._lineup.placement
-        workers = [rank for rank in lost.ranks if rank < placement.workers]
-        if job.config.on_failure != SHRINK or not workers:
-            return job, placement
-        if len(workers) >= placement.workers:
-            raise PeerLost(lost.ranks, f"{lost.why}; none is left to go on") from lost
-        return self._lineup.of(placement.workers - len(workers))

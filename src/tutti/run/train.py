@@ -17,8 +17,6 @@ from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.data import DataSet
-from tutti.data.streaming.part import StreamedPart
 from tutti.exports.sources import load_from
 from tutti.launch.guard import JOB
 from tutti.launch.hangs import print_stacks_when_asked
@@ -42,7 +40,6 @@ from tutti.run.checks import check_predictions, check_strategy
 from tutti.run.jobs import load_job
 from tutti.run.kept_data import KeptData
 from tutti.run.recording import Recording
-from tutti.run.reserve import open_beside_others, until_needed
 from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
 from tutti.run.saving import refuse_over
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
@@ -51,16 +48,12 @@ from tutti.run.warnings import warn_if_much, warn_if_short
 from tutti.strategies import Strategy
 
 
-def work(
-    comm: Communicator, payload: bytes, until_needed_on_hosts: Callable[[], bytes] | None = None
-) -> RunOutcome:
+def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks).
 
     Args:
         comm: all ranks of the job, servers included.
         payload: a pickled `TrainJob`.
-        until_needed_on_hosts: of ranks in reserve on several hosts: waits until they are needed, and returns
-            their job as it is by then.
 
     Raises:
         UserError: the input is wrong.
@@ -68,13 +61,7 @@ def work(
     job = load_job(payload, TrainJob)
     context = RunContext()
     if job.memory is not None and isinstance(comm, HostCommunicator):
-        kept = KeptData(job.memory.data)
-        context = replace(context, open_data=kept.open)
-        if job.gate is not None:
-            prepare = partial(until_needed, kept, comm, payload)
-            context = replace(context, open_data=partial(open_beside_others, kept), prepare=prepare)
-    if until_needed_on_hosts is not None:
-        context = replace(context, prepare=lambda *_: load_job(until_needed_on_hosts(), TrainJob))
+        context = replace(context, open_data=KeptData(job.memory.data).open)
     # Nobody watches a process that tutti has not started, itself or by mpirun.
     watched = started_by().launcher is Launcher.TUTTI or JOB in os.environ
     if isinstance(comm, BlockingCommunicator) and watched:
@@ -95,11 +82,10 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     Raises:
         UserError: the input is wrong.
     """
-    config, checkpoint = job.config, None
-    if context.prepare is None:
-        if job.write and job.resume is None and comm.rank == 0 and context.alone:
-            check_writable(config.out)
-        checkpoint = _checkpoint(comm, job)
+    config = job.config
+    if job.write and job.resume is None and comm.rank == 0 and context.alone:
+        check_writable(config.out)
+    checkpoint = _checkpoint(comm, job)
     with seeded(config.seed), default_floats(job.floats):
         strategy = check_strategy(job, comm.size, comm.hosts)
         recording = Recording(comm, job)
@@ -111,11 +97,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
             dataset = context.open_data(job, comm)
             if job.memory is None:
                 free_given_data(job, comm)
-            _note_data(job, comm, dataset)
             task = prepare_task(job, dataset)
-            if context.prepare is not None:
-                job = context.prepare(job, dataset)
-                checkpoint = _checkpoint(comm, job)
             check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)
@@ -136,12 +118,6 @@ def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
     """Return the state to go on from: of the memory, else of a folder; None: the run begins."""
     found = None if job.memory is None else kept_in(comm, job.memory)
     return found_by(comm, job.resume) if found is None and job.resume is not None else found
-
-
-def _why_taken_over(job: TrainJob, comm: Communicator) -> str:
-    """Return on rank 0, whose host has the memory, why its ranks have come after others; else nothing."""
-    memory = job.memory if job.takes_over and comm.rank == 0 else None
-    return "" if memory is None else memory.takeover or ""
 
 
 def _train(
@@ -173,7 +149,7 @@ def _train(
             World(comm.size, comm.hosts, torch.get_num_threads()),
             batch_size=parts.config.batch_size,
             lr=parts.config.lr,
-            why=_why_taken_over(job, comm),
+            why=job.takeover if comm.rank == 0 else "",
         )
         if checkpoint is not None and saved is not None:
             refuse_shorter(checkpoint, saved, parts.schedule)
@@ -183,10 +159,3 @@ def _train(
                 print(resumed_text(replace(start, why="")), flush=True)
         run = AssembledRun(job, comm, parts, strategy, context, sampler, recording, saved, start, callbacks)
         return run.execute()
-
-
-def _note_data(job: TrainJob, comm: Communicator, dataset: DataSet) -> None:
-    """Have the process that starts the ranks of hosts know how much memory the data take (on rank 0)."""
-    streamed = any(isinstance(part, StreamedPart) for part in dataset.parts)
-    if comm.rank == 0 and job.memory is not None and not streamed:
-        job.memory.note_data(dataset.nbytes)

@@ -23,7 +23,7 @@ from tutti.records.folder_lock import refuse_locked
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.records.shapes import Shape
-from tutti.run.config import KEEP_BATCH, SCALE, TrainConfig, flag
+from tutti.run.config import TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume, way_on
 from tutti.terminal import say_on_stderr
@@ -100,10 +100,6 @@ class TrainJob(Job):
         starter: the process that starts the ranks, which is told of the run folder; None: a launcher that
             knows nothing of run folders.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
-        takes_over: its ranks come after others of this run, which has said how it begins.
-        gate: of the memory; ranks wait at it once they are prepared, until those before them are gone. None:
-            there are none before them.
-        rehearses: they make two steps of their own before they wait, so that the first that counts is quick.
     """
 
     entry: ClassVar[str] = "tutti.run.train:work"
@@ -119,9 +115,11 @@ class TrainJob(Job):
     notebook: bool = False
     starter: Address | None = None
     memory: MemoryPlace | None = None
-    takes_over: bool = False
-    gate: int | None = None
-    rehearses: bool = False
+
+    @property
+    def takeover(self) -> str:
+        """Why these ranks come after others of the run, where the memory is, with rank 0; else nothing."""
+        return "" if self.memory is None else self.memory.takeover or ""
 
     @property
     def hang_timeout_s(self) -> float | None:
@@ -157,21 +155,11 @@ class TrainJob(Job):
                 f"would watch those that {launcher.value} starts; give --hang-timeout {OFF}, or leave "
                 f"{launcher.value} out and name the hosts by --hosts"
             )
-        if self.config.standby and self.config.on_failure == "stop":
-            raise BadOption(
-                "--standby keeps ranks ready for --on-failure respawn or shrink; give one of these, or leave "
-                "--standby out (of --hosts the last ones stand by if -n leaves them over)"
-            )
         most = self.config.max_failures
         if most != TrainConfig.max_failures and self.config.on_failure == "stop":
             raise BadOption(
                 "--max-failures says how many losses --on-failure respawn or shrink survives; give one of "
                 f"these, or leave --max-failures {most} out"
-            )
-        if self.config.on_shrink == SCALE and self.config.on_failure == "stop":
-            raise BadOption(
-                f"--on-shrink {SCALE} says how a run goes on with another number of ranks, and with "
-                f"--on-failure stop it does not; give shrink or respawn, or --on-shrink {KEEP_BATCH}"
             )
         ranks = placement.ranks
         missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []

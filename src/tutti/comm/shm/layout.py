@@ -38,9 +38,6 @@ LOST: Final = 0
 may both store: either rank is dead, and all that matters is that the word stays other than 0.
 """
 
-PREPARED: Final = 1
-"""Word of the header line: 1 once all ranks wait that are in reserve; rank 0 writes it."""
-
 PHASE, CALL, PID, LEFT, BEAT, WAITS = 0, 2, 4, 5, 6, 7
 """Words of a rank's line: twice the number of its latest phase of the barrier, plus 1 if it called more than
 a barrier; the call; the process id; 1 after `close`; 1 + its steps while it trains, else 0, and with

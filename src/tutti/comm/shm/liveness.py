@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import BEAT, FIRST_STEP, LOST, PID, PREPARED, WAITS, HostGroup
+from tutti.comm.shm.layout import BEAT, FIRST_STEP, LOST, PID, WAITS, HostGroup
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
@@ -124,10 +124,6 @@ class Peers:
         """What `beat` and `waits` have told: the word BEAT, and whether this rank waits."""
         line = self.group.layout.line(self.group.rank)
         return int(self._words[line + BEAT]), bool(self._words[line + WAITS])
-
-    def note_prepared(self) -> None:
-        """Tell who has had the ranks started that all are prepared, in reserve, and wait to be needed."""
-        self._words[PREPARED] = 1
 
     def waits(self, long: bool) -> None:
         """Tell who watches the ranks whether this one has been waiting for others for more than a moment."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import BEAT, FIRST_STEP, LINE, PID, PREPARED, ControlLayout
+from tutti.comm.shm.layout import BEAT, FIRST_STEP, LINE, PID, ControlLayout
 from tutti.comm.shm.memfd import FileAddress
 
 MOST_RANKS: Final = 60
@@ -82,9 +82,7 @@ class RunningRanks:
         return frozenset(file for file, _ in self._found())
 
     def successors(self, before: Collection[int], known: Collection[int]) -> dict[int, RankSeen]:
-        """The ranks that take over from lost ones: some that had prepared themselves, or new ones.
-
-        Those of a reserve that is not prepared yet are neither: they are ended.
+        """The ranks that take over from lost ones.
 
         Args:
             before: the groups that there were just before the loss.
@@ -95,7 +93,7 @@ class RunningRanks:
         return {
             rank: one
             for file, ranks in groups.items()
-            if file not in before or self._arenas[file][PREPARED]
+            if file not in before
             for rank, one in ranks.items()
             if one.process not in known
         }

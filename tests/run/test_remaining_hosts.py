@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from tutti.errors import BadOption, HostLost, LauncherLost, PeerLost
-from tutti.launch import reserve_on_hosts
-from tutti.launch.crew import Orders
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Host, Placement, place_ranks
-from tutti.launch.ranks_on_hosts import RanksOnHosts
-from tutti.launch.reserve_on_hosts import RanksInReserve
-from tutti.run import survival_on_hosts
 from tutti.run.config import TrainConfig
-from tutti.run.lineup import AHEAD_BYTES
-from tutti.run.survival_on_hosts import SLOW_S, after_loss, survive_on_hosts
+from tutti.run.remaining_hosts import SLOW_S, after_loss
 from tutti.run.train_job import TrainJob
 
 
@@ -148,75 +141,3 @@ def test_the_first_host_has_to_be_this_machine_and_the_launcher_ours(monkeypatch
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(BadOption, match=r"not for ranks that mpirun starts.*--resume auto"):
         job.check(Placement(2, 1, launcher=Launcher.MPIRUN))
-
-
-@pytest.mark.parametrize("policy", ["respawn", "shrink"])
-@pytest.mark.parametrize("nbytes", [AHEAD_BYTES, AHEAD_BYTES + 1, None])
-def test_ranks_in_reserve_prepare_themselves_for_the_run_without_a_rank_unless_the_data_are_large(
-    monkeypatch: pytest.MonkeyPatch, policy: str, nbytes: int | None
-) -> None:
-    found: list[Orders | None] = []
-
-    def train(
-        entry: str, sent: bytes, placement: Placement, *, reserve: RanksInReserve, **options: object
-    ) -> str:
-        place = pickle.loads(sent).memory
-        found.append(reserve._wanted())
-        place.publish(1, {})
-        if nbytes is not None:
-            place.note_data(nbytes)
-        found.append(reserve._wanted())
-        return "done"
-
-    monkeypatch.setattr(survival_on_hosts, "start", train)
-    config = TrainConfig(model="mlp", data="digits", hosts="localhost:3", on_failure=policy, standby=True)
-    placement = placed("localhost:3")
-    assert survive_on_hosts(TrainJob(config), placement, None) == "done"
-    workers = 3 - (policy == "shrink")
-    assert found[0] is None  # There is nothing to go on from.
-    assert found[1] is not None
-    payload = found[1].payload
-    assert found[1].placement.workers == workers
-    if nbytes != AHEAD_BYTES:
-        assert payload == b""
-    else:
-        job = pickle.loads(payload)
-        assert job.takes_over
-        assert job.config.workers == str(workers)
-
-
-class InReserve(RanksOnHosts):
-    """Ranks in reserve on a host of which nobody has noticed yet that they cannot be reached."""
-
-    def __init__(self) -> None:
-        return
-
-    def __enter__(self) -> InReserve:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def hosts_there(self, patience_s: float) -> set[str]:
-        return {"b"}
-
-
-def test_a_lost_host_is_asked_though_ranks_in_reserve_were_not_missed_there_yet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[list[str]] = []
-
-    def lose_b(*_: object, reserve: RanksInReserve, **options: object) -> str:
-        reserve._ranks = InReserve()
-        raise B_LOST
-
-    def silent(hosts: Sequence[str], *_: object) -> list[str]:
-        asked.append(list(hosts))
-        return []
-
-    monkeypatch.setattr(survival_on_hosts, "start", lose_b)
-    monkeypatch.setattr(reserve_on_hosts, "answering", silent)
-    config = TrainConfig(model="mlp", data="digits", hosts="localhost:2,b:2", on_failure="respawn")
-    with pytest.raises(HostLost, match="only localhost is left"):
-        survive_on_hosts(TrainJob(config), placed("localhost:2,b:2"), None)
-    assert asked == [["b"]]

@@ -1,0 +1,38 @@
+"""What the starts of ranks share in a job that goes on after the loss of a rank. No torch.
+
+crew 0   works ✝            orders, crew = first, None
+crew 1           works ✝    while a policy has orders: start a crew, wait for its end
+crew 2                      works ── the result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.launch.stop_request import Stopping
+
+DUE_S: Final = 0.1
+"""Time between two calls of `Recovery.is_due`."""
+
+
+class Replaced(Exception):
+    """The ranks were ended because others take over."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The caller's side of all starts of one job.
+
+    Attributes:
+        stopping: receives the signals of all starts; the caller acts on the last one.
+        is_due: called every `DUE_S`; returns whether the ranks are to be ended, by `Replaced`.
+        threads: for `fork_server`, so that each start gets the same one.
+        crowded: likewise.
+    """
+
+    stopping: Stopping
+    is_due: Callable[[], bool]
+    threads: int
+    crowded: bool

@@ -1,0 +1,312 @@
+"""Which ranks train next, once those that trained have ended. Needs no torch.
+
+end of the ranks                          the next ranks
+────────────────────────────────────────  ─────────────────────────────────────────────
+a rank or a host was lost                 as many, or fewer (--on-failure shrink)
+a copy was taken for a resize             the number that was asked for
+those failed before their first copy      the number before the resize, which is refused
+anything else                             none
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tutti.checkpoint.memory_files import StateMemory
+from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiError, UserError
+from tutti.launch.mpirun import PROBE_S, answering
+from tutti.launch.placement import Placement, fill
+from tutti.launch.stop_request import Stopping
+from tutti.records.resize_request import ResizeRequest, answer_request, read_request, sign_request
+from tutti.records.run_folder import RunFolder
+from tutti.run.config import SHRINK
+from tutti.run.losses import Losses
+from tutti.run.remaining_hosts import after_loss
+from tutti.run.train_job import TrainJob, again
+from tutti.terminal import say_on_stderr, warn_on_stderr
+
+_AGAIN_S: Final = 60.0
+"""Time after a refusal in which a callback that asks for the same number is not heard."""
+
+
+@dataclass(frozen=True)
+class _Resize:
+    """A resize that is under way.
+
+    Attributes:
+        folder: of the run.
+        request: asks for it.
+        job: of the new ranks.
+        placement: theirs.
+        copies: those that were taken before; the next one ends the phase.
+        before: the job and placement of the old ranks, once the new ones have begun.
+    """
+
+    folder: Path
+    request: ResizeRequest
+    job: TrainJob
+    placement: Placement
+    copies: int
+    before: tuple[TrainJob, Placement] | None = None
+
+
+class RecoveryPolicy:
+    """Decides which ranks train.
+
+    Args:
+        job: of the first ranks, with the place of the memory.
+        placement: theirs.
+        memory: has the state from which the next ranks start.
+        stopping: tells of signals.
+
+    Attributes:
+        job: of the ranks that train now.
+        placement: theirs.
+        last_loss: the last loss of ranks; None: there was none.
+    """
+
+    def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
+        self.job, self.placement = job, placement
+        self.last_loss: PeerLost | None = None
+        self._memory, self._stopping = memory, stopping
+        self._losses = Losses(job.config.max_failures, memory)
+        self._resize: _Resize | None = None
+        self._refused_workers = 0
+        self._refused_at = 0.0
+
+    def go_on_after(self, end: TuttiError) -> None:
+        """Choose the ranks that go on after others have ended with an error.
+
+        Raises:
+            TuttiError: none go on.
+        """
+        if self._resize is not None and self._resize.before is not None:
+            self._go_back(self._resize, end)
+            return
+        if not isinstance(end, PeerLost):
+            raise end
+        if isinstance(end, LauncherLost) and not self._memory.place.whole:
+            raise end  # mpirun cannot start here.
+        self.last_loss = end
+        self._losses.note(end)
+        self._forget()
+        try:
+            job, placement = self._without(end)
+            self._change_to(job, placement, str(end))
+        except PeerLost:
+            if not self._stopping.ended_by:
+                raise
+        except UserError as error:
+            raise end.adding(str(error)) from error
+        else:
+            say_on_stderr(f"{end}; going on with {_described(placement, 'new rank')}")
+
+    def is_due(self) -> bool:
+        """Look for a request, and return whether the copy for it was taken: the ranks are to be ended."""
+        try:
+            return self._look()
+        except BadRunFolder:
+            self._forget()  # Those who train do not need the folder.
+        except OSError:
+            pass  # Too many files may be open; the next look may find fewer.
+        return False
+
+    def resize(self) -> None:
+        """Choose the ranks that were asked for."""
+        resize = self._resize
+        assert resize is not None, "they were asked for"
+        before = self.job, self.placement
+        why = f"somebody asked for {ranks_text(resize.request.workers)}"
+        try:
+            self._change_to(resize.job, resize.placement, why)
+        except BadRunFolder as gone:
+            self._refuse(resize.folder, resize.request, str(gone))
+            return
+        self._resize = replace(resize, copies=self._memory.place.copies_taken, before=before)
+
+    def finish(self) -> None:
+        """Note that the ranks have trained to the end."""
+        if self._resize is not None and self._resize.before is not None:
+            self._agree(self._resize)
+
+    def close(self) -> None:
+        """Refuse what is asked for, as the run is over."""
+        with suppress(BadRunFolder, OSError):  # Too many files may be open.
+            folder = self._memory.place.folder
+            if folder is not None and RunFolder(folder).finished:
+                self._refuse_all(folder, "the run has finished meanwhile; to train longer", "--epochs ...")
+            elif folder is not None:
+                self._refuse_all(folder, "the run has ended meanwhile; it goes on with others by", "-n {}")
+
+    def _without(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
+        """The job and placement of the ranks that are left.
+
+        Raises:
+            PeerLost: none is left.
+        """
+        job, placement = self.job, self.placement
+        shrinks = job.config.on_failure == SHRINK
+        if placement.hosts:
+            after = after_loss(placement, lost, self._answering, shrinks=shrinks)
+            return self._on_hosts(after), after
+        left = placement.workers - sum(rank < placement.workers for rank in lost.ranks)
+        if not shrinks or left == placement.workers:
+            return job, placement
+        if left < 1:
+            raise lost.adding("none is left to go on") from lost
+        return self._of(left)
+
+    def _of(self, workers: int) -> tuple[TrainJob, Placement]:
+        """The job and placement of another number of workers.
+
+        Raises:
+            BadOption: there cannot be that many.
+        """
+        before = self.placement
+        if before.hosts:
+            room = sum(host.ranks for host in before.places)
+            if workers > room:
+                raise BadOption(
+                    f"the hosts have places for {ranks_text(room, 'worker')}, not for {workers}; ask for "
+                    "fewer, or stop the run, and go on with it by --resume and more --hosts"
+                )
+            placement = replace(before, workers=workers, hosts=fill(before.places, workers))
+            return self._on_hosts(placement), placement
+        job = replace(self.job, config=self.job.config.changed({"workers": str(workers)}))
+        # Ranks that were lost may hold their memory still, and fewer need no more.
+        return job, job.placement(memory_bytes=sys.maxsize if workers < before.workers else None)
+
+    def _on_hosts(self, placement: Placement) -> TrainJob:
+        """The job of other ranks on hosts; it names the hosts that are left, for those who resume it."""
+        hosts = ",".join(f"{host.name}:{host.ranks}" for host in placement.places)
+        config = replace(self.job.config, workers=str(placement.workers), hosts=hosts)
+        return replace(self.job, config=config)
+
+    def _answering(self, hosts: Sequence[str], patience_s: float) -> list[str]:
+        soon = time.monotonic() + PROBE_S
+
+        def over() -> bool:
+            # A run that was asked to stop does not wait for hosts that may come back.
+            return self._stopping.over() or (self._stopping.page.requested and time.monotonic() > soon)
+
+        return answering(hosts, patience_s, over)
+
+    def _change_to(self, job: TrainJob, placement: Placement, why: str) -> None:
+        """Have other ranks train from now on.
+
+        Args:
+            job: theirs.
+            placement: likewise.
+            why: they do, for the records of the run.
+
+        Raises:
+            BadRunFolder: that of the run is gone.
+        """
+        self.job, self.placement = again(job), placement
+        self._memory.place.note_takeover(why)
+
+    def _look(self) -> bool:
+        resize, place = self._resize, self._memory.place
+        folder = place.folder
+        if resize is not None and resize.before is not None:
+            if place.copies_taken > resize.copies:
+                self._agree(resize)
+            return False
+        request = None if folder is None else read_request(folder)
+        if folder is None or request is None or request.answer is not None:
+            self._forget()
+        elif self._stopping.page.requested:
+            self._refuse_all(folder, "the run has been asked to stop; it goes on with others by", "-n {}")
+        elif resize is None or resize.request != request:
+            self._begin(folder, request)
+        else:
+            return place.copies_taken > resize.copies
+        return False
+
+    def _begin(self, folder: Path, request: ResizeRequest) -> None:
+        """Have a copy taken for a request, or refuse it."""
+        self._forget()
+        if request.workers == self.placement.workers:
+            answer_request(folder, request, f"it has {ranks_text(request.workers)} already", agreed=True)
+            return
+        recent = time.monotonic() < self._refused_at + _AGAIN_S
+        if not request.waits and request.workers == self._refused_workers and recent:
+            answer_request(folder, request, "", agreed=False)
+            return
+        from tutti.run.checks import check_job  # It imports torch.
+
+        try:
+            job, placement = self._of(request.workers)
+            check_job(job, placement.ranks, max(1, len(placement.hosts)))
+        except UserError as error:
+            self._refuse(folder, request, str(error))
+            return
+        for text in placement.warnings:
+            warn_on_stderr(text)
+        request = sign_request(folder, request)
+        self._resize = _Resize(folder, request, job, placement, self._memory.place.copies_taken)
+        self._memory.want_copy(True)
+
+    def _agree(self, resize: _Resize) -> None:
+        """Say that the new ranks train."""
+        assert resize.before is not None, "they have begun"
+        self._forget()
+        _, old = resize.before
+        text = f"going on with {ranks_text(resize.placement.workers)} instead of {old.workers}"
+        say_on_stderr(f"{text}, as was asked")
+        self._answer(resize.folder, resize.request, text, resize.placement.warnings, agreed=True)
+
+    def _go_back(self, resize: _Resize, why: TuttiError) -> None:
+        """Have as many ranks train as before a resize, as the new ones cannot."""
+        assert resize.before is not None, "they have begun"
+        job, placement = resize.before
+        workers = ranks_text(placement.workers)
+        self._refuse(
+            resize.folder,
+            resize.request,
+            f"the new ranks cannot train, and the run goes on with {workers} as before: {why}",
+        )
+        self._change_to(job, placement, f"{ranks_text(resize.placement.workers)} could not train")
+
+    def _refuse_all(self, folder: Path, why: str, options: str) -> None:
+        """Refuse what is asked for, and say what to do instead."""
+        request = read_request(folder)
+        if request is not None and request.answer is None:
+            way = f"tutti train --resume {shlex.quote(str(folder))} {options.format(request.workers)}"
+            self._refuse(folder, request, f"{why}: {way}")
+
+    def _refuse(self, folder: Path, request: ResizeRequest, text: str) -> None:
+        self._forget()
+        self._refused_workers, self._refused_at = request.workers, time.monotonic()
+        warn_on_stderr(f"somebody asked for {ranks_text(request.workers)}, in vain: {text}")
+        self._answer(folder, request, text, agreed=False)
+
+    def _answer(
+        self, folder: Path, request: ResizeRequest, text: str, warnings: tuple[str, ...] = (), *, agreed: bool
+    ) -> None:
+        try:
+            answer_request(folder, request, text, agreed=agreed, warnings=warnings)
+        except OSError as error:
+            warn_on_stderr(f"the answer to 'tutti resize' cannot be written: {error.strerror}")
+
+    def _forget(self) -> None:
+        """Want no copy any more."""
+        if self._resize is not None:
+            self._resize = None
+            self._memory.want_copy(False)
+
+
+def _described(placement: Placement, kind: str) -> str:
+    return placement.describe() if placement.hosts else ranks_text(placement.workers, kind)
+
+
+def ranks_text(count: int, kind: str = "rank") -> str:
+    """Name a number of ranks."""
+    return f"{count} {kind}{'' if count == 1 else 's'}"

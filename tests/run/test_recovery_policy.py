@@ -1,0 +1,202 @@
+"""Which ranks train next: one table over the ends of ranks, and the steps of a resize."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tutti.checkpoint.memory_files import StateMemory
+from tutti.errors import BadRunFolder, LauncherLost, PeerLost, RankFailed, RankHung, TuttiError, UserError
+from tutti.launch.placement import place_ranks
+from tutti.launch.signals import SignalWatch
+from tutti.launch.stop_request import Stopping
+from tutti.records.resize_request import (
+    REQUEST,
+    ResizeRequest,
+    answer_request,
+    read_request,
+    remove_request,
+    request_workers,
+)
+from tutti.run.config import TrainConfig
+from tutti.run.recovery_policy import RecoveryPolicy
+from tutti.run.train_job import TrainJob
+
+
+@contextmanager
+def policy_of(
+    folder: Path, on_failure: str = "respawn", workers: int = 3
+) -> Iterator[tuple[RecoveryPolicy, StateMemory, Stopping]]:
+    """The policy of a run that has a copy of its state."""
+    with closing(StateMemory()) as memory, SignalWatch([]) as signals:
+        memory.place.note_folder(folder)
+        memory.place.publish(1, {"step": 1})
+        config = TrainConfig(model="mlp", data="digits", on_failure=on_failure)
+        stopping = Stopping(signals)
+        job = TrainJob(config, memory=memory.place)
+        with closing(RecoveryPolicy(job, place_ranks(workers), memory, stopping)) as policy:
+            yield policy, memory, stopping
+
+
+@pytest.mark.parametrize(
+    ("end", "respawn", "shrink"),
+    [
+        (PeerLost([1], "killed"), 3, 2),
+        (PeerLost([0, 2], "killed"), 3, 1),
+        (PeerLost([], "what forks them ended"), 3, 3),
+        (PeerLost([0, 1, 2], "killed"), 3, None),
+        (RankHung([2], "no step"), 3, 2),
+        (LauncherLost("mpirun was killed"), 3, 3),
+        (RankFailed(0, "an exception"), None, None),
+        (UserError("wrong"), None, None),
+    ],
+)
+def test_the_next_ranks_follow_from_the_end_of_the_last(
+    tmp_path: Path, end: TuttiError, respawn: int | None, shrink: int | None
+) -> None:
+    for on_failure, workers in (("respawn", respawn), ("shrink", shrink)):
+        with policy_of(tmp_path, on_failure) as (policy, _, _):
+            if workers is None:
+                with pytest.raises(type(end)):
+                    policy.go_on_after(end)
+            else:
+                policy.go_on_after(end)
+                assert policy.placement.workers == workers
+                assert policy.job.takeover == str(end)
+
+
+def asked(folder: Path, workers: int, *, waits: bool = True) -> ResizeRequest:
+    request = request_workers(folder, workers, waits=waits)
+    assert request is not None
+    return request
+
+
+def answer_to(folder: Path, request: ResizeRequest) -> tuple[bool, str]:
+    """What `tutti resize` gets to read, and takes away."""
+    found = read_request(folder)
+    assert found is not None
+    assert found.token == request.token
+    assert found.answer is not None
+    remove_request(folder, request)
+    return found.agreed, found.answer
+
+
+def begin(policy: RecoveryPolicy, memory: StateMemory, number: int) -> None:
+    """Take what was asked for as far as to the start of the new ranks."""
+    assert not policy.is_due()
+    assert not policy.is_due()
+    memory.place.publish(number, {"step": 2})
+    assert policy.is_due()
+    policy.resize()
+
+
+def test_a_resize_is_agreed_to_when_the_new_ranks_have_copied_their_state(tmp_path: Path) -> None:
+    with policy_of(tmp_path) as (policy, memory, _):
+        wanted = memory.place.copy_wish()
+        request = asked(tmp_path, 1)
+        begin(policy, memory, 2)
+        assert (policy.placement.workers, policy.job.config.workers, wanted()) == (1, "1", True)
+        assert read_request(tmp_path) == replace(request, process=os.getpid())
+        memory.place.publish(1, {"step": 3})
+        assert not policy.is_due()
+        assert answer_to(tmp_path, request) == (True, "going on with 1 rank instead of 3")
+        assert not wanted()
+
+
+def test_ranks_that_cannot_train_give_way_to_the_number_before(tmp_path: Path) -> None:
+    with policy_of(tmp_path) as (policy, memory, _):
+        request = asked(tmp_path, 2)
+        begin(policy, memory, 2)
+        policy.go_on_after(UserError("there are too few samples"))
+        assert policy.placement.workers == 3
+        agreed, text = answer_to(tmp_path, request)
+        assert not agreed
+        assert text.endswith("the run goes on with 3 ranks as before: there are too few samples")
+        assert policy.job.takeover == "2 ranks could not train"
+
+
+def test_a_loss_before_the_copy_delays_a_resize(tmp_path: Path) -> None:
+    with policy_of(tmp_path) as (policy, memory, _):
+        asked(tmp_path, 2)
+        assert not policy.is_due()
+        policy.go_on_after(PeerLost([1], "killed"))
+        assert policy.placement.workers == 3
+        begin(policy, memory, 2)
+        assert policy.placement.workers == 2
+
+
+@pytest.mark.parametrize(("workers", "agreed"), [(3, True), (50_000, False)])
+def test_no_rank_is_ended_for_the_same_number_or_one_without_room(
+    tmp_path: Path, workers: int, agreed: bool
+) -> None:
+    with policy_of(tmp_path) as (policy, memory, _):
+        request = asked(tmp_path, workers)
+        assert not policy.is_due()
+        assert answer_to(tmp_path, request)[0] == agreed
+        memory.place.publish(2, {"step": 2})
+        assert not policy.is_due()
+
+
+def test_a_request_is_refused_when_the_run_stops_or_ends(tmp_path: Path) -> None:
+    with policy_of(tmp_path) as (policy, _, stopping):
+        request = asked(tmp_path, 1)
+        stopping.page.request()
+        assert not policy.is_due()
+        agreed, text = answer_to(tmp_path, request)
+        assert not agreed
+        assert "goes on with others by: tutti train --resume" in text
+        request = asked(tmp_path, 1)
+    assert not answer_to(tmp_path, request)[0]
+
+
+def test_what_is_taken_back_is_wanted_no_more(tmp_path: Path) -> None:
+    with policy_of(tmp_path) as (policy, memory, _):
+        request = asked(tmp_path, 1)
+        assert not policy.is_due()
+        assert memory.place.copy_wish()()
+        remove_request(tmp_path, request)
+        memory.place.publish(2, {"step": 2})
+        assert not policy.is_due()
+        assert not memory.place.copy_wish()()
+
+
+def test_a_callback_is_refused_once_and_leaves_no_request(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with policy_of(tmp_path) as (policy, _, _):
+        for _ in range(2):
+            asked(tmp_path, 50_000, waits=False)
+            assert not policy.is_due()
+            assert read_request(tmp_path) is None
+    assert capfd.readouterr().err.count("somebody asked for 50000 ranks, in vain") == 1
+
+
+def test_a_request_stands_alone_until_its_answer_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = asked(tmp_path, 3)
+    assert request_workers(tmp_path, 4) is None
+    answer_request(tmp_path, request, "so be it", agreed=True)
+    assert request_workers(tmp_path, 4) is None
+    # Of somebody who was killed.
+    monkeypatch.setattr("tutti.records.resize_request._READ_S", -1.0)
+    other = asked(tmp_path, 4)
+    answer_request(tmp_path, request, "for another one", agreed=True)
+    remove_request(tmp_path, request)
+    assert read_request(tmp_path) == other
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"workers": "many"}', "[]"])
+def test_what_is_no_request_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / REQUEST).write_text(text)
+    assert read_request(tmp_path) is None
+
+
+def test_a_request_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match="cannot write"):
+        request_workers(tmp_path / "nowhere", 2)
