@@ -115,6 +115,6 @@ def _key(job: TrainJob) -> str:
     """Return what decides which samples a run has, before they are divided."""
     config = job.config
     # A factory may draw random numbers, which depend on the seed.
-    seed = data_seed(config) if "data" in job.objects or names_object(config.data) else None
+    seed = data_seed(config) if names_object(config.data) else None
     named = to_json([config.data, config.data_options, seed, job.floats, str(torch.get_default_dtype())])
-    return hashlib.sha256(named.encode() + job.objects.get("data", b"")).hexdigest()
+    return hashlib.sha256(named.encode()).hexdigest()

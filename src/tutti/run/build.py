@@ -165,6 +165,13 @@ def given_data(job: Job) -> tuple[object, Options]:
     return given, options
 
 
+def free_given_data(job: Job, comm: Communicator) -> None:
+    """Free the caller's copy of data that were given as an object, once they are open."""
+    given = job.objects.get("data")
+    if given is not None and (comm.node.rank == 0 or given.is_own):
+        given.free()
+
+
 def outputs_for(dataset: DataSet) -> int:
     """Count the outputs that a model needs: one for each class, or for each number of a target."""
     return dataset.classes or max(1, math.prod(dataset.train.targets.shape[1:]))

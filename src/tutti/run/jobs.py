@@ -20,6 +20,7 @@ from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Placement, place_ranks
 from tutti.model_parallel.layout import Layout, ranks_of
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Job:
         trains: the ranks train by the strategy of the configuration.
         compared: their training is compared with that of one process.
         config: the configuration.
-        objects: what was given as Python objects instead of names, by field of `config`; cloudpickled.
+        objects: what was given as Python objects instead of names, by field of `config`.
         quiet: print nothing.
         lr_scale: what the learning rates of the configuration are multiplied by.
     """
@@ -44,7 +45,7 @@ class Job:
     compared: ClassVar[bool] = False
 
     config: TrainConfig
-    objects: dict[str, bytes] = field(default_factory=dict, kw_only=True)
+    objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)
     quiet: bool = field(default=False, kw_only=True)
     lr_scale: float = field(default=1.0, kw_only=True)
 

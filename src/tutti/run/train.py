@@ -32,6 +32,7 @@ from tutti.run.build import (
     Task,
     callbacks_of,
     default_floats,
+    free_given_data,
     prepare_task,
     reseed,
     seeded,
@@ -109,6 +110,8 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         with ExitStack() as stack:
             sampler = stack.enter_context(sampling(crew, job.write and context.alone))
             dataset = context.open_data(job, comm)
+            if job.memory is None:
+                free_given_data(job, comm)
             _note_data(job, comm, dataset)
             task = prepare_task(job, dataset)
             if context.prepare is not None:
