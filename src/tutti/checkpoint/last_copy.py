@@ -6,15 +6,11 @@ disk      checkpoints/step-...   what `--resume` goes on from
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.checksum import checksum_of_bytes
 from tutti.records.checkpoints import (
     Manifest,
     commit,
@@ -30,7 +26,7 @@ _ATTEMPT: Final = "last"
 
 
 def write_last_copy(place: MemoryPlace, folder: Path, keep: int) -> int | None:
-    """Write the last good copy as a checkpoint, if that is of more steps than those on the disk.
+    """Write the last copy as a checkpoint, if that is of more steps than those on the disk.
 
     Args:
         place: of the memory, which no rank changes any more.
@@ -44,32 +40,21 @@ def write_last_copy(place: MemoryPlace, folder: Path, keep: int) -> int | None:
         OSError: it cannot be written.
         BadCheckpoint: a newer version of tutti has written one on the disk.
     """
-    for number, found in place.described():
-        there, _ = newest(folder)
-        if there is not None and there.manifest.step >= found["step"]:
-            return None
-        memory = place.copies[number - 1].open()
-        try:
-            if _is_sound(memory, found):
-                _write(memory, found, folder)
-                tidy(folder, found["step"], keep)
-                return int(found["step"])
-        finally:
-            os.close(memory)
-    return None
-
-
-def _is_sound(memory: int, found: Json) -> bool:
-    """Tell whether the files of a copy are as they were written."""
-    files = found["files"].values()
-    end = max(start + size for start, size, _ in files)
-    if os.fstat(memory).st_size < end:
-        return False
-    with mmap.mmap(memory, end, access=mmap.ACCESS_COPY) as mapped:
-        content = np.frombuffer(mapped, np.uint8)
-        sound = all(checksum_of_bytes(content[start : start + size]) == sum_ for start, size, sum_ in files)
-        del content  # It keeps the mapping open.
-    return sound
+    described = place.described()
+    if not described:
+        return None
+    number, found = described[0]
+    step = int(found["step"])
+    there, _ = newest(folder)
+    if there is not None and there.manifest.step >= step:
+        return None
+    memory = place.copies[number - 1].open()
+    try:
+        _write(memory, found, folder)
+    finally:
+        os.close(memory)
+    tidy(folder, step, keep)
+    return step
 
 
 def _write(memory: int, found: Json, folder: Path) -> None:
@@ -80,7 +65,7 @@ def _write(memory: int, found: Json, folder: Path) -> None:
         unfinished.mkdir()
         files = {
             name: write_file(unfinished / name, memory, start, size)
-            for name, (start, size, _) in found["files"].items()
+            for name, (start, size) in found["files"].items()
         }
         commit(unfinished, Manifest(found["step"], found["ranks"], files))
     except OSError:
