@@ -30,7 +30,6 @@ from typing_extensions import override
 
 from tutti.errors import BadCheckpoint
 from tutti.exports.base import Exported, Form, load_tensors
-from tutti.records.untrusted import open_file, read_file
 from tutti.registry import part
 from tutti.state import Values
 
@@ -119,7 +118,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    described = _MetadataUnpickler(BytesIO(read_file(folder / METADATA))).load()
+    described = _MetadataUnpickler(BytesIO((folder / METADATA).read_bytes())).load()
     if not isinstance(described, Metadata):
         raise TypeError(f"its metadata is a {type(described).__name__}")
     infos = {
@@ -159,7 +158,7 @@ def _tensors(
             continue
         if PurePath(name).name != name:
             raise ValueError(f"'{key}' is said to lie in {name}, outside of the folder")
-        with open_file(folder / name) as file:
+        with open(folder / name, "rb") as file:
             file.seek(place.offset)
             chunk = load_tensors(BytesIO(file.read(place.length)))
         where = tuple(

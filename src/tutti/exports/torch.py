@@ -13,7 +13,6 @@ from typing_extensions import override
 from tutti.errors import BadCheckpoint
 from tutti.exports.base import Exported, Form, load_tensors, start_of
 from tutti.records.files import replace_file
-from tutti.records.untrusted import open_file
 from tutti.registry import part
 
 
@@ -32,7 +31,7 @@ class TorchForm(Form):
     @staticmethod
     def read(path: Path) -> Exported:
         try:
-            with open_file(path) as file:
+            with open(path, "rb") as file:
                 found = load_tensors(file)
         except Exception as error:  # Of a pickle of somebody else's, whatever there is.
             raise BadCheckpoint(

@@ -14,7 +14,7 @@ from typing import Final
 
 from tutti.errors import BadRunFolder, DiskFull, room_left
 from tutti.records.checkpoints import flush_folder
-from tutti.records.plain_files import plain_file
+from tutti.records.untrusted import open_unlinked
 
 
 def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
@@ -25,7 +25,7 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
     """
     unfinished = unfinished_file(path)
     try:
-        with open(plain_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        with open(open_unlinked(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(content)
             if flush:
                 file.flush()
@@ -39,10 +39,9 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
 
 
 def has_content(path: Path, content: bytes) -> bool:
-    """Tell whether a file has this content; one that is a link, or cannot be read, has not."""
+    """Return whether a file has this content; one that cannot be read has not."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            return os.fstat(file.fileno()).st_size == len(content) and file.read(len(content)) == content
+        return path.read_bytes() == content
     except OSError:
         return False
 
@@ -54,7 +53,7 @@ def cut_to(path: Path, content: bytes) -> bool:
         OSError: it cannot be cut.
     """
     try:
-        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = open_unlinked(path, os.O_RDWR)
     except OSError:
         return False
     with open(file, "r+b") as opened:

@@ -35,7 +35,6 @@ from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
-from tutti.run.trust import seal
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.splits import Splitter, make_splits, splitter_of
 from tutti.studies.cross_validation.study import Blocks, keep_data
@@ -283,8 +282,7 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
         splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
     question = {**search.record(), **numbers_given(search.objects), "fingerprint": samples.fingerprint}
     path = out or FOLDER / folder_name(search.config.model, samples.name)
-    sealed = seal(search.config.as_json())
-    folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
+    folder = FarmFolder.begin(path, KIND, question, resume=resume)
     ends = [(name, value) for name, one in search.space.dimensions.items() for value in one.ends()]
     configs = [search.config, *(search.config_of({name: value}) for name, value in ends)]
     if search.objects:
