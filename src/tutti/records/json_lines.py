@@ -191,15 +191,15 @@ def _decoded(hint: Any, value: Any) -> Any:
         return {
             _decoded(within[0], key): _decoded(within[1], item) for key, item in _expect(dict, value).items()
         }
-    if not is_dataclass(hint):
-        return hint(value)
-    fields = _hints(hint)
-    items = _expect(dict, value).items()
-    return hint(**{name: _decoded(fields[name], item) for name, item in items if name in fields})
+    if isinstance(hint, type) and is_dataclass(hint):
+        fields = _hints(hint)
+        items = _expect(dict, value).items()
+        return hint(**{name: _decoded(fields[name], item) for name, item in items if name in fields})
+    return hint(value)
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 

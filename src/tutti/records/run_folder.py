@@ -50,7 +50,6 @@ from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import LATEST, present
 from tutti.records.files import (
-    cut_to,
     flush_file_system,
     has_content,
     refusing,
@@ -307,12 +306,10 @@ class RunFolder:
     def keep_epochs(self, records: Sequence[EpochRecord]) -> None:
         """Have the history be that of these epochs alone, behind which the run goes on."""
         self._refuse_lost()
-        path, content = self.path / HISTORY, _lines(records)
-        with refusing(path):
-            if not records:
-                path.unlink(missing_ok=True)
-            elif not cut_to(path, content):
-                replace_file(path, content, flush=not self.together)
+        if records:
+            self._write(HISTORY, _lines(records))
+        else:
+            (self.path / HISTORY).unlink(missing_ok=True)
 
     def history(self) -> JsonLinesFile[EpochRecord]:
         """Read the epochs so far."""

@@ -26,7 +26,7 @@ from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.farm.work import work_on
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder
-from tutti.records.files import refusing, replace_shared_file
+from tutti.records.files import refusing, replace_file
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder, folder_name
@@ -409,7 +409,7 @@ class Tuned:
         table.writerows(rows)
         path = self.folder.path / TRIALS
         with refusing(path):
-            replace_shared_file(path, text.getvalue().encode())
+            replace_file(path, text.getvalue().encode())
         return path
 
 
