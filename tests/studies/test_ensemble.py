@@ -219,11 +219,6 @@ def test_an_ensemble_of_somebody_else_runs_no_code(
     with pytest.raises(tutti.UserError, match="would have code run"):
         tutti.load_ensemble(copy)
     assert tutti.load_ensemble(copy, trust=True)
-    record = json.loads((copy / "ensemble.json").read_text())
-    record["combination"]["intercepts"].pop()
-    (copy / "ensemble.json").write_text(json.dumps(record))
-    with pytest.raises(tutti.BadRunFolder, match="coefficients are not those of these candidates"):
-        tutti.load_ensemble(copy)
     with pytest.raises(tutti.BadRunFolder, match="so it is no ensemble"):
         tutti.load_ensemble(tmp_path)
 

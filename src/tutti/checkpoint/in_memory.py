@@ -24,7 +24,7 @@ from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
 from tutti.comm.base import Communicator
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
-from tutti.records.checkpoints import RUN, Manifest, head_file, tensors_file
+from tutti.records.checkpoints import Manifest
 from tutti.records.json_lines import Json, to_json
 from tutti.state import State
 
@@ -62,16 +62,7 @@ class MemorySaver:
         copy = self._copies[self._number - 1]
         copy.take(encoded, texts, sizes)
         if rank == 0:
-            files = {
-                name: place
-                for other in sizes
-                for name, *place in zip(
-                    (tensors_file(other), head_file(other), RUN),
-                    copy.offsets(other),
-                    sizes[other],
-                    strict=False,
-                )
-            }
+            files = copy.places(sizes)
             self._place.publish(self._number, {"step": step, "ranks": self._comm.size, "files": files})
         self._number = 3 - self._number
 

@@ -25,7 +25,7 @@ from tutti.checkpoint.writer import Writer
 from tutti.checkpoint.writer_process import Order, WriterAnswer
 from tutti.comm.base import Communicator
 from tutti.errors import BadRunFolder
-from tutti.records.checkpoints import RUN, head_file, remove_unfinished, tensors_file
+from tutti.records.checkpoints import remove_unfinished
 from tutti.records.json_lines import Json, to_json
 from tutti.state import State
 from tutti.terminal import warn_on_stderr
@@ -208,22 +208,12 @@ class Saver:
 
     def _order(self, step: int, sizes: Mapping[int, Sizes], score: float | None) -> Order:
         assert self._folder is not None, "a rank that writes sees the folder"
-        files = {
-            name: (offset, size)
-            for other in self._written_here
-            for name, offset, size in zip(
-                (tensors_file(other), head_file(other), RUN),
-                self._snapshot.offsets(other),
-                sizes[other],
-                strict=False,
-            )
-        }
         return Order(
             memory=f"/proc/{os.getpid()}/fd/{self._snapshot.memory}",
             folder=self._folder,
             inode=None if self._opened is None else os.fstat(self._opened).st_ino,
             attempt=f"{self._session}-{self._attempts}",
-            files=files,
+            files=self._snapshot.places(sizes),
             host=self._hosts.index(self._comm.rank),
             hosts=len(self._hosts),
             step=step,
