@@ -80,7 +80,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes(b"some")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("tutti.checkpoint.last_copy.write_file", write_some)
+    monkeypatch.setattr("tutti.checkpoint.writer_process.write_file", write_some)
 
 
 def fail(memory: StateMemory) -> None:

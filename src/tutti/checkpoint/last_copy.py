@@ -6,23 +6,11 @@ disk      checkpoints/step-...   what `--resume` goes on from
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.records.checkpoints import (
-    Manifest,
-    commit,
-    newest,
-    remove_unfinished,
-    tidy,
-    unfinished_folder,
-    write_file,
-)
-from tutti.records.json_lines import Json
-
-_ATTEMPT: Final = "last"
+from tutti.checkpoint.writer_process import Order, write_checkpoint
+from tutti.records.checkpoints import newest, tidy
 
 
 def write_last_copy(place: MemoryPlace, folder: Path, keep: int) -> int | None:
@@ -48,26 +36,22 @@ def write_last_copy(place: MemoryPlace, folder: Path, keep: int) -> int | None:
     there, _ = newest(folder)
     if there is not None and there.manifest.step >= step:
         return None
-    memory = place.copies[number - 1].open()
-    try:
-        _write(memory, found, folder)
-    finally:
-        os.close(memory)
+    folder.mkdir(parents=True, exist_ok=True)
+    process, descriptor = place.copies[number - 1]
+    write_checkpoint(
+        Order(
+            memory=f"/proc/{process}/fd/{descriptor}",
+            folder=folder,
+            inode=folder.stat().st_ino,
+            attempt="last",
+            files=found["files"],
+            host=0,
+            hosts=1,
+            step=step,
+            ranks=found["ranks"],
+            score=None,
+            keep=keep,
+        )
+    )
     tidy(folder, step, keep)
     return step
-
-
-def _write(memory: int, found: Json, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(folder)
-    unfinished = unfinished_folder(folder, found["step"], _ATTEMPT)
-    try:
-        unfinished.mkdir()
-        files = {
-            name: write_file(unfinished / name, memory, start, size)
-            for name, (start, size) in found["files"].items()
-        }
-        commit(unfinished, Manifest(found["step"], found["ranks"], files))
-    except OSError:
-        remove_unfinished(folder)  # Nobody goes on with it, and on a full disk it is in the way.
-        raise

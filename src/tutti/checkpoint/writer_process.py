@@ -117,7 +117,7 @@ def main(parent: int, descriptor: int) -> None:
 
 def _carry_out(order: Order) -> WriterAnswer:
     try:
-        _write(order)
+        write_checkpoint(order)
     except OSError as error:
         return WriterAnswer(order.step, f"cannot write {error.filename or order.folder}: {error.strerror}")
     left = None
@@ -129,8 +129,12 @@ def _carry_out(order: Order) -> WriterAnswer:
     return WriterAnswer(order.step, None, left)
 
 
-def _write(order: Order) -> None:
-    """Write this host's files; on host 0 commit the checkpoint once all hosts have written."""
+def write_checkpoint(order: Order) -> None:
+    """Write this host's files; on host 0 commit the checkpoint once all hosts have written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     unfinished = unfinished_folder(order.folder, order.step, order.attempt)
     memory = os.open(order.memory, os.O_RDONLY)
     try:
