@@ -179,7 +179,7 @@ def _writable(value: object) -> object:
 
 def _decoded(hint: Any, value: Any) -> Any:
     """Convert a value to a field's type; `T | None` is the only union that records use."""
-    within, outer = get_args(hint), get_origin(hint)
+    outer, within = _parts(hint)
     if hint is Any:
         return value
     if NoneType in within:
@@ -196,6 +196,11 @@ def _decoded(hint: Any, value: Any) -> Any:
         items = _expect(dict, value).items()
         return hint(**{name: _decoded(fields[name], item) for name, item in items if name in fields})
     return hint(value)
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
 
 
 @cache
