@@ -5,7 +5,7 @@
 The state is that of a run with strategy sync: 11 M parameters and Adam, 135 MB, of which each rank has a
 part. All sides save the same values, in turn, each after a step of training:
 
-    tutti            copied into memory; a process at idle priority writes it afterwards
+    tutti            copied into memory; a process at the lowest priority writes it afterwards
     torch.save       rank 0 writes all of it, the others wait
     flushed          the same, and file and folder are on the disk (fsync) when training goes on
     each its part    each rank writes its part by torch.save, and waits for the others

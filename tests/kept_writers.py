@@ -5,16 +5,16 @@ A writer of checkpoints serves one run after the other.
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import Connection
 
 import pytest
 
 from tutti.checkpoint.writer import Writer
 
-_idle: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+_idle: list[tuple[subprocess.Popen[bytes], Connection]] = []
 
 
 class KeptWriter(Writer):
@@ -22,7 +22,7 @@ class KeptWriter(Writer):
 
     def close(self) -> None:
         process, connection = self._process, self._connection
-        if process is not None and connection is not None and self._asked is None and process.poll() is None:
+        if process is not None and connection is not None and self._step is None and process.poll() is None:
             _idle.append((process, connection))
             self._process = self._connection = None
         super().close()

@@ -1,14 +1,12 @@
-"""A checksum of tensors and bytes: exact, as each changed bit changes it, and as fast as memory is read."""
+"""A checksum of tensors: exact, as each changed bit changes it, and as fast as memory is read."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 WORD: Final = 8
 """The bytes that are added up at a time."""
@@ -24,20 +22,14 @@ MODULUS: Final = 1 << 64
 
 
 def checksum(values: Tensor) -> int:
-    """Return the checksum of the bits of a tensor in the CPU's memory."""
-    import torch  # Whoever has bytes need not wait for it.
-
-    return checksum_of_bytes(values.detach().contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def checksum_of_bytes(content: npt.NDArray[np.uint8]) -> int:
-    """Return a checksum of bytes, 0 to 2^64 - 1.
+    """Return a checksum of the bits of a tensor in the CPU's memory, 0 to 2^64 - 1.
 
         s = sum over i of (2 i + 1) word_i   mod 2^64
 
     over each stretch of words of 64 bits, and these sums in the same way by powers of an odd factor. A
     flipped bit changes a word by a power of two below 2^64, which no odd factor makes a multiple of 2^64.
     """
+    content = values.detach().contiguous().view(-1).view(torch.uint8).numpy()
     whole = len(content) // WORD * WORD
     words, total = content[:whole].view(np.uint64), len(content)
     for start in range(0, len(words), STRETCH):

@@ -1,4 +1,4 @@
-"""Bad disks, and killed or stopped writers: training goes on, and the last good checkpoint is kept."""
+"""Bad disks and killed writers: training goes on, and the last good checkpoint is kept."""
 
 from __future__ import annotations
 
@@ -11,23 +11,17 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from tests.checkpoint.states import check, state_of
 from tests.comm.ranks import World
-from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.reading import newest
 from tutti.checkpoint.saver import Saver
-from tutti.checkpoint.writer import Writer
-from tutti.checkpoint.writer_process import MemoryStretch, Order, WriterAnswer
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.records.checkpoints import RUN, head_file, tensors_file, unfinished_folder
 
 KILLS = int(os.environ.get("TUTTI_KILLS", "12"))
 
@@ -50,7 +44,7 @@ def kill(victim: psutil.Process) -> None:
 
 
 def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int | None], list[str]]:
-    """Kill the writer, or its child, after a while that is longer each time; returns what was seen."""
+    """Kill the writer after a random while, several times; returns what was seen."""
     warnings: list[str] = []
     chance, outcomes = random.Random(0), list[int | None]()
     with Saver(comm, folder, 2, warnings.append) as saver:
@@ -60,7 +54,7 @@ def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int
         for step in range(2, 2 + kills):
             saver.save(step, state_of(0, 1, step))
             time.sleep(chance.uniform(0, 1.2 * usual_s))
-            victims = psutil.Process().children(recursive=True)
+            victims = psutil.Process().children()
             if victims:
                 kill(chance.choice(victims))
             saver.wait()
@@ -73,7 +67,7 @@ def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int
         saver.save(step + 1, state_of(0, 1, step + 1), wait=True)
         assert saver.last == newest_step(folder) == step + 1
         # One that is killed when it has nothing to do costs nothing.
-        for victim in psutil.Process().children(recursive=True)[::-1]:
+        for victim in psutil.Process().children():
             step += 1
             kill(victim)
             saver.save(step + 1, state_of(0, 1, step + 1), wait=True)
@@ -89,128 +83,6 @@ def test_a_killed_writer_costs_one_checkpoint_at_most(tmp_path: Path) -> None:
     assert len(outcomes) == KILLS
     assert all("was not written: the process that writes it was killed" in warning for warning in warnings)
     assert not [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
-
-
-def order_of(folder: Path, hosts: int = 1) -> tuple[Order, int]:
-    """An order for a checkpoint of step 1, and the memory that has it."""
-    state = encode(state_of(0, 1, 1), 0)
-    tensors = state.header() + b"".join(
-        t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in state.tensors.values()
-    )
-    memory, files = os.memfd_create("test"), []
-    for name, content in {tensors_file(0): tensors, head_file(0): state.head, RUN: b"{}"}.items():
-        files.append(MemoryStretch(name, os.lseek(memory, 0, os.SEEK_CUR), len(content)))
-        os.write(memory, content)
-    folder.mkdir()
-    return Order(str(folder), folder.stat().st_ino, "attempt", files, 0, hosts, 1, 1, None, 3), memory
-
-
-def write_with_a_stopped_child(comm: Communicator, folder: Path) -> None:
-    order, memory = order_of(folder)
-    writer = Writer(patience_s=0.0)
-    for _ in range(2):
-        writer.give(order, memory)
-        assert writer.poll(None) == WriterAnswer(1, None)
-        assert newest_step(folder) == 1
-        [process] = psutil.Process().children()
-        [child] = process.children()
-        child.suspend()
-    writer.close()
-
-
-def test_files_are_written_where_idle_processes_get_no_time(tmp_path: Path) -> None:
-    with World(1) as world:
-        world.run(write_with_a_stopped_child, tmp_path / "run")
-
-
-def stop_writers(comm: Communicator, folder: Path, child: bool, waits: bool) -> list[str]:
-    """Stop the writer, or its child, when it has nothing to do; returns the warnings."""
-    warnings: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tutti.checkpoint.saver.Writer", partial(Writer, patience_s=0.5))
-        with Saver(comm, folder, 2, warnings.append) as saver:
-            saver.save(1, state_of(0, 1, 1), wait=True)
-            [victim] = psutil.Process().children()
-            if child:
-                [victim] = victim.children()
-            victim.suspend()
-            saver.save(2, state_of(0, 1, 2))
-            if waits:
-                saver.wait()
-            while saver.last != 2 and not warnings:
-                saver.check()
-            assert saver.last == newest_step(folder)
-            saver.save(3, state_of(0, 1, 3), wait=True)
-            assert saver.last == newest_step(folder) == 3
-            assert not victim.is_running()
-    return [warning.replace(str(victim.pid), "PID") for warning in warnings]
-
-
-@pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("child", [True, False])
-def test_a_stopped_writer_costs_one_checkpoint_at_most(tmp_path: Path, child: bool, waits: bool) -> None:
-    with World(1) as world:
-        [warnings] = world.run(stop_writers, tmp_path, child, waits)
-    lost = (
-        "the checkpoint of step 2 was not written: process PID, which writes it, was stopped (SIGSTOP) for "
-        "0.5 s, and another one takes its place (suspend all processes of a run, or none); the ones before "
-        "it are kept, and training goes on"
-    )
-    assert warnings == ([] if child else [lost])
-
-
-def wait_for_another_host(comm: Communicator, folder: Path, stopped: bool) -> str | None:
-    """Have a child wait longer than its files may take, and be stopped meanwhile; returns what has failed."""
-    order, memory = order_of(folder, hosts=2)
-    writer = Writer(patience_s=2.0)
-    writer.give(order, memory)
-    unfinished = unfinished_folder(folder, 1, "attempt")
-    while not (unfinished / RUN).exists():
-        assert writer.poll(0.01) is None
-    assert writer.poll(0.5) is None
-    [process] = psutil.Process().children()
-    [child] = process.children()
-    if stopped:
-        child.suspend()
-        answer = writer.poll(None)
-    else:
-        assert writer.poll(2.5) is None
-        (unfinished / "host-1.json").write_text('{"files": {}}')
-        answer = writer.poll(None)
-        assert newest_step(folder) == 1
-    writer.close()
-    assert answer is not None
-    return answer.error and answer.error.replace(str(child.pid), "PID")
-
-
-def test_a_child_that_has_written_its_files_may_wait_unless_it_is_stopped(tmp_path: Path) -> None:
-    with World(1) as world:
-        assert world.run(wait_for_another_host, tmp_path / "slow", False) == [None]
-        [error] = world.run(wait_for_another_host, tmp_path / "stopped", True)
-    assert error is not None
-    assert error.startswith("process PID, which writes it, was stopped (SIGSTOP) for 2 s")
-
-
-def lose_the_right_to_start_processes(comm: Communicator, folder: Path) -> list[str]:
-    warnings: list[str] = []
-    with Saver(comm, folder, 2, warnings.append) as saver:
-        saver.save(1, state_of(0, 1, 1), wait=True)
-        for child in psutil.Process().children():
-            child.kill()
-            child.wait()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "executable", "/nowhere/python")
-            saver.save(2, state_of(0, 1, 2), wait=True)
-        assert newest_step(folder) == 1
-        saver.save(3, state_of(0, 1, 3), wait=True)
-    return warnings
-
-
-def test_a_writer_that_cannot_be_started_again_costs_one_checkpoint(tmp_path: Path) -> None:
-    with World(1) as world:
-        [[warning]] = world.run(lose_the_right_to_start_processes, tmp_path)
-    assert "step 2 was not written: the process that writes it cannot be started: No such file" in warning
-    assert newest_step(tmp_path) == 3
 
 
 def meet_a_bad_disk(folder: str) -> None:
@@ -315,7 +187,7 @@ def save_under_a_limit(comm: Communicator, folder: Path) -> list[str]:
         saver.save(1, state_of(comm.rank, 2, 1), wait=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         if comm.rank == 0:  # The process that writes has the limit as well.
-            for writer in psutil.Process().children(recursive=True):
+            for writer in psutil.Process().children():
                 resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, limits)
         comm.barrier()
         saver.save(2, state_of(comm.rank, 2, 2), wait=True)

@@ -12,14 +12,13 @@ from typing import NoReturn
 import pytest
 
 from tests.checkpoint.states import check, state_of
-from tests.checkpoint.test_in_memory import flip_a_bit
-from tutti.checkpoint.in_memory import MemorySaver, kept_in
+from tutti.checkpoint.in_memory import MemorySaver
 from tutti.checkpoint.last_copy import write_last_copy
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.checkpoint.reading import Checkpoint
 from tutti.checkpoint.saver import Saver
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.errors import BadCheckpoint, PeerLost
+from tutti.errors import PeerLost
 from tutti.records.checkpoints import FOLDER, newest
 from tutti.run.config import TrainConfig
 from tutti.run.survival import last_copy_kept
@@ -70,20 +69,6 @@ def test_a_checkpoint_of_as_many_steps_stays(memory: StateMemory, tmp_path: Path
     assert step_on_disk(tmp_path) == 6
 
 
-def test_in_place_of_a_damaged_copy_the_one_before_it_is_written(memory: StateMemory, tmp_path: Path) -> None:
-    flip_a_bit(memory, "rank-00000.safetensors")
-    assert write_last_copy(memory.place, tmp_path, keep=3) == 4
-    assert step_on_disk(tmp_path) == 4
-
-
-def test_without_a_sound_copy_nothing_is_written(memory: StateMemory, tmp_path: Path) -> None:
-    for number, _ in memory.place.described():
-        with open(memory.place.copies[number - 1].open(), "r+b") as file:
-            file.write(b"damaged" * 100)
-    assert write_last_copy(memory.place, tmp_path / "none", keep=3) is None
-    assert step_on_disk(tmp_path / "none") is None
-
-
 def test_where_it_cannot_be_written_the_error_says_so(memory: StateMemory, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(OSError, match="taken"):
@@ -95,7 +80,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes(b"some")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("tutti.checkpoint.last_copy.write_file", write_some)
+    monkeypatch.setattr("tutti.checkpoint.writer_process.write_file", write_some)
 
 
 def fail(memory: StateMemory) -> None:
@@ -152,29 +137,3 @@ def test_a_copy_that_is_lost_as_the_folder_of_its_run_was_renamed_is_warned_of(
     assert "the last copy of the state is lost, as no checkpoint was made of it: cannot go on" in warning
     assert f"{run}: it was removed or renamed while the run went on" in warning
     assert not run.exists()
-
-
-def flip_on_page(memory: StateMemory, number: int, at: int) -> None:
-    """Change a byte of the description of a copy, or of what stands before it."""
-    slot = 1 << 24
-    with open(memory.place.page.open(), "r+b") as page:
-        page.seek((1 + number) * slot + at)
-        (byte,) = page.read(1)
-        page.seek((1 + number) * slot + at)
-        page.write(bytes([byte ^ 1]))
-
-
-@pytest.mark.parametrize("at", [0, 6, 8, 30, 60])
-def test_a_copy_whose_description_is_damaged_is_passed_over(
-    memory: StateMemory, at: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    last = memory.place.whole
-    flip_on_page(memory, last, at)
-    with closing(HostCommunicator.alone()) as comm:
-        found = kept_in(comm, memory.place)
-        assert found is not None
-        assert found.step == 4
-        assert "the description of a copy of the state in memory is damaged" in capfd.readouterr().err
-        flip_on_page(memory, 3 - last, at)
-        with pytest.raises(BadCheckpoint, match="no copy of the state in memory is as it was written"):
-            kept_in(comm, memory.place)

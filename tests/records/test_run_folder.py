@@ -57,7 +57,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "run", "mlp", "digits")
     module = nn.Linear(4, 3)
-    folder.write_config({"model": "mlp", "lr": None}, seal="0123")
+    folder.write_config({"model": "mlp", "lr": None})
     for record in (TRAINED_ON, FACTS, PIPELINE):
         folder.write(record)
     folder.append(RECORD)
@@ -73,7 +73,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert again.history().records == [RECORD]
     assert again.read(Summary) == summary
     assert torch.equal(module.weight, other.weight)
-    files = {run_folder.CONFIG, run_folder.SEAL, run_folder.HISTORY, run_folder.WEIGHTS}
+    files = {run_folder.CONFIG, run_folder.HISTORY, run_folder.WEIGHTS}
     assert {path.name for path in folder.path.iterdir()} == {*files, *run_folder.RECORDS.values(), "ranks"}
 
 

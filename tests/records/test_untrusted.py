@@ -1,57 +1,41 @@
-"""Files that somebody else may have written are read within bounds, and shown as what they are."""
+"""Folders of somebody else: nothing is written through links, and texts are safe to print."""
 
 from __future__ import annotations
 
 import os
-import tracemalloc
-from collections.abc import Callable
+import stat
 from pathlib import Path
 
 import pytest
 
-from tutti.records.untrusted import MOST_BYTES, parse_json, printable, read_file, read_tail
+from tutti.records.files import replace_file
+from tutti.records.json_lines import append_line
+from tutti.records.untrusted import parse_json, printable
+from tutti.records.usage import UsageRecord
+
+RECORD = UsageRecord(0.0, "here", [])
 
 
-def test_a_file_is_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"abc")
-    assert read_file(path) == b"abc"
-    assert read_tail(path, 2) == b"bc"
+def test_a_link_in_the_place_of_a_record_is_not_followed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("of the user")
+    record = tmp_path / "history.jsonl"
+    record.symlink_to(mine)
+    with pytest.raises(OSError, match=r"symbolic links"):
+        append_line(record, RECORD)
+    replace_file(record, b"new")
+    assert (mine.read_text(), record.read_bytes()) == ("of the user", b"new")
 
 
-@pytest.mark.parametrize("read", [read_file, read_tail])
-def test_a_small_file_takes_little_memory(tmp_path: Path, read: Callable[[Path, int], bytes]) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"abc")
-    tracemalloc.start()
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_records_have_the_permissions_that_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
     try:
-        read(path, MOST_BYTES)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        append_line(tmp_path / "one", RECORD)
+        replace_file(tmp_path / "other", b"content")
     finally:
-        tracemalloc.stop()
-
-
-def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    for read in (read_file, read_tail):
-        with pytest.raises(OSError, match="pipe"):
-            read(path, 10)
-
-
-def test_a_link_to_a_device_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "link"
-    path.symlink_to("/dev/zero")
-    with pytest.raises(OSError, match="device"):
-        read_file(path)
-
-
-def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    path.touch()
-    os.truncate(path, MOST_BYTES + 1)
-    with pytest.raises(OSError, match=f"{MOST_BYTES + 1:,}"):
-        read_file(path)
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {mode}
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "", "{", b"\xff", "1" * 5000])

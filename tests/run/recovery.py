@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from tests.trainers import trainer_of
 from tutti.checkpoint.in_memory import MemorySaver, kept_in
-from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
+from tutti.checkpoint.memory_files import _FILES, MemoryPlace, StateMemory
 from tutti.comm.virtual.communicator import VirtualCommunicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.data.batches import Batches
@@ -76,7 +76,7 @@ class CutPlace(MemoryPlace):
     @override
     def publish(self, number: int, files: Json) -> None:
         self.rank._begin("publish: nothing is written")
-        self.forget(number)
+        self._write(_FILES + number, b"")
         self.rank._begin("publish: the description is being written")
         super().publish(number, files)
         self.rank._begin("publish: the description is written")
@@ -136,7 +136,7 @@ class Crew:
             options = (saved.own or saved.shared)["training"]["schedule"]["options"]
             load(optimizer, names, saved, options, copy=True)
         here = self.memory.place
-        cut = CutPlace(here.page, here.copies, here.data, here.token)
+        cut = CutPlace(here.page, here.copies, here.data)
         object.__setattr__(cut, "rank", comm)
         own, replica = strategy.pace is not Pace.TOGETHER, place(module, comm, strategy.home)
         free = strategy.pace is Pace.FREE

@@ -67,7 +67,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_gain_over_the_best_single_model_is_said(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for method in ("mean", "weighted", "stacking", "greedy"):
-        assert main(["ensemble", str(farm), "--method", method, "--dry-run"]) == 0
+        assert main(["ensemble", str(farm), "--method", method, "--dry-run", "--trust"]) == 0
         said = capsys.readouterr().out
         assert "linear/none" in said
         assert "the ensemble, chosen on other folds" in said
@@ -118,7 +118,7 @@ def test_a_loss_that_was_a_python_object_is_not_needed_again(farm: Path, tmp_pat
 def ensemble(farm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both candidates stacked."""
     out = tmp_path_factory.mktemp("ensembles") / "stacked"
-    assert main(["ensemble", str(farm), "--method", "stacking", "--out", str(out), "-n", "1"]) == 0
+    assert main(["ensemble", str(farm), "--method", "stacking", "--out", str(out), "-n", "1", "--trust"]) == 0
     return out
 
 
@@ -128,7 +128,7 @@ def _test_part(farm: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_saved_ensemble_is_a_module_that_combines_its_networks(farm: Path, ensemble: Path) -> None:
-    loaded = tutti.load_ensemble(ensemble)
+    loaded = tutti.load_ensemble(ensemble, trust=True)
     assert not loaded.training
     inputs, targets = _test_part(farm)
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=7)
@@ -146,7 +146,7 @@ def test_a_saved_ensemble_is_a_module_that_combines_its_networks(farm: Path, ens
 
 
 def test_its_networks_are_those_of_the_folds(farm: Path, ensemble: Path) -> None:
-    loaded = tutti.load_ensemble(ensemble)
+    loaded = tutti.load_ensemble(ensemble, trust=True)
     with np.load(farm.parent / "images.npz") as file:
         inputs = torch.from_numpy(file["x_train"])[:, None]
     counts = {"mlp/none": 0, "linear/none": 0}
@@ -165,15 +165,17 @@ def test_an_ensemble_is_evaluated_the_same_on_any_number_of_ranks(
 ) -> None:
     inputs, targets = _test_part(farm)
     with torch.no_grad():
-        right = (tutti.load_ensemble(ensemble)(inputs).argmax(1) == targets).double().mean()
+        right = (tutti.load_ensemble(ensemble, trust=True)(inputs).argmax(1) == targets).double().mean()
     said = []
     for ranks in ("1", "2"):
-        assert main(["evaluate", str(ensemble), "-n", ranks]) == 0
+        assert main(["evaluate", str(ensemble), "--trust", "-n", ranks]) == 0
         said.append(capfd.readouterr().out.partition("\n")[2])
     assert said[0] == said[1]
     assert f"test part of images: 30 samples, accuracy {right:.2%}" in said[0]
     other = _images(tmp_path / "other.npz", 1)
-    assert main(["evaluate", str(ensemble), "-n", "1", "--data", str(other), "--part", "train"]) == 0
+    assert (
+        main(["evaluate", str(ensemble), "--trust", "-n", "1", "--data", str(other), "--part", "train"]) == 0
+    )
     assert "train part of other: 54 samples" in capfd.readouterr().out
 
 
@@ -181,10 +183,10 @@ def test_an_ensemble_predicts_into_a_file_and_is_the_same_in_plain_operations(
     farm: Path, ensemble: Path, tmp_path: Path
 ) -> None:
     inputs, _ = _test_part(farm)
-    loaded = tutti.load_ensemble(ensemble)
+    loaded = tutti.load_ensemble(ensemble, trust=True)
     np.save(tmp_path / "new.npy", inputs.numpy())
     config = TrainConfig(data=str(tmp_path / "new.npy"))
-    job = EnsemblePredictJob(config, str(ensemble), str(tmp_path / "out.npy"), other_data=True)
+    job = EnsemblePredictJob(config, str(ensemble), str(tmp_path / "out.npy"), other_data=True, trust=True)
     VirtualWorld(2).run(lambda comm: evaluation.predict_work(comm, pickle.dumps(job)))
     found = np.load(tmp_path / "out.npy")
     assert np.array_equal(found, loaded.probabilities(inputs).astype(np.float32))
@@ -204,7 +206,7 @@ def test_the_gain_on_new_samples_is_said(
     np.savez(plain, x=np.zeros((9, 8, 8), np.uint8), y=np.arange(9) % 3)
     assert main([*words[:3], str(tmp_path / "f"), *words[4:], "--data", str(plain)]) == 0
     assert "no test part, so the ensemble is not evaluated" in capfd.readouterr().out
-    assert len(tutti.load_ensemble(tmp_path / "f").members) == 3
+    assert len(tutti.load_ensemble(tmp_path / "f", trust=True).members) == 3
 
 
 def test_an_ensemble_of_somebody_else_runs_no_code(
@@ -212,17 +214,11 @@ def test_an_ensemble_of_somebody_else_runs_no_code(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(ensemble, copy)
-    (copy / "config.seal").unlink()
     assert main(["evaluate", str(copy)]) == 2
     assert "would have code run" in capsys.readouterr().err
     with pytest.raises(tutti.UserError, match="would have code run"):
         tutti.load_ensemble(copy)
     assert tutti.load_ensemble(copy, trust=True)
-    record = json.loads((copy / "ensemble.json").read_text())
-    record["combination"]["intercepts"].pop()
-    (copy / "ensemble.json").write_text(json.dumps(record))
-    with pytest.raises(tutti.BadRunFolder, match="coefficients are not those of these candidates"):
-        tutti.load_ensemble(copy)
     with pytest.raises(tutti.BadRunFolder, match="so it is no ensemble"):
         tutti.load_ensemble(tmp_path)
 

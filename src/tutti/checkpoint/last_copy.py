@@ -6,31 +6,15 @@ disk      checkpoints/step-...   what `--resume` goes on from
 
 from __future__ import annotations
 
-import mmap
-import os
 from pathlib import Path
-from typing import Final
-
-import numpy as np
 
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.checksum import checksum_of_bytes
-from tutti.records.checkpoints import (
-    Manifest,
-    commit,
-    newest,
-    remove_unfinished,
-    tidy,
-    unfinished_folder,
-    write_file,
-)
-from tutti.records.json_lines import Json
-
-_ATTEMPT: Final = "last"
+from tutti.checkpoint.writer_process import Order, write_checkpoint
+from tutti.records.checkpoints import newest, tidy
 
 
 def write_last_copy(place: MemoryPlace, folder: Path, keep: int) -> int | None:
-    """Write the last good copy as a checkpoint, if that is of more steps than those on the disk.
+    """Write the last copy as a checkpoint, if that is of more steps than those on the disk.
 
     Args:
         place: of the memory, which no rank changes any more.
@@ -44,45 +28,30 @@ def write_last_copy(place: MemoryPlace, folder: Path, keep: int) -> int | None:
         OSError: it cannot be written.
         BadCheckpoint: a newer version of tutti has written one on the disk.
     """
-    for number, found in place.described():
-        there, _ = newest(folder)
-        if there is not None and there.manifest.step >= found["step"]:
-            return None
-        memory = place.copies[number - 1].open()
-        try:
-            if _is_sound(memory, found):
-                _write(memory, found, folder)
-                tidy(folder, found["step"], keep)
-                return int(found["step"])
-        finally:
-            os.close(memory)
-    return None
-
-
-def _is_sound(memory: int, found: Json) -> bool:
-    """Tell whether the files of a copy are as they were written."""
-    files = found["files"].values()
-    end = max(start + size for start, size, _ in files)
-    if os.fstat(memory).st_size < end:
-        return False
-    with mmap.mmap(memory, end, access=mmap.ACCESS_COPY) as mapped:
-        content = np.frombuffer(mapped, np.uint8)
-        sound = all(checksum_of_bytes(content[start : start + size]) == sum_ for start, size, sum_ in files)
-        del content  # It keeps the mapping open.
-    return sound
-
-
-def _write(memory: int, found: Json, folder: Path) -> None:
+    described = place.described()
+    if not described:
+        return None
+    number, found = described[0]
+    step = int(found["step"])
+    there, _ = newest(folder)
+    if there is not None and there.manifest.step >= step:
+        return None
     folder.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(folder)
-    unfinished = unfinished_folder(folder, found["step"], _ATTEMPT)
-    try:
-        unfinished.mkdir()
-        files = {
-            name: write_file(unfinished / name, memory, start, size)
-            for name, (start, size, _) in found["files"].items()
-        }
-        commit(unfinished, Manifest(found["step"], found["ranks"], files))
-    except OSError:
-        remove_unfinished(folder)  # Nobody goes on with it, and on a full disk it is in the way.
-        raise
+    process, descriptor = place.copies[number - 1]
+    write_checkpoint(
+        Order(
+            memory=f"/proc/{process}/fd/{descriptor}",
+            folder=folder,
+            inode=folder.stat().st_ino,
+            attempt="last",
+            files=found["files"],
+            host=0,
+            hosts=1,
+            step=step,
+            ranks=found["ranks"],
+            score=None,
+            keep=keep,
+        )
+    )
+    tidy(folder, step, keep)
+    return step

@@ -6,13 +6,12 @@
     data      an arena with the data set, which need not be read again
 
 The copies take turns, and a copy is described last, by a number that grows: a rank that dies while it copies
-leaves the other one. So does one of which a checksum does not hold, be it of the copy or of its description.
-No rank makes any of it larger, or writes to it by a call: a disk without room for more does not touch it.
+leaves the other one. No rank makes any of it larger, or writes to it by a call: a disk without room for more
+does not touch it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -34,13 +33,9 @@ _SLOT: Final = 1 << 24
 """The room for a text on the page, in bytes, of which only what is written takes memory."""
 
 _LENGTH: Final = 8
-_DIGEST: Final = 16
-_TEXT: Final = _LENGTH + _DIGEST
-"""Where a text begins in its slot."""
+"""The size of the number before a text: its length, 0 if there is none."""
 
 _WANTED: Final = 0
-_TOKEN: Final = 64
-_TOKEN_BYTES: Final = 16
 _FOLDER: Final = 1
 _FILES: Final = 1
 _TAKEOVER: Final = 4
@@ -55,24 +50,11 @@ class MemoryPlace:
         page: that of the page.
         copies: those of the two copies.
         data: that of the arena.
-        token: what no other page has, in hexadecimal digits: on another host the address may be that of one.
     """
 
     page: FileAddress
     copies: tuple[FileAddress, FileAddress]
     data: FileAddress
-    token: str
-
-    def is_here(self) -> bool:
-        """Tell whether the memory is on this host."""
-        try:
-            page = self.page.open()
-        except (OSError, ValueError):
-            return False
-        try:
-            return os.pread(page, _TOKEN_BYTES, _TOKEN).hex() == self.token
-        finally:
-            os.close(page)
 
     @property
     def whole(self) -> int:
@@ -87,11 +69,8 @@ class MemoryPlace:
 
     @property
     def takeover(self) -> str | None:
-        """Why ranks have come after others, the last time, in words; None: they have not."""
-        try:
-            text = self._read(_TAKEOVER)
-        except _Damaged:
-            return ""
+        """Why ranks last took over from others; None: none did."""
+        text = self._read(_TAKEOVER)
         return None if text is None else text.decode()
 
     def note_takeover(self, why: str) -> None:
@@ -109,46 +88,31 @@ class MemoryPlace:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run; None: it has none, or nobody knows it yet.
+        """The folder of the run; None: it has none, or it is not known yet.
 
         Raises:
-            BadRunFolder: it is gone, or another folder has taken its place, or nobody can tell which it is.
+            BadRunFolder: it is gone.
         """
-        try:
-            text = self._read(_FOLDER)
-        except _Damaged:
-            raise BadRunFolder(
-                "the memory that has the name of the run's folder is damaged; go on by: --resume FOLDER"
-            ) from None
+        text = self._read(_FOLDER)
         if text is None:
             return None
-        before, _, name = text.partition(b" ")
-        path = Path(os.fsdecode(name))
-        now = _identity(path)
-        if now != before:
-            place = "" if now == b"0:0" else ", and another folder is in its place"
+        path = Path(os.fsdecode(text))
+        if not path.is_dir():
             raise BadRunFolder(
-                f"cannot go on in {path}: it was removed or renamed while the run went on{place}; name a "
+                f"cannot go on in {path}: it was removed or renamed while the run went on; name a "
                 "folder that stays with --out"
             )
         return path
 
     def note_folder(self, path: Path) -> None:
         """Keep the folder of the run."""
-        self._write(_FOLDER, _identity(path) + b" " + os.fsencode(path))
+        self._write(_FOLDER, os.fsencode(path))
 
     def described(self) -> list[tuple[int, Json]]:
-        """The number and the description of each copy that was whole, the last one first."""
-        return self._copies()[0]
-
-    def damaged(self) -> list[int]:
-        """The numbers of copies that nobody can find, as their descriptions are not what they were."""
-        return self._copies()[1]
-
-    def forget(self, number: int) -> None:
-        """Have a copy be none any more."""
-        with self._mapped(_FILES + number) as page:
-            page[:_LENGTH] = bytes(_LENGTH)
+        """Return the number and the description of each whole copy, the last one first."""
+        texts = {number: self._read(_FILES + number) for number in (1, 2)}
+        found = [(number, json.loads(text)) for number, text in texts.items() if text is not None]
+        return sorted(found, key=lambda one: -one[1][_NUMBER])
 
     def publish(self, number: int, files: Json) -> None:
         """Make a copy the last one.
@@ -159,67 +123,27 @@ class MemoryPlace:
         """
         self._write(_FILES + number, json.dumps({**files, _NUMBER: self.copies_taken + 1}).encode())
 
-    def _copies(self) -> tuple[list[tuple[int, Json]], list[int]]:
-        found, damaged = [], []
-        for number in (1, 2):
-            try:
-                text = self._read(_FILES + number)
-            except _Damaged:
-                damaged.append(number)
-            else:
-                found += [] if text is None else [(number, json.loads(text))]
-        return sorted(found, key=lambda one: -one[1][_NUMBER]), damaged
-
     def _write(self, slot: int, text: bytes) -> None:
         """Write a text; a process that is killed meanwhile leaves none."""
-        with self._mapped(slot) as page:
-            page[:_LENGTH] = bytes(_LENGTH)
-            page[_TEXT : _TEXT + len(text)] = text
-            page[_LENGTH:_TEXT] = _digest(text)
-            page[:_LENGTH] = len(text).to_bytes(_LENGTH, "little")
-
-    def _mapped(self, slot: int) -> mmap.mmap:
-        """A slot of the page to store in, which no limit on the size of files forbids, unlike a write."""
         page = self.page.open()
         try:
-            return mmap.mmap(page, _SLOT, offset=slot * _SLOT)
+            # No limit on the size of files forbids to store in a mapping, unlike a write.
+            mapped = mmap.mmap(page, _SLOT, offset=slot * _SLOT)
         finally:
             os.close(page)
+        with mapped:
+            mapped[:_LENGTH] = bytes(_LENGTH)
+            mapped[_LENGTH : _LENGTH + len(text)] = text
+            mapped[:_LENGTH] = len(text).to_bytes(_LENGTH, "little")
 
     def _read(self, slot: int) -> bytes | None:
-        """Return a text; None: there is none.
-
-        Raises:
-            _Damaged: it is not what was written.
-        """
+        """Return a text; None: there is none."""
         page = self.page.open()
         try:
             length = int.from_bytes(os.pread(page, _LENGTH, slot * _SLOT), "little")
-            if length > _SLOT - _TEXT:
-                raise _Damaged
-            head = os.pread(page, _TEXT + length, slot * _SLOT)
+            return os.pread(page, length, slot * _SLOT + _LENGTH) if length else None
         finally:
             os.close(page)
-        if length and head[_LENGTH:_TEXT] != _digest(head[_TEXT:]):
-            raise _Damaged
-        return head[_TEXT:] if length else None
-
-
-class _Damaged(Exception):
-    """A text is not what was written."""
-
-
-def _digest(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=_DIGEST).digest()
-
-
-def _identity(path: Path) -> bytes:
-    """The numbers of a folder's device and of its inode; zeros: there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return b"0:0"
-    return b"%d:%d" % (found.st_dev, found.st_ino)
 
 
 class StateMemory:
@@ -234,9 +158,7 @@ class StateMemory:
         page, *copies = map(FileAddress.of, self._made)
         self._data = Arena.create()
         self._data.allocate(TABLE_BYTES)
-        token = os.urandom(_TOKEN_BYTES)
-        os.pwrite(self._made[0], token, _TOKEN)
-        self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address, token.hex())
+        self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address)
 
     def want_copy(self, wanted: bool) -> None:
         """Have the ranks copy their state as soon as they can, or no more than they do by themselves."""

@@ -21,7 +21,7 @@ from tutti.errors import BadCheckpoint
 from tutti.records import checkpoints
 from tutti.records.checkpoints import RUN, FoundCheckpoint, Manifest, head_file, tensors_file
 from tutti.records.json_lines import Json
-from tutti.records.untrusted import parse_json, read_file
+from tutti.records.untrusted import parse_json
 from tutti.state import Held, Named, Saved, State, TensorPiece, joined, named
 
 
@@ -55,7 +55,7 @@ class _FolderFiles(CheckpointFiles):
 
     @override
     def read(self, name: str) -> bytes:
-        return read_file(self.folder / name)
+        return (self.folder / name).read_bytes()
 
     @override
     def tensors(self, name: str) -> dict[str, Tensor]:

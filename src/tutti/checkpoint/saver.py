@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,37 +22,13 @@ from typing import Self, cast
 from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
 from tutti.checkpoint.writer import Writer
-from tutti.checkpoint.writer_process import MemoryStretch, Order, WriterAnswer
+from tutti.checkpoint.writer_process import Order, WriterAnswer
 from tutti.comm.base import Communicator
 from tutti.errors import BadRunFolder
-from tutti.records.checkpoints import RUN, head_file, remove_unfinished, tensors_file
+from tutti.records.checkpoints import remove_unfinished
 from tutti.records.json_lines import Json, to_json
 from tutti.state import State
 from tutti.terminal import warn_on_stderr
-
-
-@dataclass(frozen=True)
-class _Duties:
-    """Who does what.
-
-    Attributes:
-        session: a name that no other run has.
-        leaders: for each rank the one that has its files written: the first of its host, or rank 0.
-        senders: the ranks that do not see the folder.
-    """
-
-    session: str
-    leaders: list[int]
-    senders: list[int]
-
-    @property
-    def writing(self) -> list[int]:
-        """The ranks that have files written."""
-        return sorted(set(self.leaders))
-
-    def beside(self, rank: int) -> list[int]:
-        """The ranks whose files are written together with those of this one."""
-        return [other for other, leader in enumerate(self.leaders) if leader == self.leaders[rank]]
 
 
 @dataclass(frozen=True)
@@ -62,12 +38,12 @@ class _WriterReport:
     Attributes:
         sizes: of its files.
         failure: why its host could not write the last one; None: it could, or is not done.
-        busy_s: for how long its host has been writing the last one; None: it is done.
+        busy: whether its host is still writing the last one.
     """
 
     sizes: Sizes
     failure: str | None
-    busy_s: float | None
+    busy: bool
 
 
 class Saver:
@@ -100,13 +76,15 @@ class Saver:
         self._host = comm if self._one_process else comm.node
         self._opened: int | None = None
         self.last: int | None = None
-        self._duties = self._find_duties()
-        self._beside = self._duties.beside(comm.rank)
-        self._snapshot = MemorySnapshot(comm, self._host, self._beside, self._duties.senders)
+        self._session, leaders, senders = self._find_writers()
+        leader = leaders[comm.rank]
+        self._hosts = sorted(set(leaders))
+        self._written_here = [rank for rank, one in enumerate(leaders) if one == leader]
+        self._snapshot = MemorySnapshot(comm, self._host, self._written_here, senders)
         self._attempts = 0
-        self._left_out = 0
+        self._has_warned = False
         self._failure: str | None = None
-        self._writer = Writer() if comm.rank in self._duties.writing else None
+        self._writer = Writer() if comm.rank == leader else None
 
     def __enter__(self) -> Self:
         return self
@@ -142,41 +120,27 @@ class Saver:
         # No virtual clock knows when a process is done, and equal simulations have equal results.
         if wait or self._one_process:
             self.wait()
-        self.check()
+        if self._writer is not None:
+            self._note(self._writer.poll())
         rank = self._comm.rank
         encoded = encode(state, rank)
-        texts = (
-            [encoded.head, to_json(facts or {}).encode(errors="surrogatepass")]
-            if rank == 0
-            else [encoded.head]
-        )
-        reports = self._tell((encoded.file_size, *map(len, texts)))
+        texts = [encoded.head]
+        if rank == 0:
+            texts.append(to_json(facts or {}).encode(errors="surrogatepass"))
+        busy = self._writer is not None and self._writer.is_busy
+        report = _WriterReport((encoded.file_size, *map(len, texts)), self._failure, busy)
+        self._failure = None
+        reports = cast("list[_WriterReport]", self._comm.all_gather_objects(report))
         if not self._is_free(step, reports):
             return False
-        sizes = {other: reports[other].sizes for other in self._beside}
+        sizes = {other: reports[other].sizes for other in self._written_here}
         self._snapshot.take(encoded, texts, sizes)
         self._attempts += 1
         if self._writer is not None:
-            files = [
-                MemoryStretch(name, offset, size)
-                for other in self._beside
-                for name, offset, size in zip(
-                    (tensors_file(other), head_file(other), RUN),
-                    self._snapshot.offsets(other),
-                    sizes[other],
-                    strict=False,
-                )
-            ]
-            assert self._snapshot.memory is not None, "a copy was taken"
-            self._writer.give(self._order(step, files, score), self._snapshot.memory)
+            self._writer.give(self._order(step, sizes, score))
         if wait:
             self.wait()
         return True
-
-    def check(self) -> None:
-        """See what has become of the last checkpoint; warn, on rank 0, if it could not be written."""
-        if self._writer is not None:
-            self._note(self._writer.poll())
 
     def finish(self) -> None:
         """Wait for the last checkpoint, and end (collective)."""
@@ -190,10 +154,7 @@ class Saver:
         self.close()
 
     def close(self) -> None:
-        """End, whatever is being written; say, once, how many checkpoints were left out."""
-        if self._left_out > 1:
-            self._warn(f"{self._left_out} checkpoints were left out, as the ones before them were not done")
-        self._left_out = 0
+        """End, whatever is being written."""
         if self._writer is not None:
             self._writer.close()
         self._snapshot.close()
@@ -201,8 +162,13 @@ class Saver:
             os.close(self._opened)
             self._opened = None
 
-    def _find_duties(self) -> _Duties:
-        """Find out who sees the folder (collective)."""
+    def _find_writers(self) -> tuple[str, list[int], list[int]]:
+        """Find out which ranks see the folder (collective).
+
+        Returns:
+            A name that no other run has; for each rank the one that has its files written, which is the first
+            of its host, or rank 0; the ranks that do not see the folder.
+        """
         comm, session, problem = self._comm, secrets.token_hex(4), None
         if comm.rank == 0:
             problem = self._prepare(session)
@@ -210,14 +176,14 @@ class Saver:
         if problem:
             raise BadRunFolder(problem)
         if comm.size == 1:
-            return _Duties(session, [0], [])
+            return session, [0], []
         # A folder of the same name may be another one on another host.
         sees = self._folder is not None and _seen(self._folder, session).exists()
         sees, leader = cast("tuple[bool, int]", self._host.broadcast_object((sees, comm.rank if sees else 0)))
         found = cast("list[tuple[bool, int]]", comm.all_gather_objects((sees, leader)))
         if comm.rank == 0 and self._folder is not None:
             _seen(self._folder, session).unlink(missing_ok=True)
-        return _Duties(
+        return (
             session,
             [leader for _, leader in found],
             [rank for rank, (sees, _) in enumerate(found) if not sees],
@@ -240,44 +206,38 @@ class Saver:
             )
         return None
 
-    def _order(self, step: int, files: list[MemoryStretch], score: float | None) -> Order:
-        writing = self._duties.writing
+    def _order(self, step: int, sizes: Mapping[int, Sizes], score: float | None) -> Order:
+        assert self._folder is not None, "a rank that writes sees the folder"
         return Order(
-            folder=str(self._folder),
+            memory=f"/proc/{os.getpid()}/fd/{self._snapshot.memory}",
+            folder=self._folder,
             inode=None if self._opened is None else os.fstat(self._opened).st_ino,
-            attempt=f"{self._duties.session}-{self._attempts}",
-            files=files,
-            host=writing.index(self._comm.rank),
-            hosts=len(writing),
+            attempt=f"{self._session}-{self._attempts}",
+            files=self._snapshot.places(sizes),
+            host=self._hosts.index(self._comm.rank),
+            hosts=len(self._hosts),
             step=step,
             ranks=self._comm.size,
             score=score,
             keep=self._keep,
         )
 
-    def _tell(self, sizes: Sizes) -> list[_WriterReport]:
-        """Tell all ranks what they must know before a checkpoint; returns what all have told."""
-        busy_s = None if self._writer is None else self._writer.busy_s
-        report, self._failure = _WriterReport(sizes, self._failure, busy_s), None
-        return cast("list[_WriterReport]", self._comm.all_gather_objects(report))
-
     def _is_free(self, step: int, reports: Sequence[_WriterReport]) -> bool:
-        """Tell whether the checkpoint of a step can be written now."""
+        """Return whether the checkpoint of a step can be written now."""
         failed = self._hear(report.failure for report in reports)
         # Rank 0 has waited for the host that has failed, and does not any more.
-        busy = [report.busy_s for report in reports[failed:] if report.busy_s is not None]
-        if busy and self._comm.rank == 0:
-            self._left_out += 1
-            if self._left_out == 1:
-                self._warn(
-                    f"the checkpoint of step {step:,} was left out: the one before it has been written for "
-                    f"{max(busy):.1f} s and is not done, as the disk is slow or no core has time; take "
-                    "them more rarely, or leave a core free (more of them are only counted)"
-                )
+        busy = any(report.busy for report in reports[failed:])
+        if busy and self._comm.rank == 0 and not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                f"the checkpoint of step {step:,} was left out: the one before it is still being written, as "
+                "the disk is slow or no core has time; save less often, or leave a core free (this warning "
+                "comes once)"
+            )
         return not busy
 
     def _hear(self, failures: Iterable[str | None]) -> bool:
-        """Tell whether another host could not write; if so, rank 0 gives the whole checkpoint up."""
+        """Return whether another host could not write; if so, rank 0 gives the whole checkpoint up."""
         failure = next(filter(None, failures), None)
         if failure is not None and self._comm.rank == 0:
             assert self._writer is not None, "rank 0 has files written"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, cast
+from typing import BinaryIO, Final, cast
 
 import torch
-from torch import Tensor
 
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.errors import BadCheckpoint
-from tutti.records.checkpoints import FileEntry, FoundCheckpoint, compare, read_manifest
+from tutti.records.checkpoints import FoundCheckpoint, compare, read_manifest
 
 _TAG: Final = 0x7C4C
 """The tag of the messages with files."""
@@ -45,9 +44,8 @@ def for_all(comm: Communicator, checkpoint: Checkpoint | None) -> Checkpoint:
     receivers = [rank for rank, one in enumerate(told) if one == (False, 0)]
     if comm.rank == 0 and receivers:
         for name, entry in found.manifest.files.items():
-            for vector in _chunks(found.path / name, entry):
-                for receiver in receivers:
-                    comm.send(vector, receiver, _TAG)
+            with open(found.path / name, "rb") as file:
+                send_file(comm, file, entry.size, receivers)
     if sees:
         return Checkpoint.at(found)
     receives = comm.rank in receivers
@@ -55,7 +53,8 @@ def for_all(comm: Communicator, checkpoint: Checkpoint | None) -> Checkpoint:
         path = Path(cast("str", node.broadcast_object(folder)))
         if receives:
             for name, entry in found.manifest.files.items():
-                _receive(comm, path / name, entry)
+                with open(path / name, "wb") as file:
+                    receive_file(comm, file, entry.size)
             compare(path, found.manifest)
         node.barrier()
         copy = Checkpoint.at(FoundCheckpoint(path, found.manifest))
@@ -76,18 +75,17 @@ def _sees(found: FoundCheckpoint) -> bool:
         return False
 
 
-def _chunks(path: Path, entry: FileEntry) -> Iterator[Tensor]:
-    """Yield the content of a file."""
-    with open(path, "rb") as file:
-        for start in range(0, entry.size, _CHUNK):
-            content = bytearray(file.read(min(_CHUNK, entry.size - start)))
-            yield torch.frombuffer(content, dtype=torch.uint8)
+def send_file(comm: Communicator, file: BinaryIO, size: int, receivers: Sequence[int]) -> None:
+    """Send the first `size` bytes of a file to some ranks, which call `receive_file`."""
+    for start in range(0, size, _CHUNK):
+        content = torch.frombuffer(bytearray(file.read(min(_CHUNK, size - start))), dtype=torch.uint8)
+        for receiver in receivers:
+            comm.send(content, receiver, _TAG)
 
 
-def _receive(comm: Communicator, path: Path, entry: FileEntry) -> None:
-    """Write a file that rank 0 sends."""
-    with open(path, "wb") as file:
-        for start in range(0, entry.size, _CHUNK):
-            vector = torch.empty(min(_CHUNK, entry.size - start), dtype=torch.uint8, device="cpu")
-            comm.recv(vector, 0, _TAG)
-            file.write(vector.numpy().data)
+def receive_file(comm: Communicator, file: BinaryIO, size: int) -> None:
+    """Write what rank 0 sends by `send_file`."""
+    for start in range(0, size, _CHUNK):
+        content = torch.empty(min(_CHUNK, size - start), dtype=torch.uint8, device="cpu")
+        comm.recv(content, 0, _TAG)
+        file.write(content.numpy().data)

@@ -23,6 +23,7 @@ from tutti.checkpoint.encoding import EncodedState
 from tutti.comm.base import Communicator
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
+from tutti.records.checkpoints import RUN, head_file, tensors_file
 
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _FILE_ALIGNMENT: Final = 64
@@ -128,14 +129,15 @@ class MemorySnapshot:
                     self._comm.recv(file, sender, _TAG)
         self._host.barrier()
 
-    def files(self, sizes: Sizes) -> list[Tensor]:
-        """Return the bytes of this rank's files, of these sizes."""
-        return self._regions[self._comm.rank].files(sizes)
-
-    def offsets(self, rank: int) -> list[int]:
-        """Return where the files of a rank begin in the memory."""
-        room = self._rooms[rank]
-        return [room.start + start for start in room.starts]
+    def places(self, sizes: Mapping[int, Sizes]) -> dict[str, tuple[int, int]]:
+        """Return the offset and the size in the memory of each file, by its name in a checkpoint."""
+        found = {}
+        for rank, its in sizes.items():
+            room = self._rooms[rank]
+            names = (tensors_file(rank), head_file(rank), RUN)
+            for name, start, size in zip(names, room.starts, its, strict=False):
+                found[name] = room.start + start, size
+        return found
 
     def close(self) -> None:
         """Give the memory back."""

@@ -168,10 +168,8 @@ class Parser(argparse.ArgumentParser):
                 self._unwritten[made] = partial(_help, f)
 
     def trust_option(self) -> None:
-        """Add the option by which the code that a configuration names may run, whoever wrote it."""
-        self.option(
-            "--trust", "let the code run that the configuration names, though no run of yours has written it"
-        )
+        """Add the option by which the code that a configuration file names may run."""
+        self.option("--trust", "let the code run that a configuration file names")
 
 
 def _parsed(kind: Callable[[str], float], words: str, text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from tutti.data.arrays import channels_last
@@ -13,7 +14,6 @@ from tutti.data.contents import Contents, to_keys
 from tutti.data.formats import FORMATS, Format
 from tutti.data.rows import Array, Rows
 from tutti.errors import BadData, BadOption, no_room
-from tutti.records.unfinished import unfinished_folder
 
 _NUMBER: Final = re.compile(r"errno[ =]+(\d+)", re.IGNORECASE)
 """Of an error in the texts of HDF5 and Arrow."""
@@ -54,7 +54,8 @@ def convert(contents: Contents[Stored[Rows], Array], path: Path) -> int:
         for column in columns_of(inputs):
             _refuse_turned(column.rows)
     try:
-        with unfinished_folder(path) as folder:
+        with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.unfinished-") as made:
+            folder = Path(made)
             new = folder / path.name
             form.write(contents, new)
             written_format(path)

@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,7 +31,6 @@ from tutti.errors import BadData, BadOption, room_left
 from tutti.load_object import optional_package
 from tutti.records.files import cache_folder
 from tutti.records.npz import refuse_larger_than_memory
-from tutti.records.unfinished import unfinished_folder
 from tutti.terminal import console_on
 
 MOST_PIXELS: Final = 1 << 26
@@ -229,7 +229,8 @@ def _decode(pictures: Pictures, looks: _Looks, skip_bad: bool, files: _Files) ->
     mode = "RGB" if colours else "L"
     try:
         files.values.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished_folder(files.values) as folder:
+        with TemporaryDirectory(dir=files.values.parent, prefix=f".{files.values.name}.unfinished-") as made:
+            folder = Path(made)
             new = _Files(*(folder / file.name for file in files))
             array = np.lib.format.open_memmap(new.values, "w+", np.uint8, looks.shape)
             with new.values.open("r+b") as file:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from tutti.errors import BadData, BadOption, BadRunFolder
-from tutti.records.files import cache_folder, locked_file, replace_shared_file
+from tutti.records.files import cache_folder, locked_file, replace_file
 
 SCHEMES: Final = {
     "s3": "s3fs",
@@ -209,7 +209,7 @@ def _copy_all(
 
 
 def _note(manifest: Path, copied: Mapping[str, Any]) -> None:
-    replace_shared_file(manifest, json.dumps(copied).encode())
+    replace_file(manifest, json.dumps(copied).encode())
 
 
 def _listed(url: str, name: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from tutti.records.untrusted import open_file
 from tutti.state import Values
-
-_FOLDER: Final = 0x10
-"""The bit that marks a folder in a zip file."""
 
 
 @dataclass(frozen=True)
@@ -75,26 +69,6 @@ class Form(ABC):
 
 def start_of(path: Path) -> bytes:
     """Return the first nine bytes of a file; none of what is no file."""
-    with suppress(OSError), open_file(path) as file:
+    with suppress(OSError), open(path, "rb") as file:
         return file.read(9)
     return b""
-
-
-def load_tensors(file: BinaryIO) -> Any:
-    """Read what `torch.save` has written, if it has tensors and plain values only.
-
-    Raises:
-        ValueError: it is damaged; torch itself would not compare the check sums in it.
-        Exception: it is something else: what torch raises for that.
-    """
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as records:
-            damaged = records.testzip()
-            # Of what is marked as a folder torch reads nothing, and says nothing. It compresses nothing.
-            other = [
-                one.filename for one in records.infolist() if one.external_attr & _FOLDER or one.compress_type
-            ]
-        if damaged is not None or other:
-            raise ValueError(f"'{damaged or other[0]}' in it is not as torch has written it")
-    file.seek(0)
-    return torch.load(file, map_location="cpu", weights_only=True)

@@ -4,8 +4,7 @@
     optimizer.state.0.weight.exp_avg     as `get_optimizer_state_dict` names it
     optimizer.param_groups.0.lr          likewise
 
-torch's own reader runs the code that such a folder names, and does not compare the check sums in it. This one
-does the reverse.
+torch's own reader reads it, but for the metadata: unpickling them would run the code that they name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import pickle
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from tutti.errors import BadCheckpoint
-from tutti.exports.base import Exported, Form, load_tensors
-from tutti.records.untrusted import open_file, read_file
+from tutti.exports.base import Exported, Form
 from tutti.registry import part
 from tutti.state import Values
 
@@ -80,7 +80,10 @@ class DcpForm(Form):
     def read(path: Path) -> Exported:
         try:
             return Exported(_weights(path))
-        except Exception as error:  # Of a pickle of somebody else's, whatever there is.
+        except (
+            Exception,
+            CheckpointException,
+        ) as error:  # Of a pickle of somebody else's, whatever there is.
             raise BadCheckpoint(
                 f"{path} is damaged, or not what torch.distributed.checkpoint writes "
                 f"({type(error).__name__}: {error}); save it again"
@@ -94,15 +97,21 @@ class DcpForm(Form):
             state[OPTIMIZER] = content.optimizer
         unfinished = path.with_name(f".{path.name}.unfinished")
         try:
-            with warnings.catch_warnings():
-                # That this is a single process is intended.
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            with _alone():
                 save(state, storage_writer=filesystem.FileSystemWriter(unfinished), no_dist=True)
             unfinished.rename(path)
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Silence torch's warning of a single process, which is intended."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -118,8 +127,20 @@ class _MetadataUnpickler(pickle.Unpickler):
         return _KNOWN[module, name]
 
 
+class _Reader(filesystem.FileSystemReader):
+    """torch's reader, with metadata that were read before."""
+
+    def __init__(self, folder: Path, described: Metadata) -> None:
+        super().__init__(folder)
+        self._described = described
+
+    @override
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._described
+
+
 def _weights(folder: Path) -> dict[str, Tensor]:
-    described = _MetadataUnpickler(BytesIO(read_file(folder / METADATA))).load()
+    described = _MetadataUnpickler(BytesIO((folder / METADATA).read_bytes())).load()
     if not isinstance(described, Metadata):
         raise TypeError(f"its metadata is a {type(described).__name__}")
     infos = {
@@ -131,7 +152,15 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
     if twice or not names:
         raise ValueError(f"it has several models with '{twice[0]}'" if twice else "it has no weights")
-    tensors = _tensors(folder, {key: infos[key] for key in names}, described.storage_data)
+    for place in described.storage_data.values():
+        if PurePath(place.relative_path).name != place.relative_path:
+            raise ValueError(f"a part is said to lie in {place.relative_path}, outside of the folder")
+    for key in names:
+        if sum(math.prod(chunk.sizes) for chunk in infos[key].chunks) != math.prod(infos[key].size):
+            raise ValueError(f"parts of '{key}' are missing")
+    tensors = {key: torch.empty(infos[key].size, dtype=infos[key].properties.dtype) for key in names}
+    with _alone():
+        load(tensors, storage_reader=_Reader(folder, described), no_dist=True)
     return {names[key]: tensor for key, tensor in tensors.items()}
 
 
@@ -141,36 +170,3 @@ def _names_of_weights(keys: Iterable[str], paths: Mapping[str, Iterable[object]]
     under = {key: path[path.index(MODEL) + 1 :] for key, path in words.items() if MODEL in path[:-1]}
     others = {key: path for key, path in words.items() if path[0] not in (OPTIMIZER, "optim")}
     return {key: ".".join(path) for key, path in (under or others).items()}
-
-
-def _tensors(
-    folder: Path, infos: Mapping[str, TensorStorageMetadata], places: Mapping[Any, Any]
-) -> dict[str, Tensor]:
-    """Put tensors together from their chunks, which lie in `places`."""
-    promised = sum(math.prod(info.size) * info.properties.dtype.itemsize for info in infos.values())
-    there = sum(path.stat().st_size for path in folder.iterdir())
-    if promised > there:
-        raise ValueError(f"it has {there:,} bytes, and {promised:,} of tensors are promised")
-    found = {key: torch.empty(info.size, dtype=info.properties.dtype) for key, info in infos.items()}
-    missing = {key: torch.ones(info.size, dtype=torch.bool) for key, info in infos.items()}
-    for index, place in places.items():
-        key, name = index.fqn, place.relative_path
-        if key not in found:
-            continue
-        if PurePath(name).name != name:
-            raise ValueError(f"'{key}' is said to lie in {name}, outside of the folder")
-        with open_file(folder / name) as file:
-            file.seek(place.offset)
-            chunk = load_tensors(BytesIO(file.read(place.length)))
-        where = tuple(
-            slice(start, start + size) for start, size in zip(index.offset, chunk.shape, strict=True)
-        )
-        target = found[key][where]
-        if (target.shape, target.dtype) != (chunk.shape, chunk.dtype):
-            raise ValueError(f"a part of '{key}' has another shape or type than the metadata says")
-        target.copy_(chunk)
-        missing[key][where] = False
-    gaps = [key for key, elements in missing.items() if elements.any()]
-    if gaps:
-        raise ValueError(f"parts of '{gaps[0]}' are missing")
-    return found

@@ -11,9 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.errors import BadCheckpoint
-from tutti.exports.base import Exported, Form, load_tensors, start_of
+from tutti.exports.base import Exported, Form, start_of
 from tutti.records.files import replace_file
-from tutti.records.untrusted import open_file
 from tutti.registry import part
 
 
@@ -32,8 +31,7 @@ class TorchForm(Form):
     @staticmethod
     def read(path: Path) -> Exported:
         try:
-            with open_file(path) as file:
-                found = load_tensors(file)
+            found = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # Of a pickle of somebody else's, whatever there is.
             raise BadCheckpoint(
                 f"{path} is damaged, or not what torch.save writes ({type(error).__name__}: {error}); save "

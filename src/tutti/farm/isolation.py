@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tutti.records.plain_files import plain_file
+from tutti.records.untrusted import open_unlinked
 
 
 @contextmanager
@@ -83,7 +83,7 @@ class _TorchSettings:
 def printed_to(path: Path) -> Iterator[None]:
     """Append all that this process prints, its threads and children included, to a file."""
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
-    file = plain_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = open_unlinked(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         _flush()
         for descriptor in (1, 2):

@@ -28,7 +28,7 @@ from tutti.launch.exit_reports import killed_by
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.orphans import command_of, die_with_parent
 from tutti.records.json_lines import to_json
-from tutti.records.plain_files import plain_file
+from tutti.records.untrusted import open_unlinked
 from tutti.records.usage import GONE, RankUsage, UsageRecord
 from tutti.terminal import warn_on_stderr
 
@@ -245,7 +245,7 @@ def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
 
 def _append_samples(probe: Probe, path: str) -> None:
     """Append a sample every now and then, and one when the standard input ends."""
-    file = plain_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    file = open_unlinked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     over = False
     probe.begin()
     while not over:

@@ -37,7 +37,7 @@ from typing import Final
 
 from tutti.errors import BadCheckpoint
 from tutti.records.json_lines import Json, Record, decode
-from tutti.records.untrusted import open_file, printable, read_file
+from tutti.records.untrusted import printable
 
 FOLDER: Final = "checkpoints"
 LATEST: Final = "latest"
@@ -53,7 +53,6 @@ _BEFORE: Final = ".before"
 _UNFINISHED: Final = ".unfinished"
 _NAME: Final = re.compile(rf"step-(\d{{8,}})({re.escape(_BEFORE)})?")
 _CHUNK: Final = 1 << 20
-_MOST_MANIFEST_BYTES: Final = 64 << 20
 _REMEDY: Final = "; resume from another one"  # Of those that are passed over another one is found.
 
 
@@ -177,7 +176,7 @@ def read_manifest(path: Path) -> Manifest:
         BadCheckpoint: it is damaged, missing or of another checkpoint, or has a newer format.
     """
     try:
-        text = read_file(path / MANIFEST, _MOST_MANIFEST_BYTES)
+        text = (path / MANIFEST).read_bytes()
     except FileNotFoundError as error:
         raise _bad(path, "it has no manifest.json" if path.is_dir() else "there is no such folder") from error
     except OSError as error:
@@ -353,7 +352,7 @@ def _compare(path: Path, entry: FileEntry) -> None:
     """Compare a file with what the manifest says of it."""
     digest, size = hashlib.sha256(), 0
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size == entry.size:
                 while chunk := file.read(_CHUNK):

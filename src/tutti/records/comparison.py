@@ -18,7 +18,7 @@ from tutti.errors import BadOption, BadRunFolder
 from tutti.records.files import refusing
 from tutti.records.json_lines import Record, read_record, to_json
 from tutti.records.run_folder import RunFolder
-from tutti.records.untrusted import MOST_RANKS, printable, read_file
+from tutti.records.untrusted import printable
 
 FILE: Final = "comparison.json"
 
@@ -32,9 +32,6 @@ SCALINGS: Final = (STRONG, WEAK)
 
 LAYOUT: Final = "parallel"
 """The part of a run's options that says how ranks hold one model together."""
-
-MOST_REPEATS: Final = 1 << 16
-"""No combination has more runs."""
 
 APART: Final = "apart"
 """The runs were not made as a comparison, but one by one."""
@@ -67,16 +64,6 @@ class Combination(Record):
     sweep: dict[str, Any] = field(default_factory=dict)
     device: str = CPU
     parallel: str | None = None
-
-    def check(self) -> None:
-        """Raise ValueError for values that no combination has."""
-        # An empty name, or one of dots, is the folder itself or the one around it.
-        if Path(self.folder).name != self.folder or not self.folder.strip("."):
-            raise ValueError(f"the folder '{self.folder}' is not one inside the comparison's")
-        if self.scaling not in SCALINGS:
-            raise ValueError(f"there is no scaling '{self.scaling}'")
-        if not (1 <= self.workers <= MOST_RANKS and 1 <= self.threads <= MOST_RANKS):
-            raise ValueError(f"{self.workers} workers of {self.threads} threads are none")
 
     @property
     def way(self) -> str:
@@ -118,14 +105,6 @@ class Comparison(Record):
     combinations: tuple[Combination, ...]
     config: dict[str, Any] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """Raise ValueError for values that no comparison has."""
-        if not 0 <= self.repeats <= MOST_REPEATS:
-            raise ValueError(f"{self.repeats} repeats are none")
-        folders = [one.folder for one in self.combinations]
-        if len(set(folders)) < len(folders):
-            raise ValueError("two combinations have one folder")
-
     def __post_init__(self) -> None:
         if self.target is not None and not 0 < self.target <= 1:
             raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
@@ -153,7 +132,12 @@ class ComparisonFolder:
 
     def read(self) -> Comparison:
         """Read the comparison."""
-        return read_record(self.path / FILE, Comparison)
+        found = read_record(self.path / FILE, Comparison)
+        for name in (one.folder for one in found.combinations):
+            # An empty name, or one of dots, is the folder itself or the one around it.
+            if Path(name).name != name or not name.strip("."):
+                raise BadRunFolder(f"{self.path / FILE} names the folder '{printable(name)}' outside its own")
+        return found
 
     def run(self, combination: Combination, repeat: int) -> RunFolder:
         """Return the run folder of a repeat."""
@@ -177,7 +161,7 @@ class ComparisonFolder:
         """Read the error of a repeat, as text that is safe to print; None if it has not failed."""
         path = self._error(combination, repeat)
         try:
-            return printable(read_file(path).decode(errors="replace"), lines=True).strip()
+            return printable(path.read_bytes().decode(errors="replace"), lines=True).strip()
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -1,7 +1,6 @@
 """The folder of an ensemble: what its members are, how their outputs are combined, and their weights.
 
     ensemble.json           an `EnsembleRecord`
-    config.seal             proof that this user has written it, if it names code: `tutti.run.trust`
     weights.safetensors     of all members
 
 Needs neither torch nor MPI.
@@ -9,17 +8,14 @@ Needs neither torch nor MPI.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from typing_extensions import override
-
 from tutti.errors import BadRunFolder
 from tutti.records.files import refusing, replace_file
 from tutti.records.json_lines import Json, Record, read_record, to_json
-from tutti.records.run_folder import SEAL, WEIGHTS, TrainedOn
+from tutti.records.run_folder import WEIGHTS, TrainedOn
 
 ENSEMBLE: Final = "ensemble.json"
 
@@ -47,22 +43,6 @@ class Combination(Record):
     weights: tuple[float, ...]
     coefficients: tuple[tuple[float, ...], ...] = ()
     intercepts: tuple[float, ...] = ()
-
-    @override
-    def check(self) -> None:
-        """Raise ValueError if the numbers are not those of these candidates."""
-        count = len(self.candidates)
-        numbers = [*self.weights, *self.intercepts, *(x for line in self.coefficients for x in line)]
-        if not count or not all(map(math.isfinite, numbers)):
-            raise ValueError("a combination needs candidates and finite numbers")
-        if self.weights:
-            fits = len(self.weights) == count and not self.coefficients and min(self.weights) >= 0
-            if not fits or not math.isclose(sum(self.weights), 1, rel_tol=1e-9):
-                raise ValueError("the weights are not one for each candidate, adding up to 1")
-            return
-        lengths = {len(line) for line in self.coefficients}
-        if len(self.intercepts) != len(self.coefficients) or lengths != {count * len(self.intercepts)}:
-            raise ValueError("the coefficients are not those of these candidates")
 
 
 @dataclass(frozen=True)
@@ -96,18 +76,9 @@ class EnsembleRecord(Record):
     members: tuple[Member, ...]
     version: int = VERSION
 
-    @override
-    def check(self) -> None:
-        """Raise ValueError if the members are not those of the combination."""
-        if {one.candidate for one in self.members} != set(self.combination.candidates):
-            raise ValueError("the members are of other candidates than the combination")
+    def __post_init__(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"it is of version {self.version}, and this tutti reads version {VERSION}")
-
-    @property
-    def configs(self) -> Json:
-        """The configurations of all members, as a seal is made of them."""
-        return {"members": [one.config for one in self.members]}
 
 
 def read_ensemble(folder: Path) -> EnsembleRecord:
@@ -124,14 +95,13 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
     return read_record(folder / ENSEMBLE, EnsembleRecord)
 
 
-def write_ensemble(folder: Path, record: EnsembleRecord, weights: bytes, seal: str | None) -> None:
+def write_ensemble(folder: Path, record: EnsembleRecord, weights: bytes) -> None:
     """Write an ensemble.
 
     Args:
         folder: of the ensemble.
         record: all but its weights.
         weights: of all members, as a file of safetensors.
-        seal: the proof that this user has written the configurations.
 
     Raises:
         BadRunFolder: it cannot be written.
@@ -139,7 +109,5 @@ def write_ensemble(folder: Path, record: EnsembleRecord, weights: bytes, seal: s
     with refusing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / WEIGHTS, weights)
-        if seal is not None:
-            replace_file(folder / SEAL, seal.encode() + b"\n")
         # Last: without it there is no ensemble.
         replace_file(folder / ENSEMBLE, to_json(record, indent=2).encode() + b"\n")

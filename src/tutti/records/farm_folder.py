@@ -1,7 +1,6 @@
 """The folder of a farm: the names of its files, their writing and their reading.
 
     farm.json             what the farm was asked, and its jobs: `FarmPlan`
-    farm.seal             proof that this user has written it, if it names code: `tutti.run.trust`
     splits.npz            the rows of each fold
     data.npz              the data, where they were given as arrays
     code.json             digests of the user's code that it was begun with, by name
@@ -31,16 +30,14 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.records.files import make_file, refusing, replace_file, replace_shared_file, unfinished_file
+from tutti.records.files import make_file, refusing, replace_file, unfinished_file
 from tutti.records.folder_lock import LOCK, FolderLock, is_locked
 from tutti.records.json_lines import Json, JsonLinesFile, Record, read_lines, read_record, to_json
 from tutti.records.launches import EVENTS, LAUNCHES, USAGE, Launch, Launches
-from tutti.records.plain_files import plain_file
 from tutti.records.run_folder import ERROR, LOG, RunFolder
-from tutti.records.untrusted import read_file, read_tail
+from tutti.records.untrusted import open_unlinked
 
 FARM: Final = "farm.json"
-FARM_SEAL: Final = "farm.seal"
 SPLITS: Final = "splits.npz"
 DATA: Final = "data.npz"
 BLOCK: Final = "block"
@@ -51,8 +48,6 @@ JOBS: Final = "jobs"
 VERSION: Final = 1
 """The version of the files of a farm that this program writes."""
 
-_MOST_NUMBER_BYTES: Final = 32
-_MOST_ERROR_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@.-]*")
 
 
@@ -137,7 +132,6 @@ class FarmFolder:
         jobs: Mapping[str, Json] | None = None,
         *,
         resume: bool = False,
-        seal: str | None = None,
     ) -> FarmFolder:
         """Make the folder of a new farm, or take up that of an earlier one.
 
@@ -147,7 +141,6 @@ class FarmFolder:
             question: what it was asked.
             jobs: the configurations of its jobs, by name.
             resume: take up the farm that is there, if there is one.
-            seal: the proof that this user has written the plan.
 
         Raises:
             BadOption: the farm that is there has another plan, or two jobs cannot both have their names.
@@ -159,8 +152,6 @@ class FarmFolder:
             folder._refuse_used(resume)
             with refusing(folder.path):
                 folder.path.mkdir(parents=True, exist_ok=True)
-                if seal is not None:
-                    replace_shared_file(folder.path / FARM_SEAL, seal.encode() + b"\n")
                 # Last: without it there is no farm. Another launch may make the same one just now.
                 if make_file(folder.path / FARM, to_json(plan, indent=2).encode() + b"\n"):
                     return folder
@@ -230,7 +221,7 @@ class FarmFolder:
     def _number(self, file: str) -> int | None:
         path = self.path / file
         try:
-            return int(read_file(path, _MOST_NUMBER_BYTES))
+            return int(path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -297,9 +288,9 @@ class FarmFolder:
         return JobState.STOPPED if folder.resumable else JobState.WAITING
 
     def error(self, name: str) -> str | None:
-        """Return the traceback of a job that has failed, the end of a long one; None: it has not."""
+        """Return the traceback of a job that has failed; None: it has not."""
         try:
-            return read_tail(self.job(name) / ERROR, _MOST_ERROR_BYTES).decode(errors="replace")
+            return (self.job(name) / ERROR).read_bytes().decode(errors="replace")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -322,7 +313,7 @@ class FarmFolder:
         folder = self.job(name)
         with refusing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            return plain_file(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            return open_unlinked(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def events(self) -> JsonLinesFile[FarmEvent]:
         """Read the events of all launches, in the order of time; none if there are none yet.
@@ -357,14 +348,13 @@ class FarmFolder:
         """Refuse a folder with something in it that is not of a farm in the making."""
         with refusing(self.path):
             there = [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
-        own = LOCK, FARM_SEAL
-        begun = unfinished_file(Path(FARM)).name, unfinished_file(Path(FARM_SEAL)).name
+        begun = unfinished_file(Path(FARM)).name
         if FARM in there and not resume:
             raise BadRunFolder(
                 f"the folder {self.path} has a farm in it: --resume goes on with that; or name another one "
                 "with --out"
             )
-        if FARM not in there and any(name not in own and not name.startswith(begun) for name in there):
+        if FARM not in there and any(name != LOCK and not name.startswith(begun) for name in there):
             raise BadRunFolder(f"the folder {self.path} is not empty; name another one with --out")
 
     def _refuse_other(self, plan: FarmPlan) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 
 from tutti.errors import BadRunFolder, DiskFull, room_left
 from tutti.records.checkpoints import flush_folder
-from tutti.records.plain_files import plain_file
 
 
 def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
@@ -23,57 +22,18 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    unfinished = unfinished_file(path)
-    try:
-        with open(plain_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(content)
-            if flush:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with _written_beside(path, content, flush) as file:
+        os.replace(file, path)
     if flush:
         flush_folder(path.parent)
 
 
 def has_content(path: Path, content: bytes) -> bool:
-    """Tell whether a file has this content; one that is a link, or cannot be read, has not."""
+    """Return whether a file has this content; one that cannot be read has not."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            return os.fstat(file.fileno()).st_size == len(content) and file.read(len(content)) == content
+        return path.read_bytes() == content
     except OSError:
         return False
-
-
-def cut_to(path: Path, content: bytes) -> bool:
-    """Remove what a file has behind a content; False: it does not begin with that, or is a link, or none.
-
-    Raises:
-        OSError: it cannot be cut.
-    """
-    try:
-        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    with open(file, "r+b") as opened:
-        if opened.read(len(content)) != content:
-            return False
-        if os.fstat(file).st_size > len(content):
-            opened.truncate(len(content))
-    return True
-
-
-def replace_shared_file(path: Path, content: bytes) -> None:
-    """Make `content` the content of `path`, as `replace_file` does, while others may do so too.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with _written_beside(path, content) as file:
-        os.replace(file, path)
-    flush_folder(path.parent)
 
 
 def make_file(path: Path, content: bytes) -> bool:
@@ -99,14 +59,15 @@ def make_file(path: Path, content: bytes) -> bool:
 
 
 @contextmanager
-def _written_beside(path: Path, content: bytes) -> Iterator[Path]:
+def _written_beside(path: Path, content: bytes, flush: bool = True) -> Iterator[Path]:
     """Write a file that no other process writes, and remove it if it is still there afterwards."""
     beside = path.with_name(f"{unfinished_file(path).name}-{secrets.token_hex(8)}")
     try:
         with open(beside, "xb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
         yield beside
     finally:
         beside.unlink(missing_ok=True)

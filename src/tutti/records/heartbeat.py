@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 from tutti.records.json_lines import Record
-from tutti.records.untrusted import MOST_RANKS
 
 EVERY_S: Final = 1.0
 """Seconds between two heartbeats of a rank."""
@@ -73,13 +71,3 @@ class Heartbeat(Record):
         """The state for people; of a rank that waits for more than a moment, in which operation."""
         long = self.state == TRAINING and self.waits and self.time - self.moved > MOMENT_S
         return f"waiting ({self.waits.partition(' ')[0]})" if long else self.state
-
-    def check(self) -> None:
-        """Raise ValueError for values that no heartbeat has."""
-        if not 0 <= self.rank < MOST_RANKS:
-            raise ValueError(f"there is no rank {self.rank}")
-        if self.updates and self.per_epoch < 1:
-            raise ValueError(f"an epoch of {self.per_epoch} updates is none")
-        numbers = (self.time, self.moved, self.began or 0.0, self.steps_per_s, self.samples_per_s)
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError("a time or a rate is not finite")

@@ -9,23 +9,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tutti.errors import BadRunFolder
-from tutti.records.plain_files import plain_file
-from tutti.records.untrusted import parse_json, read_file, read_tail
+from tutti.records.untrusted import open_unlinked, parse_json
 
 Json = dict[str, Any]
 """A JSON object."""
-
-LARGEST: Final = 1 << 53
-"""The largest whole number that all readers of JSON agree on; no record has a larger one."""
 
 T = TypeVar("T")
 
@@ -36,10 +31,6 @@ _TAIL = 1 << 20
 @dataclass(frozen=True)
 class Record:
     """A dataclass that is written as JSON values by `to_json`, and read again by `decode`."""
-
-    def check(self) -> None:
-        """Raise ValueError for values that it cannot have, whatever their types allow."""
-        return
 
 
 @dataclass(frozen=True)
@@ -58,8 +49,6 @@ class JsonLinesFile(Generic[T]):
 def to_json(values: object, indent: int | None = None) -> str:
     """Return JSON values or a dataclass as JSON; numbers that JSON does not know become strings."""
     try:
-        if indent is None:
-            return _encode(values)
         return json.dumps(values, indent=indent, default=_fields_of, allow_nan=False, ensure_ascii=False)
     except ValueError:  # there are such numbers
         return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
@@ -78,10 +67,6 @@ def _fields_of(value: object) -> Json:
     return vars(value)
 
 
-# `json.dumps` makes an encoder each time, which takes longer than most values.
-_encode: Final = json.JSONEncoder(default=_fields_of, allow_nan=False, ensure_ascii=False).encode
-
-
 def decode(kind: type[T], values: object) -> T:
     """Make what JSON values stand for, each converted to the type of its field.
 
@@ -94,7 +79,7 @@ def decode(kind: type[T], values: object) -> T:
         TypeError, ValueError, OverflowError: a field without default is missing, or a value is not what its
             field holds.
     """
-    return cast("T", _reader(cast("Any", kind))(values))
+    return cast("T", _decoded(kind, values))
 
 
 def parse_record(text: bytes | str, kind: type[T]) -> T:
@@ -116,7 +101,7 @@ def read_record(path: Path, kind: type[T]) -> T:
         BadRunFolder: it cannot be read, or holds something else.
     """
     try:
-        return parse_record(read_file(path), kind)
+        return parse_record(path.read_bytes(), kind)
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
     except ValueError as error:
@@ -131,7 +116,7 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with open(path, "a+b", opener=plain_file) as file:
+    with open(path, "a+b", opener=open_unlinked) as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
@@ -150,7 +135,7 @@ def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
         BadRunFolder: the file cannot be opened.
     """
     try:
-        lines = read_file(path).split(b"\n")
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
     found: JsonLinesFile[T] = JsonLinesFile([], [])
@@ -171,7 +156,10 @@ def last_record(path: Path, kind: type[T]) -> T | None:
     Raises:
         OSError: the file cannot be read.
     """
-    for line in reversed(read_tail(path, _TAIL).split(b"\n")):
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
         with suppress(ValueError):  # empty, cut off, or no record
             return parse_record(line, kind)
     return None
@@ -189,49 +177,38 @@ def _writable(value: object) -> object:
     return value
 
 
-@cache
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Return what converts a value to a field's type; `T | None` is the only union that records use."""
-    within, outer = get_args(hint), get_origin(hint)
+def _decoded(hint: Any, value: Any) -> Any:
+    """Convert a value to a field's type; `T | None` is the only union that records use."""
+    outer, within = _parts(hint)
     if hint is Any:
-        return lambda value: value
+        return value
     if NoneType in within:
-        some = _reader(next(one for one in within if one is not NoneType))
-        return lambda value: None if value is None else some(value)
+        [some] = [one for one in within if one is not NoneType]
+        return None if value is None else _decoded(some, value)
     if outer in (list, tuple):
-        return partial(_read_items, outer, _reader(within[0]))
+        return outer(_decoded(within[0], item) for item in _expect(list, value))
     if outer is dict:
-        return partial(_read_pairs, _reader(within[0]), _reader(within[1]))
+        return {
+            _decoded(within[0], key): _decoded(within[1], item) for key, item in _expect(dict, value).items()
+        }
     if isinstance(hint, type) and is_dataclass(hint):
-        return partial(_read_fields, hint, {name: _reader(one) for name, one in get_type_hints(hint).items()})
-    return _read_int if hint is int else cast("Callable[[Any], Any]", hint)
+        fields = _hints(hint)
+        items = _expect(dict, value).items()
+        return hint(**{name: _decoded(fields[name], item) for name, item in items if name in fields})
+    return hint(value)
 
 
-def _read_items(kind: Callable[[Iterator[Any]], Any], item: Callable[[Any], Any], value: Any) -> Any:
-    _expect(list, value)
-    return kind(map(item, value))
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
 
 
-def _read_pairs(name: Callable[[Any], Any], item: Callable[[Any], Any], value: Any) -> Any:
-    _expect(dict, value)
-    return {name(key): item(one) for key, one in value.items()}
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
-def _read_fields(kind: type, fields: Mapping[str, Callable[[Any], Any]], value: Any) -> Any:
-    _expect(dict, value)
-    made = kind(**{name: read(value[name]) for name, read in fields.items() if name in value})
-    if isinstance(made, Record):
-        made.check()
-    return made
-
-
-def _read_int(value: Any) -> int:
-    made = int(value)
-    if abs(made) > LARGEST:
-        raise ValueError(f"{str(made)[:20]}... is larger than any number of a record")
-    return made
-
-
-def _expect(kind: type, value: object) -> None:
+def _expect(kind: type[T], value: object) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"a {type(value).__name__} stands where a {kind.__name__} is expected")
+    return value

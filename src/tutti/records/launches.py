@@ -28,7 +28,6 @@ from typing import Final
 from tutti.records.files import refusing, replace_file
 from tutti.records.folder_lock import FolderLock, is_locked
 from tutti.records.json_lines import Record, append_line, parse_record, to_json
-from tutti.records.untrusted import read_file
 
 LAUNCHES: Final = "launches"
 CLAIMS: Final = "claims"
@@ -43,7 +42,6 @@ PATIENCE_S: Final = 45.0
 """Longest silence of a heart on another host: more than an NFS client may see an old file."""
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_BEAT_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Launches:
 
     def _beat(self, launch: str) -> Beat | None:
         try:
-            return parse_record(read_file(self._farm / LAUNCHES / launch / BEAT, _BEAT_BYTES), Beat)
+            return parse_record((self._farm / LAUNCHES / launch / BEAT).read_bytes(), Beat)
         except (OSError, ValueError):
             return None
 

@@ -1,13 +1,9 @@
-"""NPZ files, which are archives of NumPy arrays by key: written whole, and read with care. Needs no torch.
-
-Nothing is unpickled, and no file makes the reader take more memory than it has itself.
-"""
+"""NPZ files, which are archives of NumPy arrays by key. Nothing is unpickled. Needs no torch."""
 
 from __future__ import annotations
 
 import io
 import lzma
-import math
 import os
 import struct
 import zipfile
@@ -22,7 +18,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from tutti.errors import BadData
-from tutti.records.untrusted import open_file, printable
+from tutti.records.untrusted import printable
 
 Array = NDArray[Any]
 
@@ -66,19 +62,20 @@ def read_npz(path: Path, keys: Iterable[str] | None = None) -> dict[str, Array]:
     Raises:
         BadData: the file is missing, empty, truncated, no NPZ file, or holds Python objects.
     """
-    arrays: dict[str, Array] = {}
+    wanted = None if keys is None else set(keys)
     try:
-        # numpy leaves a file that it opened itself open when it is no whole archive.
         with open_data_file(path) as raw, zipfile.ZipFile(raw) as archive:
-            _refuse_false_sizes(path, archive)
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
             raw.seek(0)
             with np.load(raw, allow_pickle=False) as file:
-                wanted = None if keys is None else set(keys)
-                for key in (key for key in file.files if wanted is None or key in wanted):
-                    arrays[key] = _npz_array(path, key, file)
+                return {name: file[name] for name in names if wanted is None or name in wanted}
     except DAMAGED as error:
+        if "allow_pickle" in str(error):
+            raise BadData(
+                f"{path} holds Python objects, which are not loaded because unpickling runs code; save "
+                "numbers: array.astype('float32') or array.astype('int64')"
+            ) from error
         raise damaged(path, error) from error
-    return arrays
 
 
 def npy_array(content: bytes) -> Array:
@@ -100,10 +97,12 @@ def open_data_file(path: Path) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
-        BadData: it cannot be opened, or is a pipe or a device.
+        BadData: it cannot be opened.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise BadData(f"{path} is a pipe, a socket or a device; give a file")
     try:
-        return open_file(path)
+        return open(path, "rb")
     except OSError as error:
         raise BadData(
             f"{path} cannot be read: {error.strerror}; check the path and its permissions"
@@ -138,39 +137,3 @@ def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] |
     """
     reader = _NPY_HEADERS.get(read_magic(file))
     return None if reader is None else reader(file)
-
-
-def _refuse_false_sizes(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse an archive whose arrays do not fit into memory, or say that they are larger than they are.
-
-    NumPy makes room for what an array says before it reads it.
-    """
-    refuse_larger_than_memory(path, sum(member.file_size for member in archive.infolist()))
-    for member in archive.infolist():
-        with archive.open(member) as file:
-            header = npy_header(file) if member.filename.endswith(".npy") else None
-            if header is None:
-                continue
-            shape, _, dtype = header
-            nbytes = math.prod(shape) * dtype.itemsize
-            if not dtype.hasobject and file.tell() + nbytes != member.file_size:
-                raise BadData(
-                    f"{path} is damaged in its array '{member.filename.removesuffix('.npy')}': its header "
-                    f"asks for {nbytes:,} bytes, and {member.file_size - file.tell():,} are there; copy it "
-                    "again"
-                )
-
-
-def _npz_array(path: Path, key: str, file: Any) -> Array:
-    try:
-        value = file[key]
-    except ValueError as error:
-        if "pickle" not in str(error):
-            raise BadData(f"{path} is damaged in its array '{key}': {error}; copy it again") from error
-        raise BadData(
-            f"{path} holds Python objects in its array '{key}', which are not loaded because unpickling "
-            f"runs code; save it as numbers: array.astype('float32') or array.astype('int64')"
-        ) from error
-    if not isinstance(value, np.ndarray):
-        raise BadData(f"{path} holds a file '{key}' that is no NumPy array; write it with numpy.savez")
-    return value

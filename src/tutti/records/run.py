@@ -5,7 +5,6 @@ A run's history is a file of JSON lines, one `EpochRecord` each.
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,12 +53,6 @@ class Evaluation(Record):
     loss: float
     metrics: dict[str, float] = field(default_factory=dict)
     confusion: list[list[int]] | None = field(default=None, repr=False)
-
-    def check(self) -> None:
-        """Raise ValueError if a class has no column of its own."""
-        rows = self.confusion or []
-        if any(len(row) < len(rows) for row in rows):
-            raise ValueError(f"a row of the confusion matrix has less than {len(rows)} columns")
 
     def class_accuracy(self) -> list[float | None]:
         """The share of each class that was recognised, in [0, 1].
@@ -197,14 +190,6 @@ class EpochRecord(Record):
     time: str
     ranks: list[RankRecord] = field(default_factory=list)
 
-    def check(self) -> None:
-        """Raise ValueError if the epoch has no updates, or no time."""
-        if min(self.epoch, self.step) < 1:
-            raise ValueError(f"epoch {self.epoch} ends with step {self.step}; both count from 1")
-        for name in ("total", "validation"):
-            if not math.isfinite(self.seconds.get(name, math.nan)):
-                raise ValueError(f"its seconds have no '{name}'")
-
 
 @dataclass(frozen=True)
 class PointRecord(Record):
@@ -222,13 +207,6 @@ class PointRecord(Record):
     step: int
     seconds: float
     train: Evaluation
-
-    def check(self) -> None:
-        """Raise ValueError if it lies in no epoch, or its time or loss is no number."""
-        if min(self.epoch, self.step, self.train.samples) < 1:
-            raise ValueError(f"a point in epoch {self.epoch}, step {self.step}; both count from 1")
-        if not math.isfinite(self.seconds):
-            raise ValueError("its time is not finite")
 
 
 def by_rank(history: Sequence[EpochRecord]) -> list[tuple[RankRecord, ...]]:

@@ -1,7 +1,6 @@
 """The folder of a run: the names of its files, their writing and their reading.
 
     config.json           the resolved configuration, which is enough to repeat the run
-    config.seal           proof that this user has written it, if it names code: `tutti.run.trust`
     data.json             the data as the model saw it: `TrainedOn`
     strategy.json         what advice must know of the strategy: `StrategyFacts`
     ranks/0.json          the newest `Heartbeat` of rank 0, replaced about once a second as long as it lives
@@ -51,7 +50,6 @@ from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import LATEST, present
 from tutti.records.files import (
-    cut_to,
     flush_file_system,
     has_content,
     refusing,
@@ -76,7 +74,6 @@ from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, PointRecord, RunStart, Summary
 from tutti.records.shapes import Shape
 from tutti.records.trace import Lane, chrome_trace
-from tutti.records.untrusted import read_file
 from tutti.records.usage import UsageRecord
 
 CONFIG: Final = "config.json"
@@ -86,7 +83,6 @@ CSV: Final = "history.csv"
 TENSORBOARD: Final = "tensorboard"
 WEIGHTS: Final = "weights.safetensors"
 PREDICTIONS: Final = "predictions.npz"
-SEAL: Final = "config.seal"
 RANKS: Final = "ranks"
 TRACE: Final = "trace.json"
 STARTS: Final = "starts.jsonl"
@@ -94,9 +90,6 @@ MLFLOW: Final = "mlflow.txt"
 
 LARGE: Final = 100_000
 """The number of events above which a trace is compressed."""
-
-HEARTBEAT_BYTES: Final = 1 << 16
-"""The size above which a file is no heartbeat."""
 
 
 RUNS: Final = Path("runs")
@@ -281,11 +274,9 @@ class RunFolder:
             for beat in (self.path / RANKS).iterdir():
                 beat.unlink()
 
-    def write_config(self, config: Json, seal: str | None = None) -> None:
-        """Write the resolved configuration, and the proof that this user has written it, if there is one."""
+    def write_config(self, config: Json) -> None:
+        """Write the resolved configuration."""
         self._write_json(CONFIG, config)
-        if seal is not None:
-            self._write(SEAL, seal.encode() + b"\n")
 
     def config(self) -> Json:
         """Read the resolved configuration, as JSON values."""
@@ -315,12 +306,10 @@ class RunFolder:
     def keep_epochs(self, records: Sequence[EpochRecord]) -> None:
         """Have the history be that of these epochs alone, behind which the run goes on."""
         self._refuse_lost()
-        path, content = self.path / HISTORY, _lines(records)
-        with refusing(path):
-            if not records:
-                path.unlink(missing_ok=True)
-            elif not cut_to(path, content):
-                replace_file(path, content, flush=not self.together)
+        if records:
+            self._write(HISTORY, _lines(records))
+        else:
+            (self.path / HISTORY).unlink(missing_ok=True)
 
     def history(self) -> JsonLinesFile[EpochRecord]:
         """Read the epochs so far."""
@@ -340,7 +329,7 @@ class RunFolder:
     def keep_points(self, step: int) -> int:
         """Remove the points after an update, of a run that goes on from there; return how many are left."""
         path = self.path / POINTS
-        lines = read_file(path).splitlines(keepends=True) if path.is_file() else []
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         kept = len(lines)
         while kept and not _is_up_to(lines[kept - 1], step):
             kept -= 1
@@ -372,7 +361,7 @@ class RunFolder:
         found: JsonLinesFile[Heartbeat] = JsonLinesFile([], [])
         for path in (self.path / RANKS).glob("[0-9]*.json"):
             try:
-                found.records.append(parse_record(read_file(path, HEARTBEAT_BYTES), Heartbeat))
+                found.records.append(parse_record(path.read_bytes(), Heartbeat))
             except FileNotFoundError:  # it was removed meanwhile, as by a run that goes on
                 continue
             except OSError as error:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tutti.errors import BadData
-from tutti.records.files import refusing, replace_shared_file
+from tutti.records.files import refusing, replace_file
 from tutti.records.npz import keys_of, npz_bytes, read_npz
 
 Indices = NDArray[np.int64]
@@ -116,7 +116,7 @@ def write_splits(path: Path, splits: Sequence[Split], fingerprint: str, seed: in
     if seed is not None:
         arrays[_SEED] = np.array(seed)
     with refusing(path):
-        replace_shared_file(path, npz_bytes(arrays))
+        replace_file(path, npz_bytes(arrays))
 
 
 def count_splits(path: Path) -> int:

@@ -1,66 +1,34 @@
-"""Files and texts of others: read within bounds, and made safe to print.
+"""Files and texts of others: written through no link, and made safe to print.
 
 Needs neither torch nor MPI.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
-from pathlib import Path
-from typing import BinaryIO, Final
-
-MOST_BYTES: Final = 1 << 30
-"""The size above which a file of records is refused: it would fill the memory."""
-
-MOST_RANKS: Final = 1 << 16
-"""The most ranks of a run, and the most threads of a rank."""
+from typing import Final
 
 _JOINERS: Final = "\u200c\u200d"
 """Invisible letters that join or part their neighbours, in several scripts."""
 
 
-def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a regular file, or one that a link leads to.
+def open_unlinked(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file to write, unless it is a link; also an opener for `open`.
+
+    A link in a folder of somebody else would have a run that goes on in it write into any file of the user's.
+
+    Args:
+        path: of the file.
+        flags: of `os.open`.
+
+    Returns:
+        Its descriptor; a new file has the permissions that the user's umask leaves.
 
     Raises:
-        OSError: it cannot be read, is a pipe or a device, or has more than `most` bytes.
+        OSError: it cannot be opened, or is a link.
     """
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}")
-        # Not `most`, for which `read` would ask for so much memory at once.
-        return file.read(size)
-
-
-def read_tail(path: Path, most: int) -> bytes:
-    """Read the last bytes of a regular file, `most` at most.
-
-    Raises:
-        OSError: it cannot be read, or is a pipe or a device.
-    """
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - most))
-        return file.read(min(size, most))
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Open a regular file to read it.
-
-    Raises:
-        OSError: it cannot be opened, or is a pipe or a device.
-    """
-    # A pipe would not open before somebody writes to it.
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    mode = os.fstat(file.fileno()).st_mode
-    if not stat.S_ISREG(mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file")
-    return file
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
 
 def parse_json(text: bytes | str) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,8 +48,3 @@ class UsageRecord(Record):
     host: str
     cores: list[float]
     ranks: list[RankUsage] = field(default_factory=list)
-
-    def check(self) -> None:
-        """Raise ValueError if its time or a load is not finite."""
-        if not all(map(math.isfinite, (self.time, *self.cores))):
-            raise ValueError("a time or a share of a core is not finite")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadRunFolder, UserError
-from tutti.records.files import cache_folder, replace_shared_file
+from tutti.records.files import cache_folder, replace_file
 from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
 from tutti.reports.text import by_scaling, cells, fastest, heads, note, other_metrics, title, verdict
@@ -137,7 +137,7 @@ def _library() -> str:
     library = str(converter.javascript_bundle())
     with suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True)
-        replace_shared_file(cache_folder() / name, library.encode())
+        replace_file(cache_folder() / name, library.encode())
     return library
 
 

@@ -32,7 +32,6 @@ from tutti.run.restore import history_of
 from tutti.run.resume import way_on
 from tutti.run.saving import Saving, saving
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.run.trust import seal
 from tutti.state import Saved, in_own_memory
 from tutti.strategies import Strategy
 from tutti.training.callbacks import Callbacks
@@ -335,7 +334,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
         if job.starter is not None:
             job.starter.send(folder.path.absolute())
         try:
-            folder.write_config(config.as_json(), seal(config.as_json()))
+            folder.write_config(config.as_json())
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
             folder.write(trained_on(data, of_classes))
             folder.write(run._facts)

@@ -19,7 +19,6 @@ from tutti.model_parallel.layout import WAYS, options_of
 from tutti.models import MODELS
 from tutti.records.pipeline import SCHEDULES
 from tutti.records.run_folder import CONFIG
-from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
 from tutti.training.intervals import AUTO, OFF, Every, seconds_of
@@ -47,8 +46,8 @@ STOP: Final = "stop"
 SHRINK: Final = "shrink"
 """The batch of fewer workers: that of all before, or one that is the smaller, the fewer they are."""
 
-MOST_BYTES: Final = 1 << 20
-"""A larger file is no configuration."""
+MOST_RANKS: Final = 1 << 16
+"""The most ranks of a run, and the most threads of a rank."""
 
 _REMEDY: Final = "give the folder of a run, or its config.json"
 
@@ -422,18 +421,17 @@ class TrainConfig:
 
         Args:
             path: of the file, or of the folder of a run.
-            trust: whether it may name code of others, which runs when the configuration is used; what runs of
-                this user have written may, in any case.
+            trust: whether it may name code, which runs when the configuration is used.
             replaced: fields that will be others than it says.
 
         Raises:
             BadOption: the file cannot be read, or is no JSON table.
-            Untrusted: it names code, and no run of this user has written it.
+            Untrusted: it names code, and `trust` is False.
         """
         path = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
         try:
             # As it was written: names of files must not be changed.
-            values = json.loads(read_file(path, MOST_BYTES))
+            values = json.loads(path.read_bytes())
         except OSError as error:
             raise BadOption(f"cannot read the configuration '{path}': {error.strerror}; {_REMEDY}") from error
         except ValueError as error:

@@ -14,7 +14,6 @@ from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.load_object import find_file, names_object
 from tutti.models import names_file
-from tutti.records.untrusted import open_file
 from tutti.run.config import DATA_SETS, STOP, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.survival import survive
@@ -97,7 +96,7 @@ def _has_no_data(name: str) -> bool:
     if name in DATA_SETS or names_object(name) or path.is_dir():
         return False
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             return re.fullmatch(rb"[\t\n\r -~]*", file.read(4)) is not None
     except OSError:
         return True

@@ -300,7 +300,7 @@ class PredictJob(Job):
         part: one of `PARTS`; None: the test part, or all of other data that have no parts.
         other_data: the samples are not those of the run's own data.
         weights: the place of others than the run's own.
-        trust: whether the run's configuration may name code of others.
+        trust: whether the run's configuration may name code.
     """
 
     entry: ClassVar[str] = "tutti.run.predict:work"

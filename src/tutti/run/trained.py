@@ -279,7 +279,7 @@ def load(
     Args:
         run: the folder of a run, of a job of a farm, or one of a run's checkpoints. Of a run that is not
             finished the newest good checkpoint is taken, with a warning.
-        trust: whether it may name code of others, which runs then.
+        trust: whether it may name code, which runs then.
         model: the network, or a function that makes it, where a Python object was trained that no name brings
             back.
 

@@ -60,7 +60,7 @@ def find_run(
 
     Args:
         place: its folder, which may be that of a job of a farm, or one of its checkpoints.
-        trust: whether its configuration may name code of others.
+        trust: whether its configuration may name code.
         weights: the place of others than its own.
         replaced: fields of its configuration that are not used.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -17,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from tutti.errors import BadRunFolder
+from tutti.models import names_file
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.untrusted import printable
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.pickled import Pickled
-from tutti.run.trust import code_named, place_of_code
+from tutti.run.trust import code_named
 
 _DIGITS = 12
 
@@ -99,7 +102,8 @@ def _described(module: Any) -> str:
 
 def _digest_of_file(name: str) -> str:
     """Return the digest of the file with the named code; empty where there is none."""
-    where, place = name.rpartition(":")[0] or name, Path(place_of_code(name))
+    where = name.rpartition(":")[0] or name
+    place = Path(_place_of_code(where))
     if place.name == "__init__.py":
         inside = place.parent.joinpath(*where.split(".")[1:])
         module = inside.with_suffix(".py")
@@ -110,6 +114,17 @@ def _digest_of_file(name: str) -> str:
         return ""
     except OSError as error:
         raise BadRunFolder(f"cannot read {place}: {error.strerror}") from error
+
+
+def _place_of_code(where: str) -> str:
+    """Return the path of a file or a module, found without importing it; empty where there is none."""
+    if where.endswith(".py") or names_file(where):
+        return str(Path(where).expanduser().resolve())
+    with suppress(ImportError, ValueError):
+        found = PathFinder.find_spec(where.partition(".")[0], [*sys.path, str(Path.cwd())])
+        if found is not None:
+            return str(found.origin or [*(found.submodule_search_locations or ())])
+    return ""
 
 
 def _digest_of_code(value: Any) -> str:

@@ -16,7 +16,6 @@ from tutti.records.heartbeat import EVERY_S, Heartbeat
 from tutti.records.json_lines import Json, JsonLinesFile
 from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.run_folder import CONFIG, HISTORY, RANKS, RunFolder, refuse_no_folder
-from tutti.records.untrusted import MOST_RANKS
 from tutti.records.usage import RankUsage, UsageRecord
 
 SIGNS: Final = 2
@@ -75,7 +74,7 @@ class Snapshot:
     def workers(self) -> int:
         """The number of ranks that train, as far as it is known."""
         told = str((self.config or {}).get("workers", ""))
-        count = int(told) if told.isdecimal() and len(told) < len(str(MOST_RANKS)) else 0
+        count = int(told) if told.isdecimal() else 0
         return max([count, *(beat.rank + 1 for beat in self.beats)])
 
     def usage_of(self, rank: int) -> tuple[RankUsage, float] | None:

@@ -24,7 +24,7 @@ from tutti.data.arrays import stored_dtype
 from tutti.data.rows import Rows
 from tutti.data.streaming.shards import Shard, read_no_further
 from tutti.errors import BadData, NotFinite
-from tutti.records.files import cache_folder, replace_shared_file
+from tutti.records.files import cache_folder, replace_file
 from tutti.records.npz import npz_bytes, read_npz
 
 _EDGE: Final = 4096
@@ -129,7 +129,7 @@ def keep_statistics(folder: Path, part: str, found: Statistics, about: str) -> N
     for path in _places(folder, part):
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_shared_file(path, content)
+            replace_file(path, content)
             return
 
 

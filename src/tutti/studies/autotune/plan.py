@@ -21,8 +21,7 @@ from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.records.run_folder import check_writable
-from tutti.records.untrusted import MOST_RANKS
-from tutti.run.config import MEASURED, TrainConfig
+from tutti.run.config import MEASURED, MOST_RANKS, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.measured_values import BUDGET_S as BEFORE_TRAINING_S
 from tutti.run.pickled import Pickled

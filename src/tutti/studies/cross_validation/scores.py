@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti.errors import BadData, UnknownName
-from tutti.records.files import refusing, replace_shared_file
+from tutti.records.files import refusing, replace_file
 from tutti.records.predictions import Predictions
 from tutti.records.texts import better_by_name, is_share
 
@@ -239,7 +239,7 @@ def write_table(path: Path, lines: Sequence[Sequence[object]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     with refusing(path):
-        replace_shared_file(path, text.getvalue().encode())
+        replace_file(path, text.getvalue().encode())
 
 
 def _cell(score: float) -> str:

@@ -15,7 +15,7 @@ from tutti.exports.sources import read_from
 from tutti.records.ensemble import write_ensemble
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import WEIGHTS
-from tutti.run import summary_lines, trust
+from tutti.run import summary_lines
 from tutti.run.build import class_weights_of, seeded
 from tutti.run.config import TrainConfig
 from tutti.run.evaluate import open_seen
@@ -61,7 +61,7 @@ def work(comm: Communicator, payload: bytes) -> None:
         objective = _objective(job, dataset, ensemble, arithmetic)
     if job.making is not None and comm.rank == 0:
         weights = weights_to_bytes(ensemble.state_dict())
-        write_ensemble(Path(job.folder), job.record, weights, trust.seal(job.record.configs))
+        write_ensemble(Path(job.folder), job.record, weights)
         print(f"{job.folder}: {len(job.record.members)} networks", flush=True)
     if dataset is None or part is None:
         if comm.rank == 0:

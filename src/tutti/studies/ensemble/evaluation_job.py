@@ -54,13 +54,14 @@ class EnsemblePredictJob(PredictJob):
 
 
 def read_trusted(folder: Path, trust: bool) -> EnsembleRecord:
-    """Read the record of an ensemble, unless it names code of others.
+    """Read the record of an ensemble.
 
     Raises:
         BadRunFolder: there is none, or it is damaged.
-        Untrusted: it names code, and no run of this user has written it.
+        Untrusted: it names code, and `trust` is False.
     """
     record = read_ensemble(folder)
     if not trust:
-        check_trust(folder / ENSEMBLE, record.configs)
+        for member in record.members:
+            check_trust(folder / ENSEMBLE, member.config)
     return record

@@ -31,7 +31,7 @@ def ensemble_of(
         folder: of the farm.
         choice: the candidates.
         metric: by which the ensemble is compared with the networks of the best single candidate.
-        trust: whether configurations may name code of others, which runs then.
+        trust: whether configurations may name code, which runs then.
 
     Raises:
         UserError: a run of the farm cannot be read, or names code, and no run of this user has written it.

@@ -121,7 +121,7 @@ def load_ensemble(folder: str | Path, trust: bool = False, device: str = "cpu") 
 
     Args:
         folder: of the ensemble.
-        trust: whether it may name code of others, which runs then.
+        trust: whether it may name code, which runs then.
         device: where it computes.
 
     Raises:

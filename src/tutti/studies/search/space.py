@@ -20,8 +20,7 @@ from typing import Any, Final
 from tutti.errors import BadOption, UnknownName
 from tutti.models import MODELS
 from tutti.records.json_lines import Json, to_json
-from tutti.records.untrusted import read_file
-from tutti.run.config import MOST_BYTES, TrainConfig, type_name
+from tutti.run.config import TrainConfig, type_name
 from tutti.studies.crossing import SHARED, with_options
 
 FORMS: Final = "give log:1e-4..1e-1, 0.1..0.9, 16..256, or values with commas, such as 64,128,256"
@@ -137,7 +136,7 @@ def read_space(path: str | Path) -> dict[str, Any]:
         BadOption: the file cannot be read.
     """
     try:
-        values = tomllib.loads(read_file(Path(path), MOST_BYTES).decode())
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadOption(f"cannot read the space '{path}': {error.strerror}; name a TOML file") from error
     except (ValueError, RecursionError) as error:

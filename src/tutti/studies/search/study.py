@@ -26,7 +26,7 @@ from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.farm.work import work_on
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder
-from tutti.records.files import refusing, replace_shared_file
+from tutti.records.files import refusing, replace_file
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder, folder_name
@@ -35,7 +35,6 @@ from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
-from tutti.run.trust import seal
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.splits import Splitter, make_splits, splitter_of
 from tutti.studies.cross_validation.study import Blocks, keep_data
@@ -283,8 +282,7 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
         splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
     question = {**search.record(), **numbers_given(search.objects), "fingerprint": samples.fingerprint}
     path = out or FOLDER / folder_name(search.config.model, samples.name)
-    sealed = seal(search.config.as_json())
-    folder = FarmFolder.begin(path, KIND, question, resume=resume, seal=sealed)
+    folder = FarmFolder.begin(path, KIND, question, resume=resume)
     ends = [(name, value) for name, one in search.space.dimensions.items() for value in one.ends()]
     configs = [search.config, *(search.config_of({name: value}) for name, value in ends)]
     if search.objects:
@@ -411,7 +409,7 @@ class Tuned:
         table.writerows(rows)
         path = self.folder.path / TRIALS
         with refusing(path):
-            replace_shared_file(path, text.getvalue().encode())
+            replace_file(path, text.getvalue().encode())
         return path
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 
-from tutti.records.plain_files import plain_file
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import CSV
+from tutti.records.untrusted import open_unlinked
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, figures_of
 
@@ -29,7 +29,7 @@ class Csv(Logger):
         self._append([record])
 
     def _append(self, records: Sequence[EpochRecord]) -> None:
-        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="", opener=plain_file) as file:
+        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="", opener=open_unlinked) as file:
             for row in map(_row, records):
                 if not self._columns:
                     self._columns = list(row)

@@ -22,7 +22,6 @@ from tutti.records.files import replace_file
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import MLFLOW
-from tutti.records.untrusted import read_file
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
 
@@ -42,9 +41,6 @@ FOLDER_TAG: Final = "tutti.run_folder"
 
 LOSS: Final = "train/loss"
 """The figure by which epochs that were written before are known again."""
-
-MOST_BYTES: Final = 1 << 10
-"""The size above which a file names no run."""
 
 
 @part("mlflow")
@@ -126,7 +122,7 @@ class MlFlow(Logger):
         if not place.is_file():
             return None
         try:
-            found = self._client.get_run(read_file(place, MOST_BYTES).decode().strip())
+            found = self._client.get_run(place.read_text(encoding="utf-8").strip())
         except MlflowException as error:
             if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 raise
