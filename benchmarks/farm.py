@@ -430,10 +430,12 @@ def tree_bytes(pid: int) -> int:
 
 
 def show_virtual(args: argparse.Namespace, folder: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.farm.virtual_pool import Course, VirtualPool
+
     from measure import table
     from tutti.farm.coordinator import Coordinator
     from tutti.farm.jobs import FarmJob, JobList
-    from tutti.farm.virtual_pool import Course, VirtualPool
     from tutti.run.config import TrainConfig
 
     blocks, jobs, seeds, config = 1024, 10_000, args.rounds, TrainConfig()

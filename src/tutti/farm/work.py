@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import ExitStack, nullcontext, suppress
@@ -14,7 +13,6 @@ from tutti.farm.blocks import EndedBySignal, HostPool
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import Coordinator, FarmOutcome, Happening, JobBegan, JobEnded, Listener
 from tutti.farm.finisher import Finisher
-from tutti.farm.host_team import job_name
 from tutti.farm.jobs import JobSource
 from tutti.launch.cores import allowed_cores
 from tutti.launch.fork_server_client import fork_server
@@ -78,7 +76,7 @@ def work_on(
     give_back_memory()
     with (
         nullcontext() if shared else folder.lock(),
-        folder.launch(job_name(os.environ)) as launch,
+        folder.launch() as launch,
         SignalWatch() as signals,
     ):
         # The farm itself looks for requests all the time.

@@ -251,16 +251,13 @@ class FarmFolder:
         """
         return FolderLock(self.path)
 
-    def launch(self, job: str = "") -> Launch:
+    def launch(self) -> Launch:
         """Begin to work on the farm, beside those who do already.
-
-        Args:
-            job: of mpirun or srun, of which this process is a part.
 
         Raises:
             BadRunFolder: the folder cannot be written.
         """
-        return Launch(self.path, job)
+        return Launch(self.path)
 
     @cached_property
     def launches(self) -> Launches:
