@@ -5,10 +5,10 @@
          └── channel to rank 0 of each block, exit reports, ends ─┘
 
 The server imports torch once. When a job fails, or a rank dies, the block's ranks and all that they have
-started are killed, and others are forked in their place; the other blocks do not notice. Ranks that have run code
-of the user's are replaced as well before the next job, as that code may have changed anything in them; their
-successors are forked while they work. Jobs of built-in parts leave nothing behind, and share their ranks:
-ranks that have run a job need a sixth of the processor time of fresh ones for the next.
+started are killed, and others are forked in their place; the other blocks do not notice. Ranks that have run
+code of the user's are replaced before the next job, as that code may have changed anything in them; their
+successors are forked while they work. Jobs of built-in parts leave nothing behind and share their ranks: ranks
+that have run a job need a sixth of the processor time of fresh ones for the next.
 """
 
 from __future__ import annotations
