@@ -88,6 +88,9 @@ class VirtualPool:
         self._now = max(self._now, until)
         return []
 
+    def answer(self, block: int, ends: bool) -> None:
+        """Simulated jobs have no epochs."""
+
     def ask_to_stop(self) -> None:
         """Have the jobs stop that can."""
         for block, (_, course) in self._work.items():

@@ -1,8 +1,8 @@
 """The ranks of a block: take a job, train, say how it ended, take the next one. Runs on every rank.
 
     coordinator ──TrainTask──► rank 0 ──broadcast──► all ranks of the block: `run.train.train`
-                ◄─EpochNote──          on a communicator of the job's own
-                ◄─TaskDone───
+                ◄─EpochOver──          on a communicator of the job's own
+                ◄─JobOver────
 
 A job that fails ends these ranks, with its exception as their report, and fresh ones take over within
 milliseconds. So they do after a job with code of the user's: whatever it has changed is gone with its ranks.
@@ -25,7 +25,8 @@ from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.memfd import FileAddress
-from tutti.farm.messages import BlockReady, EpochAnswer, EpochNote, TaskDone, TrainTask
+from tutti.farm.coordinator import EpochOver, JobOver
+from tutti.farm.messages import BlockReady, TrainTask
 from tutti.farm.shared_data import SharedData
 from tutti.launch.control_channel import Channel, own
 from tutti.launch.world import adopt
@@ -67,16 +68,16 @@ def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
     if channel is not None:
         try:
             task = channel.receive()
-            while isinstance(task, EpochAnswer):
-                # To the last epoch, after which nobody has asked.
+            while isinstance(task, bool):
+                # The answer to the last epoch, which no run waits for.
                 task = channel.receive()
         except EOFError:
             task = None
     return cast("TrainTask | None", comm.broadcast_object(task))
 
 
-def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> TaskDone:
-    reporter = _Reporter(channel, task.asks)
+def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> JobOver:
+    reporter = _Reporter(channel, task.block)
     context = RunContext(
         reporter, data.open, reporter.ends if task.asks else None, task.successor, alone=False
     )
@@ -85,7 +86,7 @@ def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Cha
         outcome = train(ranks, task.job, context)
     # A model and its optimizer are freed only now where they refer to each other.
     gc.collect()
-    return TaskDone(outcome.summary, outcome.stopped)
+    return JobOver(task.block, outcome.summary, outcome.stopped or "")
 
 
 @contextmanager
@@ -139,17 +140,17 @@ class _Reporter(Progress):
 
     Args:
         channel: to the coordinator, on rank 0; None elsewhere.
-        asks: the run waits for its answers.
+        block: the number of the block.
     """
 
-    def __init__(self, channel: Channel | None, asks: bool) -> None:
-        self._channel, self._asks = channel, asks
+    def __init__(self, channel: Channel | None, block: int) -> None:
+        self._channel, self._block = channel, block
         self._unanswered = 0
 
     def epoch(self, record: EpochRecord) -> None:
         """Send the record."""
         if self._channel is not None:
-            self._channel.send(EpochNote(record, self._asks))
+            self._channel.send(EpochOver(self._block, record))
             self._unanswered += 1
 
     def ends(self, comm: Communicator) -> str | None:
@@ -157,6 +158,6 @@ class _Reporter(Progress):
         told = False
         if self._channel is not None:
             for _ in range(self._unanswered):
-                told |= cast("EpochAnswer", self._channel.receive()).ends
+                told |= cast("bool", self._channel.receive())
             self._unanswered = 0
         return PRUNED if comm.broadcast_object(told) else None

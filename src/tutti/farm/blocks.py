@@ -7,8 +7,8 @@
 The server imports torch once. When a job fails, or a rank dies, the block's ranks and all that they have
 started are killed, and others are forked in their place; the other blocks do not notice. Ranks that have run
 code of the user's are replaced before the next job, as that code may have changed anything in them; their
-successors are forked while they work. Jobs of built-in parts leave nothing behind and share their ranks: ranks
-that have run a job need a sixth of the processor time of fresh ones for the next.
+successors are forked while they work. Jobs of built-in parts leave nothing behind and share their ranks: a
+short job takes a sixth of the processor time that fresh ranks need for it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,7 @@ from tutti.errors import DiskFull, PeerLost, TuttiError, in_one_line
 from tutti.farm.block_placement import all_serve, settings_of
 from tutti.farm.coordinator import BlockFailed, EpochOver, JobOver, PoolEvent, StopAsked
 from tutti.farm.jobs import FarmJob
-from tutti.farm.messages import (
-    INDEX_BYTES,
-    BlockReady,
-    EpochAnswer,
-    EpochNote,
-    SharedPlace,
-    TaskDone,
-    TrainTask,
-)
+from tutti.farm.messages import INDEX_BYTES, BlockReady, SharedPlace, TrainTask
 from tutti.launch.control_channel import Channel
 from tutti.launch.exit_reports import cause
 from tutti.launch.fork_server_client import ForkServer
@@ -127,10 +119,6 @@ class Block:
         self._stack.close()
 
 
-def _answer(channel: Channel, ends: bool) -> None:
-    channel.send(EpochAnswer(ends))
-
-
 class HostPool:
     """The blocks of this host.
 
@@ -194,7 +182,7 @@ class HostPool:
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
         task = TrainJob(config, objects=job.objects, resume=resume, floats=job.floats)
         successor = self._launch.successor(job.name).absolute()
-        ranks.channel.send(TrainTask(task, folder.absolute() / LOG, job.prunable, successor))
+        ranks.channel.send(TrainTask(block, task, folder.absolute() / LOG, job.prunable, successor))
         if job.runs_code:
             ranks.spent = True
             self._successors[block] = self._fork(block)
@@ -222,6 +210,10 @@ class HostPool:
         """
         while not all(block.ready for block in self._blocks.values()):
             self._pending += self._next_events(inf)
+
+    def answer(self, block: int, ends: bool) -> None:
+        """Tell a block, whose job is prunable, whether the job ends with the epoch that is over."""
+        self._blocks[block].channel.send(ends)
 
     def ask_to_stop(self) -> None:
         """Ask all blocks to save and stop."""
@@ -280,11 +272,8 @@ class HostPool:
         for message in messages or []:
             if isinstance(message, BlockReady):
                 block.ready, self._tries[number] = True, 0
-            elif isinstance(message, EpochNote):
-                answer = partial(_answer, block.channel) if message.asks else None
-                events.append(EpochOver(number, message.record, answer))
-            elif isinstance(message, TaskDone):
-                events.append(JobOver(number, message.summary, message.stopped or ""))
+            else:
+                events.append(cast("EpochOver | JobOver", message))
         return events
 
     def _hear_server(self) -> list[PoolEvent]:
@@ -316,7 +305,8 @@ class HostPool:
         ]
 
     def _start(self, number: int) -> None:
-        block = self._blocks[number] = self._successors.pop(number, None) or self._fork(number)
+        block = self._successors.pop(number) if number in self._successors else self._fork(number)
+        self._blocks[number] = block
         self._watch(block.channel, partial(self._hear, number))
         for source, read in block.sources():
             self._watch(source, partial(self._read, source, read))

@@ -35,12 +35,10 @@ class EpochOver:
     Attributes:
         block: its number.
         record: of the epoch.
-        answer: is to be called with whether the job ends with it; None: nobody waits for an answer.
     """
 
     block: int
     record: EpochRecord
-    answer: Callable[[bool], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,10 @@ class Pool(Protocol):
 
     def wait(self, until: float) -> Sequence[PoolEvent]:
         """Wait for events until the time `until`, which may be infinite, and return them."""
+        ...
+
+    def answer(self, block: int, ends: bool) -> None:
+        """Tell a block, whose job is prunable, whether the job ends with the epoch that is over."""
         ...
 
     def ask_to_stop(self) -> None:
@@ -295,8 +297,8 @@ class Coordinator:
         work = self._running[event.block]
         self._tell(EpochEnded(work.job, event.block, event.record))
         ends = self.source.epoch(work.job, event.record)
-        if event.answer is not None:
-            event.answer(ends)
+        if work.job.prunable:
+            self.pool.answer(event.block, ends)
 
     def _give_up(self, block: int) -> None:
         """End a job that hangs, or that does not stop."""
