@@ -189,12 +189,6 @@ class FarmOutcome:
     blocks: int
     ended: Counter[JobState]
 
-    @property
-    def utilisation(self) -> float:
-        """The share of the blocks' time that went into jobs, in [0, 1]."""
-        total = self.seconds * self.blocks
-        return self.busy_s / total if total > 0 else 1.0
-
 
 @dataclass
 class _Work:
