@@ -350,7 +350,10 @@ class Worked:
 
 def work_through(folder: Path, file: Path, trials: int, loss: str = "auto") -> Worked:
     """Have one block do so many small jobs."""
-    from tutti.farm.jobs import FarmJob, JobList
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.farm.job_list import JobList
+
+    from tutti.farm.jobs import FarmJob
     from tutti.farm.work import work_on
     from tutti.records.farm_folder import FarmFolder
     from tutti.records.run import Summary
@@ -430,10 +433,13 @@ def tree_bytes(pid: int) -> int:
 
 
 def show_virtual(args: argparse.Namespace, folder: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.farm.job_list import JobList
+    from tests.farm.virtual_pool import Course, VirtualPool
+
     from measure import table
     from tutti.farm.coordinator import Coordinator
-    from tutti.farm.jobs import FarmJob, JobList
-    from tutti.farm.virtual_pool import Course, VirtualPool
+    from tutti.farm.jobs import FarmJob
     from tutti.run.config import TrainConfig
 
     blocks, jobs, seeds, config = 1024, 10_000, args.rounds, TrainConfig()
@@ -444,12 +450,11 @@ def show_virtual(args: argparse.Namespace, folder: Path) -> None:
             draw = random.Random(seed)
             lengths = {f"job-{n}": draw.lognormvariate(4, sigma) for n in range(jobs)}
             for guessed, found in ((True, known), (False, unknown)):
-                source = JobList(
-                    FarmJob(name, config, cost=seconds if guessed else 1.0)
-                    for name, seconds in lengths.items()
-                )
+                names = sorted(lengths, key=lambda name: -lengths[name]) if guessed else list(lengths)
+                source = JobList(FarmJob(name, config) for name in names)
                 pool = VirtualPool(blocks, lambda job, lengths=lengths: Course(lengths[job.name]))
-                found.append(Coordinator(pool, source).run().utilisation)
+                outcome = Coordinator(pool, source).run()
+                found.append(outcome.busy_s / (outcome.seconds * blocks))
             total, longest = sum(lengths.values()), max(lengths.values())
             possible.append(total / (blocks * max(longest, total / blocks)))
         least[sigma] = min(known)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
+from tests.farm.job_list import JobList
 from tutti.farm.coordinator import EpochEnded, Happening
-from tutti.farm.jobs import FarmJob, JobList
+from tutti.farm.jobs import FarmJob
 from tutti.farm.work import work_on
 from tutti.records.farm_folder import FarmFolder
 from tutti.run.config import TrainConfig

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
+from tests.farm.job_list import JobList
 from tutti.farm.coordinator import Happening, JobBegan
-from tutti.farm.jobs import FarmJob, JobList
+from tutti.farm.jobs import FarmJob
 from tutti.farm.work import work_on
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run import EpochRecord
@@ -22,7 +23,7 @@ from tutti.run.config import TrainConfig
 LONG = "long"
 TINY = TrainConfig(model="mlp", model_options={"hidden": [4]}, data="digits", epochs=1, batch_size=256)
 JOBS = [
-    FarmJob(LONG, TINY.changed({"epochs": 6, "checkpoint": "1 epoch"}), cost=10, prunable=True),
+    FarmJob(LONG, TINY.changed({"epochs": 6, "checkpoint": "1 epoch"}), prunable=True),
     *(FarmJob(f"short/{seed}", TINY.changed({"seed": seed})) for seed in range(11)),
 ]
 
@@ -52,7 +53,7 @@ def work(path: Path, jobs: JobList, begun: Callable[[str], object]) -> dict[str,
             begun(what.job.name)
 
     folder = FarmFolder.begin(path, "test", {}, resume=True)
-    work_on(folder, jobs, blocks=1, threads=1, listener=say, shared=True)
+    work_on(folder, jobs, blocks=1, threads=1, listener=say)
     return known(jobs)
 
 

@@ -15,13 +15,14 @@ import pytest
 from safetensors.torch import load_file
 
 import tutti
+from tests.farm.job_list import JobList
 from tests.preloaded import interpreter
-from tutti.errors import BadOption, BadRunFolder, DiskFull, TuttiError
+from tutti.errors import BadOption, DiskFull, TuttiError
 from tutti.farm.block_main import PRUNED
 from tutti.farm.block_placement import place_blocks
 from tutti.farm.blocks import ENTRY, HostPool
 from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
-from tutti.farm.jobs import FarmJob, JobList, JobOutcome
+from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.farm.work import work_on
 from tutti.launch import fork_server_client
 from tutti.launch.cores import Cores
@@ -254,10 +255,10 @@ def test_a_source_ends_prunable_jobs_after_an_epoch(tmp_path: Path, block: int) 
     short = config.changed({"epochs": 1})
     source = Pruner(
         [
-            FarmJob("pruned", config, 3, prunable=True),
+            FarmJob("pruned", config, prunable=True),
             # Nobody waits for the answer to its only epoch.
-            FarmJob("short", short, 2, prunable=True),
-            FarmJob("whole", config, 1),
+            FarmJob("short", short, prunable=True),
+            FarmJob("whole", config),
         ]
     )
     work_on(_farm(tmp_path / "farm"), source, block=block, blocks=1, threads=1)
@@ -379,16 +380,7 @@ def test_a_kill_of_the_coordinator_leaves_no_process(tmp_path: Path) -> None:
     program.stdout.close()
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive
-    # The folder's lock is free.
-    farm = _farm(tmp_path / "farm", resume=True)
-    with farm.lock():
-        assert farm.state("endless-0") is not JobState.RUNNING
-
-
-def test_one_process_works_on_a_farm(tmp_path: Path) -> None:
-    folder = _farm(tmp_path / "farm")
-    with folder.lock(), pytest.raises(BadRunFolder, match="is being written by process"):
-        work_on(folder, JobList([]))
+    assert _farm(tmp_path / "farm", resume=True).state("endless-0") is not JobState.RUNNING
 
 
 def test_nothing_grows_with_the_number_of_jobs(tmp_path: Path) -> None:
@@ -405,7 +397,7 @@ def test_nothing_grows_with_the_number_of_jobs(tmp_path: Path) -> None:
             while not any(read_lines(path, UsageRecord).records for path in folder.usage):
                 time.sleep(0.01)
 
-    jobs = [FarmJob(str(number), TINY, cost=200 - number) for number in range(200)]
+    jobs = [FarmJob(str(number), TINY) for number in range(200)]
     outcomes, _ = _work_with(folder, jobs, look)
     assert {one.state for one in outcomes.values()} == {JobState.FINISHED}
     # The job after the one that has ended may have opened files of its own.

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from tests.farm.job_list import JobList
 from tests.farm.launch import JOBS, LONG, work
 from tests.preloaded import interpreter
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import Happening, JobBegan, JobEnded, JobFound
-from tutti.farm.jobs import FarmJob, JobList
+from tutti.farm.jobs import FarmJob
 from tutti.farm.work import work_on
 from tutti.records.checkpoints import present
 from tutti.records.farm_folder import FarmFolder, JobState
@@ -117,7 +118,7 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
 
 def test_a_job_that_was_chosen_ahead_is_claimed_when_it_is_asked_for(tmp_path: Path) -> None:
     folder = FarmFolder.begin(tmp_path / "farm", "test", {})
-    jobs = [FarmJob(name, TrainConfig(), cost) for name, cost in (("long", 2.0), ("short", 1.0))]
+    jobs = [FarmJob(name, TrainConfig()) for name in ("long", "short")]
     with folder.launch() as other, folder.launch() as ours:
         source = JobList(jobs)
         left = Unclaimed(folder, ours, source, lambda _: None)
@@ -148,7 +149,7 @@ def test_what_was_taken_over_while_its_launch_was_silent_is_not_written_twice(tm
                 other.end()
 
         source = JobList([job])
-        work_on(folder, source, blocks=1, threads=1, listener=hear, shared=True)
+        work_on(folder, source, blocks=1, threads=1, listener=hear)
     assert ended == [(JobState.STOPPED, False), (JobState.FINISHED, True)]
     assert source.outcomes["one"].state is JobState.FINISHED
     assert len((run / "history.jsonl").read_text().splitlines()) == 2

@@ -66,7 +66,6 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_job")
 def test_the_hosts_of_the_allocation_have_as_many_ranks_as_it_has_tasks() -> None:
     assert given_hosts("slurm") == (Host("gpu03", 4), Host("gpu04", 4), Host("cpu1", 2))
-    assert given_hosts("slurm", unsaid=0) == (Host("gpu03", 0), Host("gpu04", 0), Host("cpu1", 0))
 
 
 @pytest.mark.usefixtures("in_job")

@@ -12,10 +12,9 @@ from typing import Any, Final, cast
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_block, submit, work_on_hosts
+from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, config_from, sweep_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
-from tutti.farm.host_team import HostTeam, team_of_host
 from tutti.records.farm_folder import FarmFolder
 from tutti.registry import part
 from tutti.reports.page import prepare_drawing
@@ -113,14 +112,10 @@ class CvCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         """Train all folds and print what can be told. The exit code is 1 when a fold has failed."""
-        if (code := work_on_hosts(own)) is not None:
-            return code
-        with team_of_host() as team, ranks_by_block():
-            return self._run(own, given, dotted, team) if team.leads else 0
+        with ranks_by_block():
+            return self._run(own, given, dotted)
 
-    def _run(
-        self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options], team: HostTeam
-    ) -> int:
+    def _run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         config = config_from(given, dotted)
         refuse_own_folds(config)
         if own.resume and own.out is None:
@@ -166,8 +161,7 @@ class CvCommand(Command):
             if array is not None:
                 print_script(array, Path(own.out or plan.usual_folder()))
             return 0
-        team.wait_for_farm(own.out)
-        folder = begin(plan, own.out or plan.usual_folder(), own.resume or not team.first)
+        folder = begin(plan, own.out or plan.usual_folder(), own.resume)
         if array is not None:
             submit(array, folder.path)
             return 0

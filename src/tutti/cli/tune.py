@@ -14,10 +14,9 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_block, submit, work_on_hosts
+from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
-from tutti.farm.host_team import HostTeam, team_of_host
 from tutti.registry import part
 from tutti.reports.page import prepare_drawing
 from tutti.run.config import Options, TrainConfig
@@ -99,14 +98,10 @@ class TuneCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         """Search, and print what is best. The exit code is 1 when no trial has come to its end."""
-        if (code := work_on_hosts(own)) is not None:
-            return code
-        with team_of_host() as team, ranks_by_block():
-            return self._run(own, given, dotted, team) if team.leads else 0
+        with ranks_by_block():
+            return self._run(own, given, dotted)
 
-    def _run(
-        self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options], team: HostTeam
-    ) -> int:
+    def _run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         if find_spec("optuna") is None:
             raise BadOption("'tutti tune' needs Optuna: pip install 'tutti[tune]'")
         from_file = {} if own.space is None else read_space(own.space)
@@ -165,8 +160,7 @@ class TuneCommand(Command):
             if array is not None:
                 print_script(array, Path(own.out or "FARM"))
             return 0
-        team.wait_for_farm(own.out)
-        folder = begin(search, samples, own.out, own.resume or not team.first)
+        folder = begin(search, samples, own.out, own.resume)
         if array is not None:
             submit(array, folder.path)
             return 0

@@ -1,19 +1,23 @@
 """The ranks of a block: take a job, train, say how it ended, take the next one. Runs on every rank.
 
     coordinator ──TrainTask──► rank 0 ──broadcast──► all ranks of the block: `run.train.train`
-                ◄─EpochNote──          on a communicator of the job's own
-                ◄─TaskDone───
+                ◄─EpochOver──          on a communicator of the job's own
+                ◄─JobOver────
 
-A job that fails ends these ranks, with its exception as their report: fresh ones take over within
-milliseconds, and find nothing of what it may have left behind. So they do after one with code of the user's.
+A job that fails ends these ranks, with its exception as their report, and fresh ones take over within
+milliseconds. So they do after a job with code of the user's: whatever it has changed is gone with its ranks.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final, cast
 
 from tutti.comm.base import Communicator
@@ -21,11 +25,12 @@ from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.memfd import FileAddress
-from tutti.farm.isolation import globals_kept, printed_to
-from tutti.farm.messages import BlockReady, EpochAnswer, EpochNote, TaskDone, TrainTask
+from tutti.farm.coordinator import EpochOver, JobOver
+from tutti.farm.messages import BlockReady, TrainTask
 from tutti.farm.shared_data import SharedData
 from tutti.launch.control_channel import Channel, own
 from tutti.launch.world import adopt
+from tutti.records.plain_files import plain_file
 from tutti.records.run import EpochRecord
 from tutti.run.assembled import RunContext
 from tutti.run.train import train
@@ -63,22 +68,25 @@ def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
     if channel is not None:
         try:
             task = channel.receive()
-            while isinstance(task, EpochAnswer):
-                # To the last epoch, after which nobody has asked.
+            while isinstance(task, bool):
+                # The answer to the last epoch, which no run waits for.
                 task = channel.receive()
         except EOFError:
             task = None
     return cast("TrainTask | None", comm.broadcast_object(task))
 
 
-def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> TaskDone:
-    reporter = _Reporter(channel, task.asks)
+def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> JobOver:
+    reporter = _Reporter(channel, task.block)
     context = RunContext(
         reporter, data.open, reporter.ends if task.asks else None, task.successor, alone=False
     )
-    with printed_to(task.log), globals_kept(), _communicator(comm) as ranks:
+    # Besides filters this puts back which warnings have been shown: each job shows its own.
+    with _printed_to(task.log), warnings.catch_warnings(), _communicator(comm) as ranks:
         outcome = train(ranks, task.job, context)
-        return TaskDone(outcome.summary, outcome.stopped)
+    # A model and its optimizer are freed only now where they refer to each other.
+    gc.collect()
+    return JobOver(task.block, outcome.summary, outcome.stopped or "")
 
 
 @contextmanager
@@ -102,22 +110,47 @@ def _communicator(comm: Communicator) -> Iterator[Communicator]:
     adopt(comm)
 
 
+@contextmanager
+def _printed_to(path: Path) -> Iterator[None]:
+    """Append all that this process prints, its threads and children included, to a file."""
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    file = plain_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        _flush()
+        for descriptor in (1, 2):
+            os.dup2(file, descriptor)
+        yield
+    finally:
+        _flush()
+        for descriptor, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, descriptor)
+            os.close(before)
+        os.close(file)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A job may have closed it, or put another one there.
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
 class _Reporter(Progress):
     """Tells the coordinator of each epoch, and hears from it whether that is the last one.
 
     Args:
         channel: to the coordinator, on rank 0; None elsewhere.
-        asks: the run waits for its answers.
+        block: the number of the block.
     """
 
-    def __init__(self, channel: Channel | None, asks: bool) -> None:
-        self._channel, self._asks = channel, asks
+    def __init__(self, channel: Channel | None, block: int) -> None:
+        self._channel, self._block = channel, block
         self._unanswered = 0
 
     def epoch(self, record: EpochRecord) -> None:
         """Send the record."""
         if self._channel is not None:
-            self._channel.send(EpochNote(record, self._asks))
+            self._channel.send(EpochOver(self._block, record))
             self._unanswered += 1
 
     def ends(self, comm: Communicator) -> str | None:
@@ -125,6 +158,6 @@ class _Reporter(Progress):
         told = False
         if self._channel is not None:
             for _ in range(self._unanswered):
-                told |= cast("EpochAnswer", self._channel.receive()).ends
+                told |= cast("bool", self._channel.receive())
             self._unanswered = 0
         return PRUNED if comm.broadcast_object(told) else None

@@ -43,7 +43,7 @@ def place_blocks(
     if started_by().launcher is not Launcher.ALONE:
         raise BadOption(
             f"a farm starts its ranks itself, but {started_by().launcher.value} has started this process; "
-            "run the command without it"
+            "start it without, once on each host with --resume and the same --out folder"
         )
     given: dict[str, object] = {"--block": block, "--blocks": blocks, "--threads": threads}
     for name, value in given.items():

@@ -1,17 +1,17 @@
 """The coordinator of a farm: hands jobs to blocks of ranks, and sees that each comes to an end. No torch.
 
     source ──next──► coordinator ──begin──► pool of blocks
-           ◄─ended──             ◄─events──   of this host (`blocks`), or simulated (`virtual_pool`)
+           ◄─ended──             ◄─events──   of this host (`blocks`)
 
-It knows blocks by their numbers and time by the pool's clock, so it runs unchanged on a virtual one.
+It knows blocks by their numbers and time by the pool's clock, so tests run it on simulated blocks.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Protocol
 
 from tutti.farm.jobs import FarmJob, JobOutcome, JobSource
@@ -19,10 +19,7 @@ from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
 
 STOP_S: Final = 600.0
-"""Time to save its state for a job that can be stopped, from the request."""
-
-START_S: Final = 10.0
-"""The same for a job that cannot be stopped yet, as it reads its data, or no more."""
+"""Time that a job has to save its state after the request to stop."""
 
 LOOK_S: Final = 0.2
 """Pause between two looks of a free block whether a job that others work on is left to it."""
@@ -38,12 +35,10 @@ class EpochOver:
     Attributes:
         block: its number.
         record: of the epoch.
-        answer: is to be called with whether the job ends with it; None: nobody waits for an answer.
     """
 
     block: int
     record: EpochRecord
-    answer: Callable[[bool], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,26 +91,26 @@ class Pool(Protocol):
         ...
 
     def begin(self, block: int, job: FarmJob) -> None:
-        """Have a block, which is free, work on a job."""
+        """Start a job on a free block."""
         ...
 
-    def wait(self, until: float | None) -> Sequence[PoolEvent]:
-        """Return what has happened, once something has or it is `until`; None: however long that takes."""
+    def wait(self, until: float) -> Sequence[PoolEvent]:
+        """Wait for events until the time `until`, which may be infinite, and return them."""
+        ...
+
+    def answer(self, block: int, ends: bool) -> None:
+        """Tell a block, whose job is prunable, whether the job ends with the epoch that is over."""
         ...
 
     def ask_to_stop(self) -> None:
         """Ask all blocks to save and stop."""
         ...
 
-    def can_stop(self, block: int) -> bool:
-        """Tell whether the job of a block is where it can be stopped."""
-        ...
-
     def restart(self, block: int) -> JobOver | None:
-        """End a block's ranks at once, whatever they do, and start others, without a `BlockFailed`.
+        """Kill a block's ranks and start others, without a `BlockFailed`.
 
         Returns:
-            How its job has ended if it did so just now; None: it has not.
+            The end of its job if the job has ended just now, else None.
         """
         ...
 
@@ -194,12 +189,6 @@ class FarmOutcome:
     blocks: int
     ended: Counter[JobState]
 
-    @property
-    def utilisation(self) -> float:
-        """The share of the blocks' time that went into jobs, in [0, 1]."""
-        total = self.seconds * self.blocks
-        return self.busy_s / total if total > 0 else 1.0
-
 
 @dataclass
 class _Work:
@@ -232,120 +221,100 @@ class Coordinator:
     elsewhere: Callable[[], bool] = lambda: False
     lost: Callable[[FarmJob], bool] = lambda _: False
     ahead: Callable[[], None] = lambda: None
+    _free: list[int] = field(default_factory=list)
     _running: dict[int, _Work] = field(default_factory=dict)
+    """The jobs at work, by the number of the block; the one that began first comes first."""
     _ended: Counter[JobState] = field(default_factory=Counter)
     _busy_s: float = 0.0
     _stopped: str | None = None
-    _asked_at: float = 0.0
+    _asked_at: float = inf
 
     def run(self) -> FarmOutcome:
         """Hand out jobs until there are none left and none runs, here or elsewhere, or it has stopped."""
         began = self.pool.now()
-        over = None if self.time_limit_s is None else began + self.time_limit_s
-        free = list(range(self.pool.blocks))[::-1]
+        over = began + (self.time_limit_s or inf)
+        self._free = list(range(self.pool.blocks))[::-1]
         while True:
-            self._hand_out(free)
+            self._hand_out()
             waits = self._stopped is None and self.elsewhere()
             if not self._running and not waits:
                 break
-            if not free and self._stopped is None:
+            if not self._free and self._stopped is None:
                 self.ahead()
-            limits = [] if over is None or self._stopped is not None else [over]
-            limits += [self.pool.now() + LOOK_S] if waits and free else []
-            limits += [self._deadline(block) for block in self._watched()]
-            for event in self.pool.wait(min(limits, default=None)):
-                self._handle(event, free)
-            now = self.pool.now()
-            for block in [one for one in self._running if self._limited and now >= self._deadline(one)]:
-                self._give_up(block, free)
-            if self._stopped is None and over is not None and now >= over:
+            look = self.pool.now() + LOOK_S if waits and self._free else inf
+            for event in self.pool.wait(min(look, over if self._stopped is None else inf, self._deadline())):
+                self._handle(event)
+            while self.pool.now() >= self._deadline():
+                self._give_up(next(iter(self._running)))
+            if self._stopped is None and self.pool.now() >= over:
                 self._stop("its time limit is over")
         seconds = self.pool.now() - began
         return FarmOutcome(self._stopped, seconds, self._busy_s, self.pool.blocks, self._ended)
 
-    def _hand_out(self, free: list[int]) -> None:
-        while free and self._stopped is None and (job := self.source.next()) is not None:
-            block = free.pop()
+    def _hand_out(self) -> None:
+        while self._free and self._stopped is None and (job := self.source.next()) is not None:
+            block = self._free.pop()
             self._running[block] = _Work(job, self.pool.now())
             self._tell(JobBegan(job, block))
             self.pool.begin(block, job)
 
-    @property
-    def _limited(self) -> bool:
-        """True if there is a limit to the patience with jobs."""
-        return self.job_timeout_s is not None or self._stopped is not None
+    def _deadline(self) -> float:
+        """Return the time at which the first running job is given up."""
+        if not self._running:
+            return inf
+        work = next(iter(self._running.values()))
+        return min(work.began + (self.job_timeout_s or inf), self._asked_at + STOP_S)
 
-    def _watched(self) -> list[int]:
-        """The blocks of which one comes first to the end of the patience with its job."""
-        # While all have the same time, that is the one which has begun first.
-        first = list(itertools.islice(self._running, 1))
-        return list(self._running) if self._stopped is not None else first if self._limited else []
-
-    def _deadline(self, block: int) -> float:
-        """When the patience with a block's job is at its end."""
-        limit = self._running[block].began + (self.job_timeout_s or float("inf"))
-        if self._stopped is None:
-            return limit
-        # Until a job can be stopped it may soon come to that, or be at its end already.
-        patience = STOP_S if self.pool.can_stop(block) else START_S
-        return min(limit, self._asked_at + patience)
-
-    def _handle(self, event: PoolEvent, free: list[int]) -> None:
+    def _handle(self, event: PoolEvent) -> None:
         if isinstance(event, StopAsked):
             self._stop(event.why)
         elif event.block not in self._running:
-            # A rank that has died between two jobs has spoiled none.
+            # A rank that dies between two jobs spoils none.
             return
         elif self.lost(self._running[event.block].job):
-            # What it says is of no interest, and nobody else hears it.
+            # Another launch has the job, so this result is dropped.
             if isinstance(event, EpochOver):
                 self.pool.restart(event.block)
-            self._end(event.block, free, JobState.STOPPED, None, "others have taken it over")
+            self._end(event.block, JobState.STOPPED, None, "others have taken it over")
         elif isinstance(event, EpochOver):
             self._epoch(event)
         elif isinstance(event, JobOver):
             state = JobState.FINISHED if event.summary is not None else JobState.STOPPED
-            self._end(event.block, free, state, event.summary, event.stopped)
+            self._end(event.block, state, event.summary, event.stopped)
         else:
-            # Who stops the farm may have sent SIGTERM to all of its processes.
+            # Whoever stops the farm may have sent SIGTERM to all of its processes.
             stopped = self._stopped is not None and event.died
             state = JobState.STOPPED if stopped else JobState.FAILED
-            self._end(event.block, free, state, None, event.why, event.traceback)
+            self._end(event.block, state, None, event.why, event.traceback)
 
     def _epoch(self, event: EpochOver) -> None:
         work = self._running[event.block]
         self._tell(EpochEnded(work.job, event.block, event.record))
         ends = self.source.epoch(work.job, event.record)
-        if event.answer is not None:
-            event.answer(ends)
+        if work.job.prunable:
+            self.pool.answer(event.block, ends)
 
-    def _give_up(self, block: int, free: list[int]) -> None:
+    def _give_up(self, block: int) -> None:
         """End a job that hangs, or that does not stop."""
         work, limit = self._running[block], self.job_timeout_s
         over = self.pool.restart(block)
         if over is not None:
-            self._handle(over, free)
+            self._handle(over)
         elif limit is not None and self.pool.now() >= work.began + limit:
             why = f"it was not done after {limit:g} s, its time limit (--job-timeout)"
-            self._end(block, free, JobState.FAILED, None, why)
+            self._end(block, JobState.FAILED, None, why)
         else:
-            self._end(block, free, JobState.STOPPED, None, "it was ended, as it did not stop when asked to")
+            self._end(block, JobState.STOPPED, None, "it was ended, as it did not stop when asked to")
 
     def _end(
-        self,
-        block: int,
-        free: list[int],
-        state: JobState,
-        summary: Summary | None,
-        why: str,
-        traceback: str = "",
+        self, block: int, state: JobState, summary: Summary | None, why: str, traceback: str = ""
     ) -> None:
         work = self._running.pop(block)
         outcome = JobOutcome(state, self.pool.now() - work.began, summary, why)
         self._busy_s += outcome.seconds
         self._ended[state] += 1
-        free.append(block)
-        # Who looks on writes down what the source may read.
+        self._free.append(block)
+        # The listener writes down what the source may read.
         self._tell(JobEnded(work.job, block, outcome, traceback))
         self.source.ended(work.job, outcome)
 

@@ -2,19 +2,15 @@
 
 A job is one ordinary training run. The coordinator takes the next one from a source whenever a block is free:
 
-    list of a cross-validation   all of them, the longest first
-    search                       asks its sampler, and tells it what came out
+    cross-validation   the first fold of each candidate, then the longest
+    search             asks its sampler, and tells it what came out
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import count, pairwise
 from typing import Protocol
 
-from tutti.errors import BadOption
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
 from tutti.run.config import TrainConfig
@@ -29,7 +25,6 @@ class FarmJob:
     Attributes:
         name: a relative path, such as "lenet/cosine/fold-2".
         config: its configuration; the farm chooses its folder, ranks and threads.
-        cost: how long it takes, as a guess in any unit that all jobs share.
         objects: what was given as Python objects instead of names, as in a `Job`.
         prunable: it asks its source after each epoch whether to end with it.
         floats: torch's default type of floats, as in a `TrainJob`.
@@ -37,7 +32,6 @@ class FarmJob:
 
     name: str
     config: TrainConfig
-    cost: float = 1.0
     objects: dict[str, Pickled] = field(default_factory=dict)
     prunable: bool = False
     floats: str | None = None
@@ -84,42 +78,6 @@ class JobSource(Protocol):
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
         """Hear how a job has ended."""
         ...
-
-
-class JobList:
-    """A list of jobs, of which the longest come first, so that no block is left with a long one at the end.
-
-    Args:
-        jobs: with names that differ.
-
-    Attributes:
-        outcomes: those of the jobs that have ended, by name.
-
-    Raises:
-        BadOption: two have the same name.
-    """
-
-    def __init__(self, jobs: Iterable[FarmJob]) -> None:
-        order = count()
-        self._waiting = [(-job.cost, next(order), job) for job in jobs]
-        heapq.heapify(self._waiting)
-        self.outcomes: dict[str, JobOutcome] = {}
-        names = sorted(job.name for _, _, job in self._waiting)
-        for name, following in pairwise(names):
-            if name == following:
-                raise BadOption(f"two jobs have the name '{name}'; give each one of its own")
-
-    def next(self) -> FarmJob | None:
-        """Return the longest of the jobs that are left."""
-        return heapq.heappop(self._waiting)[2] if self._waiting else None
-
-    def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
-        """Let the job go on."""
-        return False
-
-    def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Note the outcome."""
-        self.outcomes[job.name] = outcome
 
 
 def blocks_for(jobs: int, most: int) -> int:

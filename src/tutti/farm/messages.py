@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tutti.comm.shm.memfd import FileAddress
-from tutti.records.run import EpochRecord, Summary
 from tutti.run.train_job import TrainJob
 
 INDEX_BYTES: Final = 1 << 20
@@ -33,49 +32,18 @@ class BlockReady:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """Train.
+    """Train. The ranks answer with an `EpochOver` for each epoch and a `JobOver` at the end.
 
     Attributes:
+        block: the number of the block, for its answers.
         job: the run.
         log: the file for all that the ranks print meanwhile.
-        asks: after each epoch rank 0 waits to be told whether the run is to end with it.
+        asks: after each epoch rank 0 waits for a bool: whether the run is to end with it.
         successor: a path that is there once another launch has taken the run over.
     """
 
+    block: int
     job: TrainJob
     log: Path
     asks: bool = False
     successor: Path | None = None
-
-
-@dataclass(frozen=True)
-class EpochNote:
-    """An epoch of the run has been trained.
-
-    Attributes:
-        record: of the epoch.
-        asks: an `EpochAnswer` is waited for.
-    """
-
-    record: EpochRecord
-    asks: bool
-
-
-@dataclass(frozen=True)
-class EpochAnswer:
-    """The answer whether the run is to end with the epoch."""
-
-    ends: bool
-
-
-@dataclass(frozen=True)
-class TaskDone:
-    """The run has come to its end, or has stopped.
-
-    Attributes:
-        summary: of a finished run.
-        stopped: why it has not finished.
-    """
-
-    summary: Summary | None
-    stopped: str | None

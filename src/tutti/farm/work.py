@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from tutti.errors import BadOption
@@ -14,7 +13,6 @@ from tutti.farm.blocks import EndedBySignal, HostPool
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import Coordinator, FarmOutcome, Happening, JobBegan, JobEnded, Listener
 from tutti.farm.finisher import Finisher
-from tutti.farm.host_team import job_name
 from tutti.farm.jobs import JobSource
 from tutti.launch.cores import allowed_cores
 from tutti.launch.fork_server_client import fork_server
@@ -39,12 +37,12 @@ def work_on(
     job_timeout_s: float | None = None,
     time_limit_s: float | None = None,
     listener: Listener | None = None,
-    shared: bool = False,
 ) -> FarmOutcome:
     """Work on the jobs of a farm with blocks of ranks on this host, until there are none left.
 
     The source hears at once of jobs that have finished earlier; jobs that had stopped go on from their newest
-    checkpoint, and those that had failed are tried again.
+    checkpoint, and those that had failed are tried again. Other launches may work on the same jobs meanwhile:
+    each job is trained by one of them, and all end with the last job.
 
     Args:
         folder: of the farm.
@@ -57,8 +55,6 @@ def work_on(
         job_timeout_s: after how many seconds a job counts as hanging: it fails. None: never.
         time_limit_s: after how many seconds the farm saves and stops; None: never.
         listener: is told of all that happens.
-        shared: other launches may work on the same jobs meanwhile: each job is one launch's alone, and all
-            end with the last job. Else this one works on the farm alone.
 
     Returns:
         How the work has ended. If it was asked to stop, all jobs that had begun can go on later.
@@ -66,7 +62,6 @@ def work_on(
     Raises:
         BadOption: this host has no room for such blocks, or those of earlier launches had other ranks or
             threads.
-        BadRunFolder: another process works on the farm, and it is not shared.
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
         DiskFull: there is no room for what a job writes; all that had begun can go on when there is.
         TuttiError: blocks do not come to work.
@@ -76,11 +71,7 @@ def work_on(
         print(f"tutti: warning: {warning}", file=sys.stderr, flush=True)
     # This process waits from now on.
     give_back_memory()
-    with (
-        nullcontext() if shared else folder.lock(),
-        folder.launch(job_name(os.environ)) as launch,
-        SignalWatch() as signals,
-    ):
+    with folder.launch() as launch, SignalWatch() as signals:
         # The farm itself looks for requests all the time.
         stopping = Stopping(signals, StopPage())
         stopping.page.stoppable = True

@@ -67,12 +67,6 @@ def become_rank(rank: int, size: int) -> None:
     _ours = LaunchContext(Launcher.TUTTI, rank=rank, size=size, local_rank=rank, local_size=size)
 
 
-def work_alone() -> None:
-    """Note that this process starts ranks of its own, and is no rank of the job that it was started in."""
-    global _ours
-    _ours = ALONE
-
-
 def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
     """Find the launcher of this process.
 

@@ -244,12 +244,11 @@ def _launched(
     return Placement(size - servers, threads, launcher=launcher, servers=servers)
 
 
-def given_hosts(given: str, unsaid: int | None = None) -> tuple[Host, ...]:
+def given_hosts(given: str) -> tuple[Host, ...]:
     """The hosts of `--hosts`, which are in Slurm's allocation where there is one.
 
     Args:
         given: as in `read_hosts`, or "slurm" for the nodes of the allocation.
-        unsaid: the ranks of a host without a number; None: as many as Slurm has tasks there, else 1.
 
     Raises:
         BadOption: they are not, or there is none to take them from, or as in `read_hosts`.
@@ -261,9 +260,8 @@ def given_hosts(given: str, unsaid: int | None = None) -> tuple[Host, ...]:
                 "--hosts slurm takes the nodes of Slurm's allocation, and this process is in none; get one "
                 "with salloc or sbatch, or name the hosts: --hosts node1:4,node2:4"
             )
-        ranks = allocation.tasks if unsaid is None else [unsaid] * len(allocation.nodes)
-        return tuple(map(Host, allocation.nodes, ranks))
-    hosts = read_hosts(given, 1 if unsaid is None else unsaid)
+        return tuple(map(Host, allocation.nodes, allocation.tasks))
+    hosts = read_hosts(given)
     if allocation is not None:
         _refuse_outside(hosts, allocation)
     return hosts
@@ -354,13 +352,12 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def read_hosts(given: str, unsaid: int = 1) -> tuple[Host, ...]:
+def read_hosts(given: str) -> tuple[Host, ...]:
     """The hosts that the option `--hosts` names.
 
     Args:
         given: "a:4,b:4", or the path of a host file, whose lines read "a slots=4", "a:4" or "a"; a # begins a
             comment.
-        unsaid: the ranks of a host without a number.
 
     Returns:
         The hosts in the order given.
@@ -373,7 +370,7 @@ def read_hosts(given: str, unsaid: int = 1) -> tuple[Host, ...]:
         entries = _lines_of(path)
     else:
         entries = [(f"--hosts '{given}'", entry.strip()) for entry in given.split(",")]
-    hosts = tuple(_host(where, entry, unsaid) for where, entry in entries)
+    hosts = tuple(_host(where, entry) for where, entry in entries)
     if not hosts:
         raise BadOption(
             f"the host file {path} names no host; write one on each line, such as 'node1 slots=4'"
@@ -400,7 +397,7 @@ def _lines_of(path: Path) -> list[tuple[str, str]]:
     return [(where, text) for where, text in texts if text]
 
 
-def _host(where: str, entry: str, unsaid: int) -> Host:
+def _host(where: str, entry: str) -> Host:
     name, _, number = re.sub(r"\s+slots\s*=\s*", ":", entry).partition(":")
     if not _HOST_NAME.fullmatch(name) or not (number or ":" not in entry):
         raise BadOption(
@@ -410,7 +407,7 @@ def _host(where: str, entry: str, unsaid: int) -> Host:
         raise BadOption(
             f"{where}: '{name}' has '{number}' ranks; give a whole number of at least 1: {name}:4"
         )
-    return Host(name, int(number or unsaid))
+    return Host(name, int(number or 1))
 
 
 def servers_per_host(hosts: int, servers: int) -> list[int]:

@@ -10,7 +10,6 @@
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
     jobs/NAME/log.txt     what the job has printed
     jobs/NAME/error.txt   why it has failed: the traceback
-    .lock                 there while a process works on a farm that is one's alone: `FolderLock`
 
 The state of a job is that of its run folder, which alone has it. Needs neither torch nor MPI.
 """
@@ -31,7 +30,7 @@ from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.files import make_file, refusing, replace_file, unfinished_file
-from tutti.records.folder_lock import LOCK, FolderLock, is_locked
+from tutti.records.folder_lock import is_locked
 from tutti.records.json_lines import Json, JsonLinesFile, Record, read_lines, read_record, to_json
 from tutti.records.launches import EVENTS, LAUNCHES, USAGE, Launch, Launches
 from tutti.records.run_folder import ERROR, LOG, RunFolder
@@ -234,24 +233,13 @@ class FarmFolder:
         """The files with the samples of cores, one for each launch."""
         return [file for file in self._of_launches(USAGE) if file.is_file()]
 
-    def lock(self) -> FolderLock:
-        """Lock a farm that one process works on at a time.
-
-        Raises:
-            BadRunFolder: another one does.
-        """
-        return FolderLock(self.path)
-
-    def launch(self, job: str = "") -> Launch:
+    def launch(self) -> Launch:
         """Begin to work on the farm, beside those who do already.
-
-        Args:
-            job: of mpirun or srun, of which this process is a part.
 
         Raises:
             BadRunFolder: the folder cannot be written.
         """
-        return Launch(self.path, job)
+        return Launch(self.path)
 
     @cached_property
     def launches(self) -> Launches:
@@ -354,7 +342,7 @@ class FarmFolder:
                 f"the folder {self.path} has a farm in it: --resume goes on with that; or name another one "
                 "with --out"
             )
-        if FARM not in there and any(name != LOCK and not name.startswith(begun) for name in there):
+        if FARM not in there and any(not name.startswith(begun) for name in there):
             raise BadRunFolder(f"the folder {self.path} is not empty; name another one with --out")
 
     def _refuse_other(self, plan: FarmPlan) -> None:

@@ -55,7 +55,6 @@ class Beat(Record):
         locks: whether its file system has locks.
         count: of beats before.
         over: it has ended.
-        job: the name that mpirun or srun has given the job of which it is a part.
         cores: the logical CPUs that it may use.
     """
 
@@ -65,7 +64,6 @@ class Beat(Record):
     locks: bool
     count: int = 0
     over: bool = False
-    job: str = ""
     cores: tuple[int, ...] = ()
 
 
@@ -125,7 +123,6 @@ class Launch:
 
     Args:
         farm: the folder of the farm.
-        job: as in `Beat`.
 
     Attributes:
         name: its ID.
@@ -136,7 +133,7 @@ class Launch:
         BadRunFolder: the folder cannot be written.
     """
 
-    def __init__(self, farm: Path, job: str = "") -> None:
+    def __init__(self, farm: Path) -> None:
         host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
         self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host}-{os.getpid()}-{secrets.token_hex(2)}"
         self._farm, self._folder = farm, farm / LAUNCHES / self.name
@@ -147,7 +144,7 @@ class Launch:
         self._lock = FolderLock(self._folder)
         locks = self._lock.problem is None
         cores = tuple(sorted(os.sched_getaffinity(0)))
-        self._beat = Beat(os.getpid(), socket.gethostname(), _kernel(), locks, job=job, cores=cores)
+        self._beat = Beat(os.getpid(), socket.gethostname(), _kernel(), locks, cores=cores)
         with refusing(self._folder):
             self._write_beat()
             # By the clock of the file system, as errors of jobs have their times.

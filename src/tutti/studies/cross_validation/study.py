@@ -311,7 +311,6 @@ def train_folds(
         job_timeout_s=blocks.job_timeout_s,
         time_limit_s=blocks.time_limit_s,
         listener=listener,
-        shared=True,
     )
 
 

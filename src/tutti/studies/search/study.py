@@ -459,7 +459,6 @@ def tune(
             job_timeout_s=blocks.job_timeout_s,
             time_limit_s=blocks.time_limit_s,
             listener=listener,
-            shared=True,
         )
     return Tuned(search, folder, study, outcome)
 

@@ -74,9 +74,8 @@ class VirtualPool:
         )
         self._add(course.seconds + self.overhead_s, block, end)
 
-    def wait(self, until: float | None) -> Sequence[PoolEvent]:
+    def wait(self, until: float) -> Sequence[PoolEvent]:
         """Go on to the next event, or to `until`."""
-        until = NEVER if until is None else until
         while self._events and self._events[0][0] <= until:
             self._now, _, number, event = heapq.heappop(self._events)
             if isinstance(event, StopAsked):
@@ -89,15 +88,14 @@ class VirtualPool:
         self._now = max(self._now, until)
         return []
 
+    def answer(self, block: int, ends: bool) -> None:
+        """Simulated jobs have no epochs."""
+
     def ask_to_stop(self) -> None:
         """Have the jobs stop that can."""
         for block, (_, course) in self._work.items():
             if course.stops_s != NEVER:
                 self._add(course.stops_s, block, JobOver(block, None, "it was asked to"))
-
-    def can_stop(self, block: int) -> bool:
-        """Tell whether a block's job can be stopped."""
-        return self._work[block][1].stops_s != NEVER
 
     def restart(self, block: int) -> JobOver | None:
         """Forget the job of a block, which has not ended."""
