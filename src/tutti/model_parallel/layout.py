@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
     from tutti.model_parallel.memory import MemoryNeed
-    from tutti.state import Values
 
 DATA: Final = "data"
 """The direction in which every team has samples of its own."""
@@ -31,9 +30,7 @@ class Way(ABC):
     """A way to hold one model on several ranks. The fields of a subclass are the options of `--parallel`."""
 
     @abstractmethod
-    def portion(
-        self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload, before: Values
-    ) -> Portion:
+    def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
         """Make this rank's portion of a model (collective): see `portion_of`."""
 
     @abstractmethod
@@ -129,13 +126,7 @@ def options_of(text: str) -> list[str]:
     return [field.name for field in fields(WAYS[_way(text, _sizes(text))])]
 
 
-def portion_of(
-    layout: Layout | None,
-    comm: Communicator,
-    module: nn.Module,
-    workload: Workload,
-    before: Values | None = None,
-) -> Portion:
+def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
     """Make this rank's portion of a model (collective).
 
     Args:
@@ -143,7 +134,6 @@ def portion_of(
         comm: all ranks that train.
         module: the model, alike on all ranks. It becomes the portion.
         workload: the samples and the loss.
-        before: what the portions of an earlier run in this layout knew of themselves; None: there was none.
 
     Raises:
         BadModel: the model cannot be divided like that; the message names the layer.
@@ -153,7 +143,7 @@ def portion_of(
 
     if layout is None:
         return Whole(module, comm)
-    return layout.options.portion(layout, comm, module, workload, before or {})
+    return layout.options.portion(layout, comm, module, workload)
 
 
 def _sizes(text: str) -> dict[str, int | None]:

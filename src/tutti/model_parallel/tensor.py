@@ -24,7 +24,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
 from math import prod
 from typing import Any, Final, cast
 
@@ -37,7 +36,6 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
 from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, taken, values_of
-from tutti.model_parallel.places import PartPlace, PartPlaces
 from tutti.model_parallel.shares import Cut, TensorShare, for_shares, kept_as_share, whole
 
 SPLIT: Final[dict[type[nn.Module], int]] = {nn.Linear: -1, nn.Conv2d: -3}
@@ -63,17 +61,6 @@ class TensorPortion(TeamPortion):
     def __init__(self, module: nn.Module, ranks: LayoutRanks) -> None:
         super().__init__(module, ranks, lambda p: p in self._split or ranks.team.rank == 0)
         self._split = split(module, ranks.team)
-
-    @cached_property
-    @override
-    def places(self) -> PartPlaces:
-        return PartPlaces({name: self._place(name, p) for name, p in self.module.named_parameters()})
-
-    def _place(self, name: str, parameter: nn.Parameter) -> PartPlace:
-        cut, team = self._split.get(parameter), self.ranks.team
-        if cut is None:
-            return PartPlace.whole(name, parameter, saves=team.rank == 0)
-        return PartPlace.along(name, parameter, cut.dim, cut.length, cut.start)
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:

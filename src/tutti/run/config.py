@@ -38,9 +38,6 @@ NEEDS_GPU_SAMPLES: Final = (
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
 
-UNDIVIDED: Final = "none"
-"""The layout in which each rank has the whole model, where a configuration must say so."""
-
 MEASURED: Final = ("precision", "layout", "batch_size")
 """The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
 
@@ -195,7 +192,7 @@ class TrainConfig:
     parallel: str | None = option(
         None,
         f"hold one model on several ranks: {', '.join(WAYS)}; with =N on N ranks, and data=N for N such "
-        "teams: data=2,tensor=2; none: each rank has all of it",
+        "teams: data=2,tensor=2",
     )
     parallel_options: Options = option({}, _options_of_ways)
     workers: str = option("auto", "how many ranks to train on, or auto: one for each allowed core")
@@ -386,8 +383,6 @@ class TrainConfig:
     out: str | None = option(None, "run folder to write; by default runs/DATE-MODEL-DATA")
 
     def __post_init__(self) -> None:
-        if self.parallel == UNDIVIDED:
-            object.__setattr__(self, "parallel", None)
         _check(self)
 
     def as_json(self) -> dict[str, Any]:

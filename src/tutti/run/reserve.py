@@ -87,7 +87,7 @@ def rehearse(job: TrainJob, comm: HostCommunicator, dataset: DataSet, strategy: 
 
                 def keep(step: int, state: State, _: Decision) -> None:
                     facts = facts_of(parts.config, task.dataset) if team.rank == 0 else {}
-                    saver.save(step, parts.portion.to_whole(state), facts)
+                    saver.save(step, parts.portion.to_save(state), facts)
 
                 hooks, agenda = Hooks(save=keep), _OneStep(team, Wishes(free=strategy.pace is Pace.FREE))
                 Trainer(parts.workers, task.objective, parts.schedule, hooks=hooks, agenda=agenda).fit(saved)

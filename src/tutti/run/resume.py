@@ -33,7 +33,7 @@ _STREAM: Final = "stream"
 MAY_DIFFER: Final = frozenset(
     {
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
-        *("strategy", "strategy_options", "parallel", "parallel_options", "balance"),
+        *("strategy", "strategy_options", "balance"),
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
         *("predictions", "callbacks", "on_failure", "max_failures", "standby", "hang_timeout"),

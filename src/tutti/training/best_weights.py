@@ -116,10 +116,9 @@ class BestWeights:
 
     def load_state(self, saved: Saved) -> None:
         """Go on with what was kept."""
-        fixed, extra = saved.shared["untrained"], saved.shared["extra"]
         for epoch, buffers in saved.shared.get("buffers", {}).items():
-            pieces = list(self._read(saved, int(epoch)))
-            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, fixed[epoch], extra[epoch])
+            fixed, extra = saved.shared["untrained"][epoch], saved.shared["extra"][epoch]
+            self._kept[int(epoch)] = KeptEpoch(list(self._read(saved, int(epoch))), buffers, fixed, extra)
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
         return self._ranking.best(record for record in history if record.epoch in self._kept)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
     from tutti.model_parallel.memory import MemoryNeed
-    from tutti.state import Values
 
 
 @part("pipeline")
@@ -42,13 +41,10 @@ class Pipeline(Way):
             raise BadOption(f"--parallel.microbatches is {count!r}; give a whole number from 1")
 
     @override
-    def portion(
-        self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload, before: Values
-    ) -> Portion:
-        from tutti.model_parallel.pipeline import STAGES, PipelinePortion, divide
+    def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
+        from tutti.model_parallel.pipeline import PipelinePortion, divide
 
-        cuts = [slice(*edges) for edges in before.get(STAGES, [])]
-        division = divide(module, self.schedule, self.microbatches, layout, workload, comm, cuts)
+        division = divide(module, self.schedule, self.microbatches, layout, workload)
         return PipelinePortion(module, division, layout, comm, workload)
 
     @override

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
     from tutti.model_parallel.memory import MemoryNeed
-    from tutti.state import Values
 
 
 @part("sharded")
@@ -26,9 +25,7 @@ class Sharded(Way):
     """Fully sharded data parallelism, which has no options."""
 
     @override
-    def portion(
-        self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload, before: Values
-    ) -> Portion:
+    def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
         from tutti.model_parallel.base import LayoutRanks
         from tutti.model_parallel.fsdp import ShardedPortion
         from tutti.model_parallel.group import TeamMesh

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
     from tutti.model_parallel.memory import MemoryNeed
-    from tutti.state import Values
 
 
 @part("tensor")
@@ -35,9 +34,7 @@ class Tensor(Way):
     plan: str | None = None
 
     @override
-    def portion(
-        self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload, before: Values
-    ) -> Portion:
+    def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
         from tutti.model_parallel.base import LayoutRanks
 
         ranks = LayoutRanks.of(comm, layout.team)
