@@ -9,7 +9,7 @@ import pytest
 from tutti.cli.main import main
 from tutti.errors import BadOption, UnknownName
 from tutti.model_parallel.layout import Layout, ranks_of
-from tutti.model_parallel.ways.pipeline import Pipeline
+from tutti.model_parallel.ways import Pipeline
 
 
 @pytest.mark.parametrize(

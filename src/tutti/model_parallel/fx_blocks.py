@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence, Set
 from functools import cached_property, reduce
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -50,15 +50,6 @@ class Block:
             own += [node] if node.op == "call_module" else []
             names |= dict.fromkeys(str(one.target) for one in own)
         self.layers: dict[str, Any] = {name: _named(root, name) for name in names}
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The outputs of the block."""
-        return cast("Tensor", self.module(inputs))
-
-    @property
-    def name(self) -> str:
-        """The name of its first layer."""
-        return next(iter(self.layers), "forward")
 
     @property
     def state(self) -> list[Tensor]:
@@ -109,8 +100,11 @@ def blocks_of(module: nn.Module, inputs: Tensor, arithmetic: Arithmetic) -> list
     made = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(made, Node):
         raise BadModel(_refusal(module, "it does not return one tensor"))
+    fits = _passing(module, graph, inputs, arithmetic)
+    if made not in fits:
+        raise BadModel(_refusal(module, "the first dimension of its outputs is not the samples"))
     blocks: list[Block] = []
-    for block in _smallest(module, graph, made, _passing(module, graph, inputs, arithmetic)):
+    for block in _smallest(module, graph, made, fits):
         if blocks and not (block.trains and blocks[-1].trains):
             block = blocks.pop().then(block)
         blocks.append(block)
@@ -220,8 +214,8 @@ def _graph_of(module: nn.Module) -> Graph:
 
 def _refusal(module: nn.Module, why: str) -> str:
     return (
-        f"the model is a {type(module).__name__}, whose forward torch.fx cannot trace, and a pipeline needs "
-        f"that ({why}). Put what depends on values or shapes into a module of its own, write the model as an "
+        f"the model is a {type(module).__name__}, which cannot be cut into a pipeline "
+        f"({why}). Put what depends on values or shapes into a module of its own, write the model as an "
         "nn.Sequential, or use --parallel sharded"
     )
 

@@ -6,43 +6,21 @@ data=2,tensor=2      team 0: ranks 0 1      team 1: ranks 2 3
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from tutti.errors import BadOption, UnknownName
-from tutti.registry import Registry
+from tutti.model_parallel.ways import WAYS, Way
 
 if TYPE_CHECKING:
     from torch import nn
 
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
-    from tutti.model_parallel.memory import MemoryNeed
 
 DATA: Final = "data"
 """The direction in which every team has samples of its own."""
-
-
-@dataclass(frozen=True)
-class Way(ABC):
-    """A way to hold one model on several ranks. The fields of a subclass are the options of `--parallel`."""
-
-    @abstractmethod
-    def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
-        """Make this rank's portion of a model (collective): see `portion_of`."""
-
-    @abstractmethod
-    def need(self, layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
-        """The need of the rank that needs the most.
-
-        `state` is the bytes of state that the optimizer keeps for each byte of parameters.
-        """
-
-
-WAYS: Final[Registry[type[Way]]] = Registry("tutti.model_parallel.ways", "way")
-"""The ways by name."""
 
 
 @dataclass(frozen=True)

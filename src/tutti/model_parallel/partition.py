@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tutti.errors import BadModel
 from tutti.model_parallel.fx_blocks import Block
 from tutti.training.evaluation import undone
 from tutti.training.precision import Arithmetic
@@ -49,20 +48,11 @@ def costs_of(
 
     Returns:
         The costs, and the inputs of each block and the outputs of the last: shapes on the meta device.
-
-    Raises:
-        BadModel: a block does not keep samples apart.
     """
     costs, values, edges = [], inputs, [inputs.to("meta")]
     with undone(block.module for block in blocks):
         for number, block in enumerate(blocks):
-            before = values.detach().requires_grad_(number > 0)
-            cost, values = _cost_of(block, before, arithmetic)
-            if values.dim() == 0 or len(values) != len(inputs):
-                raise BadModel(
-                    f"layer '{block.name}' of the model makes shape {tuple(values.shape)} of "
-                    f"{tuple(before.shape)}; in a pipeline the first dimension must stay the samples"
-                )
+            cost, values = _cost_of(block, values.detach().requires_grad_(number > 0), arithmetic)
             costs.append(cost)
             edges.append(values.to("meta"))
     return costs, edges
@@ -79,7 +69,7 @@ def _cost_of(block: Block, inputs: Tensor, arithmetic: Arithmetic) -> tuple[Cost
 
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            outputs = arithmetic.forward(block, inputs.clone() if inputs.requires_grad else inputs)
+            outputs = arithmetic.forward(block.module, inputs.clone() if inputs.requires_grad else inputs)
         wanted = [*trained, *([inputs] if inputs.requires_grad else [])]
         torch.autograd.grad(outputs, wanted, torch.ones_like(outputs), allow_unused=True)
     own = {p.untyped_storage().data_ptr() for p in trained}

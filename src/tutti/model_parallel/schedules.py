@@ -71,11 +71,9 @@ def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int)
             f"most {batch}, or a larger --batch-size"
         )
     if not fits(schedule, ranks, count):
-        near = [n for n in range(1, 2 * count + ranks + 1) if n <= batch and fits(schedule, ranks, n)]
-        best = min(near, key=lambda n: abs(n - count), default=ranks)
         raise BadOption(
             f"--parallel.microbatches is {count}, which schedule {schedule} cannot do on {ranks} "
-            f"ranks; give {best}, or use --parallel.schedule gpipe"
+            f"ranks; give a multiple of {ranks}, or use --parallel.schedule gpipe"
         )
     return count
 

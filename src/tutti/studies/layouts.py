@@ -9,8 +9,9 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, UserError
 from tutti.model_parallel.base import Workload
-from tutti.model_parallel.layout import DATA, WAYS, Layout
+from tutti.model_parallel.layout import DATA, Layout
 from tutti.model_parallel.memory import MemoryNeed, held, of_teams, on_meta, peak_of_step, state_per_byte
+from tutti.model_parallel.ways import WAYS
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
 from tutti.run.optimization import build_optimizer
