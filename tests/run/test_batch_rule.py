@@ -52,6 +52,13 @@ def job_of(**options: Any) -> TrainJob:
     return TrainJob(TrainConfig(model="mlp", on_failure="shrink", **options))
 
 
+def test_ranks_that_hold_one_model_together_stay_as_many() -> None:
+    job = TrainJob(TrainConfig(model="mlp", parallel="tensor"))
+    assert resized(job, job.config, 2, 2).config.workers == "2"
+    with pytest.raises(BadOption, match="--parallel tensor goes on with 2 ranks only"):
+        resized(job, job.config, 2, 3)
+
+
 def test_the_batch_shrinks_with_the_workers_and_the_rate_with_the_batch() -> None:
     job = job_of(on_shrink="scale", batch_size=64, steps=300)
     first, found = job.config, []

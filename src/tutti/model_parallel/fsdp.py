@@ -90,6 +90,22 @@ class LayerCheck:
         for layer in layers:
             # Before FSDP's own, which gathers.
             layer.register_forward_pre_hook(partial(self._note, names[layer]), prepend=True)
+        forward = module.forward
+
+        def translated(*arguments: object, **options: object) -> object:
+            self._used.clear()
+            with self._translated():
+                return forward(*arguments, **options)
+
+        module.forward = translated
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Mismatch as error:
+            last = f"; this rank's last layer was '{self._used[-1]}'" if self._used else ""
+            raise _apart(f"{error}{last}") from error
 
     def _note(self, name: str, *_: object) -> None:
         self._used.append(name)
@@ -101,12 +117,8 @@ class LayerCheck:
         Raises:
             BadModel: they do.
         """
-        self._used.clear()
-        try:
+        with self._translated():
             yield
-        except Mismatch as error:
-            last = f"; this rank's last layer was '{self._used[-1]}'" if self._used else ""
-            raise _apart(f"{error}{last}") from error
         self._used += [name for name, p in self._module.named_parameters() if p.grad is not None]
         own = torch.tensor([zlib.crc32("\n".join(self._used).encode())])
         every = [torch.empty_like(own) for _ in range(dist.get_world_size(self._team))]

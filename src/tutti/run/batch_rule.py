@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from tutti.errors import BadOption
 from tutti.load_object import names_object
 from tutti.run.config import SCALE, TrainConfig
 from tutti.run.train_job import TrainJob
@@ -28,7 +29,14 @@ def resized(job: TrainJob, first: TrainConfig, before: int, workers: int) -> Tra
         first: the configuration that the run was begun with.
         before: its workers.
         workers: those that go on.
+
+    Raises:
+        BadOption: the ranks hold one model together.
     """
+    if first.parallel is not None and workers != before:
+        raise BadOption(
+            f"a run with --parallel {first.parallel} goes on with {before} ranks only, which hold its model"
+        )
     config = job.config.changed({"workers": str(workers)})
     if first.on_shrink != SCALE:
         more = first.steps is not None and not _share_batch(job, workers)

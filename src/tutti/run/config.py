@@ -581,6 +581,8 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield f"--skip-nonfinite {c.skip_nonfinite} does not go with {given}; leave it out"
     if c.parallel is not None and c.device == "cuda":
         yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
+    if c.parallel is not None and c.on_failure == "shrink":
+        yield f"--parallel {c.parallel} needs all of its ranks; use --on-failure respawn"
     if c.layout == "batch_last" and (c.precision not in ("fp32", "fp64") or c.device == "cuda"):
         yield (
             f"--layout batch_last computes in fp32 or fp64 on the CPU, not in {c.precision} on {c.device}; "

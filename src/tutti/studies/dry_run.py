@@ -97,7 +97,9 @@ def _assemble(job: DryRunJob, comm: Communicator, task: Task) -> None:
     """
     alone, saved = Solo(), None
     resume = job.planned.resume
-    checkpoint = None if resume is None else found_by(comm, resume)
+    # One rank cannot take over a part of a model.
+    divided = job.planned.config.parallel is not None
+    checkpoint = None if resume is None or divided else found_by(comm, resume)
     if checkpoint is not None:
         saved = saved_for(checkpoint, comm, alone, job.config, task.dataset)
         load_model(task.module, saved)
