@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -212,6 +212,23 @@ def fill_all(
     """Overwrite vectors with what `pieces_of_all` has cut; refuse what `fill` does."""
     for flat, vector in zip(flats, vectors, strict=True):
         fill(held, prefix, flat, vector, slice(0, len(vector)))
+
+
+def put_under(prefix: str, held: Held) -> Held:
+    """Return the same under names that begin with `prefix/`."""
+    pieces = [replace(piece, name=f"{prefix}/{piece.name}") for piece in held.pieces]
+    return Held(pieces, {f"{prefix}/{name}": value for name, value in held.numbers.items()})
+
+
+def found_under(prefix: str, held: Named) -> Named:
+    """Return what `put_under` has put under the prefix, by the names that it had before."""
+    start = f"{prefix}/"
+    tensors = {name: held.tensors[name] for name in held.tensors if name.startswith(start)}
+    numbers = {name: value for name, value in held.numbers.items() if name.startswith(start)}
+    return Named(
+        {name.removeprefix(start): one for name, one in tensors.items()},
+        {name.removeprefix(start): one for name, one in numbers.items()},
+    )
 
 
 def find(joint: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:

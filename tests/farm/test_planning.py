@@ -12,7 +12,7 @@ from tutti.cli.main import main
 from tutti.errors import BadOption
 from tutti.farm.block_placement import place_blocks, settings_of
 from tutti.launch.cores import BINDING, Cores
-from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.ways import parse_layout
 
 
 def machine(cores: int, threads: int = 1, quota: int | None = None, first: int = 0) -> Cores:
@@ -76,7 +76,7 @@ def test_a_crowd_is_told_once_and_one_that_memory_has_no_room_for_is_refused() -
 
 def test_wrong_ranks_of_a_run_are_told_as_those_of_a_block() -> None:
     with pytest.raises(BadOption, match="2 x 2 is 4; use --block 4, or numbers"), ranks_by_block():
-        Layout.of("data=2,tensor=2", {}, 3)
+        parse_layout("data=2,tensor=2", {}, 3)
 
 
 def test_cores_that_are_left_become_threads() -> None:

@@ -7,35 +7,17 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, cast
-from unittest.mock import patch
+from typing import cast
 
 from torch.profiler import ProfilerActivity, profile
 
 from tutti.comm.base import Communicator
-from tutti.model_parallel import pipeline
-from tutti.model_parallel.layout import portion_of
-from tutti.model_parallel.partition import Cost
+from tutti.model_parallel.ways import portion_of
 from tutti.replica import local
 from tutti.run.build import assemble, build_strategy, open_config_data, prepare_task, seeded
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of
 from tutti.run.train_job import TrainJob
-
-
-@contextmanager
-def cut_by_size() -> Iterator[None]:
-    """Have pipelines cut where the sizes of blocks say, which are always the same, and not their seconds."""
-    measured = pipeline.measure
-
-    def sized(*given: Any) -> list[Cost]:
-        return [replace(cost, seconds=float(cost.nbytes)) for cost in measured(*given)]
-
-    with patch.object(pipeline, "measure", sized):
-        yield
 
 
 def measure_all(comm: Communicator, payload: bytes) -> dict[str, list[int]]:
@@ -48,8 +30,7 @@ def measure_all(comm: Communicator, payload: bytes) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name, config in pickle.loads(payload).items():
         job = TrainJob(TrainConfig.from_json(config), quiet=True, write=False)
-        with cut_by_size():
-            found[name] = cast("list[int]", comm.all_gather_objects(measure(comm, job)))
+        found[name] = cast("list[int]", comm.all_gather_objects(measure(comm, job)))
     return found
 
 

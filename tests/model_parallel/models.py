@@ -51,7 +51,7 @@ class Residual(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """Skip connections inside blocks, a list of modules, and sizes asked for by the way."""
+    """Skip connections inside blocks, and a list of modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,11 +61,10 @@ class ResidualNet(nn.Module):
         self.unused = nn.Linear(2, 2)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None, scale: float = 0.5) -> Tensor:
-        samples = inputs.size(0)
         outputs = self.stem(inputs) * scale
         for block in self.blocks:
             outputs = block(outputs)
-        return self.head(outputs.mean((2, 3)).view(samples, -1))
+        return self.head(outputs.mean((2, 3)))
 
 
 class EncoderLayer(nn.Module):
@@ -98,9 +97,8 @@ class Encoder(nn.Module):
         self.head = nn.Linear(8, 5)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        samples = inputs.shape[0]
-        rows = self.embed(inputs.view(samples, 14, 14))
-        rows = torch.cat([self.token.expand(samples, -1, -1), rows], 1) + self.positions
+        rows = self.embed(inputs.view(-1, 14, 14))
+        rows = torch.cat([self.token.expand(rows.size(0), -1, -1), rows], 1) + self.positions
         for layer in self.layers:
             rows = layer(rows * self.scale)
         return self.head(rows[:, 0])

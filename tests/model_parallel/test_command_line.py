@@ -92,17 +92,17 @@ def test_a_parameter_has_its_own_name_in_a_pipeline_too(
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_was_asked_to_stop_goes_on_in_another_layout(
+def test_a_run_that_was_asked_to_stop_goes_on_in_its_layout_alone(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     way = ["-n", "2", "--parallel", "pipeline", "--parallel.schedule", "gpipe"]
     assert "saving, then stopping" in stopped_by(signal.SIGUSR1, [*command(), *TRAIN, *way], run)
+    assert main(["train", "--resume", str(run), "--parallel", "tensor"]) == 2
+    assert "cannot go on with --parallel tensor (was pipeline)" in capfd.readouterr().err
     # A rule that ends the run with the epoch in which it was stopped.
     end = ("--monitor", "train_loss", "--target", "1000", "--restore-best")
-    assert main(["train", "--resume", str(run), "--parallel", "tensor", *end]) == 0
+    assert main(["train", "--resume", str(run), *end]) == 0
     said = capfd.readouterr().out
     assert re.search(r"resumed after step [\d,]+ on 2 ranks\n", said)
     assert "ended early: training loss" in said
-    now = json.loads((run / "config.json").read_text())
-    assert (now["parallel"], now["parallel_options"]) == ("tensor", {})

@@ -8,8 +8,7 @@ import pytest
 
 from tutti.cli.main import main
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.layout import Layout, ranks_of
-from tutti.model_parallel.ways.pipeline import Pipeline
+from tutti.model_parallel.ways import Pipeline, parse_layout, ranks_of
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ from tutti.model_parallel.ways.pipeline import Pipeline
 def test_a_number_that_is_left_out_follows_from_the_others(
     text: str, ranks: int, team: int, data: int
 ) -> None:
-    layout = Layout.of(text, {}, ranks)
+    layout = parse_layout(text, {}, ranks)
     assert (layout.team, layout.data, layout.ranks) == (team, data, ranks)
 
 
@@ -50,7 +49,7 @@ def test_a_number_that_is_left_out_follows_from_the_others(
 )
 def test_a_layout_that_does_not_fit_is_refused(text: str, ranks: int, message: str) -> None:
     with pytest.raises((BadOption, UnknownName), match=message):
-        Layout.of(text, {}, ranks)
+        parse_layout(text, {}, ranks)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +62,11 @@ def test_a_layout_that_does_not_fit_is_refused(text: str, ranks: int, message: s
 )
 def test_an_option_that_a_pipeline_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((BadOption, UnknownName), match=message):
-        Layout.of("pipeline", options, 2)
+        parse_layout("pipeline", options, 2)
 
 
 def test_options_go_to_their_way() -> None:
-    found = Layout.of("pipeline", {"schedule": "gpipe", "microbatches": 3}, 2).options
+    found = parse_layout("pipeline", {"schedule": "gpipe", "microbatches": 3}, 2).options
     assert found == Pipeline("gpipe", 3)
 
 

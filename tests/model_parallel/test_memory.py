@@ -11,13 +11,11 @@ import torch
 from torch import nn, optim
 
 from tests.comm.ranks import World
-from tests.model_parallel.allocated import cut_by_size, measure_all
+from tests.model_parallel.allocated import measure_all
 from tests.model_parallel.runs import COMMON, Run
 from tutti.cli.main import main
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, state_per_byte
-from tutti.model_parallel.schedules import order
-from tutti.records.pipeline import BACKWARD, FORWARD, SCHEDULES, WEIGHTS
 from tutti.run.config import TrainConfig
 from tutti.studies.layouts import work
 from tutti.studies.layouts_job import LayoutsJob
@@ -58,8 +56,7 @@ def advised(config: Run, layout: str | None = None) -> MemoryNeed:
     options = config.get("parallel_options", {})
     job = LayoutsJob(TrainConfig.from_json(alone), 2, config["parallel"], options)
     comm = HostCommunicator.alone()
-    with cut_by_size():
-        need = work(comm, pickle.dumps(job))[layout or config["parallel"]]
+    need = work(comm, pickle.dumps(job))[layout or config["parallel"]]
     comm.close()
     assert isinstance(need, MemoryNeed), need
     return need
@@ -95,18 +92,6 @@ def test_the_state_of_an_optimizer_is_counted(make: type[optim.Optimizer], state
         return make(module.parameters(), lr=0.1)  # type: ignore[call-arg]
 
     assert state_per_byte(build) == state
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("microbatches", [2, 4, 6])
-def test_every_schedule_does_each_microbatch_once_forward_and_once_backward(
-    schedule: str, microbatches: int
-) -> None:
-    done = [action for rank in range(2) for action in order(schedule, 2, microbatches, rank)]
-    stages = range(2 * SCHEDULES[schedule])
-    every = sorted((stage, at) for stage in stages for at in range(microbatches))
-    assert sorted((a.stage, a.microbatch) for a in done if a.kind == FORWARD) == every
-    assert sorted((a.stage, a.microbatch) for a in done if a.kind in (BACKWARD, WEIGHTS)) == every
 
 
 def test_the_command_says_what_each_layout_needs_and_what_cannot_be(

@@ -32,7 +32,6 @@ from tutti.strategies import Local
             "'--strategy downpour --strategy.side worker'",
             "strategy='downpour' strategy_options={'side': 'worker'}",
         ),
-        ("resume with --parallel none", "resume with parallel='none'"),
         ("--parallel tensor=3 on 2 ranks; use -n 3", "parallel='tensor=3' on 2 ranks; use workers=3"),
         (
             "--validate background evaluates; use --validate pause",

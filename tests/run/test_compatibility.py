@@ -72,6 +72,7 @@ def test_an_unfit_pairing_is_refused_naming_what_fits(
         ({"epochs": 1, "steps": 1}, "both --epochs and --steps"),
         ({"parallel": "sharded", "servers": 1}, "--servers keep the centre of whole models"),
         ({"parallel": "sharded", "balance": "speed"}, "--balance speed is for ranks with whole models"),
+        ({"parallel": "sharded", "on_failure": "shrink"}, "use --on-failure respawn"),
         ({"parallel": "sharded", "device": "cuda"}, "--parallel sharded computes on the CPU"),
         (
             {"validate": "background", "strategy": "easgd", "device": "cuda"},

@@ -77,6 +77,11 @@ def _newest(place: Path) -> Exported:
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Exported:
+    if checkpoint.facts.get("config", {}).get("parallel") is not None:
+        raise BadCheckpoint(
+            f"{checkpoint.path} has each rank's part of the model alone; let the run end with 'tutti train "
+            f"--resume' and --steps {checkpoint.step}, which writes the whole weights"
+        )
     saved, prefix = checkpoint.saved(0, checkpoint.ranks), "weights/"
     training, joint = saved.shared.get("training", {}), saved.joint
     if "names" not in training:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +16,9 @@ from tutti.comm.base import Communicator
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.errors import BadOption
-from tutti.model_parallel.places import APART, PORTION, PartPlaces
 from tutti.records.pipeline import PipelineRecord
 from tutti.replica import NormShare, Replica
-from tutti.state import Held, Saved, State, Values
+from tutti.state import Saved, State, found_under, put_under
 from tutti.strategies.base import Clip, Strategy, Worker
 from tutti.strategies.placement import place
 from tutti.training.losses import Loss
@@ -129,17 +127,9 @@ class Portion(ABC):
             of: what is taken of each tensor: its values, or its gradient as far as this team has added to it.
         """
 
-    def to_whole(self, state: State) -> State:
-        """State of a trainer of this portion, by the names and places of the whole model (collective)."""
+    def to_save(self, state: State) -> State:
+        """Return the state of this portion's trainer as a checkpoint has it."""
         return state
-
-    def to_portion(self, saved: Saved) -> Saved:
-        """State that a trainer of this portion goes on from, of what `to_whole` has returned on all ranks.
-
-        Raises:
-            BadCheckpoint: later on, what is looked up cannot be divided as this model is.
-        """
-        return saved
 
     def record(self) -> PipelineRecord | None:
         """The record of a pipeline; None of other portions (collective)."""
@@ -196,23 +186,11 @@ class TeamPortion(Portion):
         self.ranks.team.all_reduce(total)
         return total.item()
 
-    @property
-    @abstractmethod
-    def places(self) -> PartPlaces:
-        """The places of this rank's parts in the whole model."""
-
     @override
-    def to_whole(self, state: State) -> State:
-        joint, own = self.places.to_whole(state.joint)
-        names = [piece.name for piece in own.pieces if math.prod(piece.shape) > 1]
-        every = cast("list[list[str]]", self.ranks.team.all_gather_objects(names))
-        about: Values = {APART: sorted({name for names in every for name in names})}
-        alone = Held([*own.pieces, *state.alone.pieces], {**own.numbers, **state.alone.numbers})
-        return replace(state, joint=joint, alone=alone, shared={**state.shared, PORTION: about})
-
-    @override
-    def to_portion(self, saved: Saved) -> Saved:
-        return replace(saved, joint=self.places.to_portion(saved.joint))
+    def to_save(self, state: State) -> State:
+        """Put what holders of the same portion share under its number; all else is this rank's own."""
+        number, own = str(self.ranks.team.rank), {"shared": state.shared, "own": state.own}
+        return replace(state, joint=put_under(number, state.joint), own=own)
 
     @override
     def place(self, strategy: Strategy) -> Replica:
@@ -234,6 +212,12 @@ class TeamPortion(Portion):
         if self._group is not None:
             self._group.close()
         self.ranks.close()
+
+
+def of_portion(saved: Saved, number: int) -> Saved:
+    """Return what the trainer of a portion goes on from, of what `TeamPortion.to_save` has returned."""
+    assert saved.own is not None, "it is of as many ranks"
+    return replace(saved, joint=found_under(str(number), saved.joint), **saved.own)
 
 
 def taken(module: nn.Module, of: Of) -> dict[str, Any]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -24,7 +22,6 @@ from tutti.errors import BadModel, BadOption
 from tutti.load_object import load_object
 from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, taken, values_of
 from tutti.model_parallel.group import TeamMesh
-from tutti.model_parallel.places import PartPlace, PartPlaces
 from tutti.optim.clipping import clip_gradients
 from tutti.optim.runs import is_elementwise
 from tutti.optim.state import held_by
@@ -35,24 +32,6 @@ from tutti.strategies.base import Clip, Strategy, Worker
 
 class DTensorPortion(TeamPortion):
     """One rank's portion of a model that torch.distributed divides."""
-
-    @cached_property
-    @override
-    def places(self) -> PartPlaces:
-        return PartPlaces({name: self._place(name, p) for name, p in self.module.named_parameters()})
-
-    def _place(self, name: str, parameter: nn.Parameter) -> PartPlace:
-        ranks, data = self.ranks, parameter.data
-        # Only what the trainer lays out is divided over the teams, too.
-        saves = not isinstance(data, DTensor) or ranks.data.rank == 0
-        if not _divided(parameter):
-            return PartPlace.whole(name, parameter, saves and ranks.team.rank == 0)
-        assert isinstance(data, DTensor), "it is divided"
-        (placement,) = data.placements
-        dim = cast("Shard", placement).dim
-        length, part = data.shape[dim], local(data)
-        start = min(ranks.team.rank * -(-length // ranks.team.size), length)
-        return replace(PartPlace.along(name, part, dim, length, start), saves=saves)
 
     @override
     def place(self, strategy: Strategy) -> Replica:

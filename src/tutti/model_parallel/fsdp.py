@@ -19,9 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from time import perf_counter
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +32,8 @@ from tutti.errors import BadModel
 from tutti.model_parallel.base import LayoutRanks, Workload
 from tutti.model_parallel.dtensor import DTensorPortion
 from tutti.model_parallel.group import TeamMesh
+from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step
 from tutti.torch_backend.errors import Mismatch
 from tutti.training.evaluation import Objective
 from tutti.training.run_parts import Computed
@@ -59,13 +60,12 @@ class ShardedPortion(DTensorPortion):
         count = len(targets)
         if not count:
             inputs, targets = self._workload.batch(1)
-        began = perf_counter()
-        outputs, loss, weight = self._objective.compute(self.module, inputs, targets)
-        seconds = {"forward": perf_counter() - began}
-        with self._check.together("backward"):
+        with self._check.step():
+            began = perf_counter()
+            outputs, loss, weight = self._objective.compute(self.module, inputs, targets)
+            seconds = {"forward": perf_counter() - began}
             # FSDP makes the mean of a team's gradients; what is wanted is their sum.
             torch.autograd.backward(loss, loss.new_tensor(batch.share * self.ranks.team.size))
-            self._check.compare([name for name, p in self.module.named_parameters() if p.grad is not None])
         outputs, targets = outputs.detach()[:count], targets[:count]
         if not count:
             return Computed(0.0, outputs, targets, 0.0, seconds)
@@ -73,81 +73,71 @@ class ShardedPortion(DTensorPortion):
 
 
 class LayerCheck:
-    """The check that the passes of all ranks of a team go through the same layers.
+    """The check that all ranks of a team use the same layers in every step.
 
     A layer's weights are gathered when the ranks come to it. Ranks that come to different layers would wait
     for ever, or gather what does not belong together.
 
     Args:
-        module: the model, sharded. Its forward passes are watched from now on.
-        layers: those of its layers that are gathered by themselves.
+        module: the model, sharded.
+        layers: those of its layers that are gathered by themselves; their forward passes are watched.
     """
 
     def __init__(self, module: nn.Module, layers: Iterable[nn.Module], group: TeamMesh) -> None:
-        self._team = group.team.get_group()
-        self._came: list[str] = []
+        self._module, self._team = module, group.team.get_group()
+        self._used: list[str] = []
         names = {layer: name for name, layer in module.named_modules()}
         for layer in layers:
             # Before FSDP's own, which gathers.
-            layer.register_forward_pre_hook(partial(self._come, names[layer]), prepend=True)
+            layer.register_forward_pre_hook(partial(self._note, names[layer]), prepend=True)
         forward = module.forward
 
-        def watched(*arguments: object, **options: object) -> object:
-            self._came.clear()
-            with self.together("forward"):
-                outputs: object = forward(*arguments, **options)
-                self.compare(self._came)
-            return outputs
+        def translated(*arguments: object, **options: object) -> object:
+            self._used.clear()
+            with self._translated():
+                return forward(*arguments, **options)
 
-        module.forward = watched
-
-    def _come(self, name: str, *_: object) -> None:
-        self._came.append(name)
+        module.forward = translated
 
     @contextmanager
-    def together(self, way: str) -> Iterator[None]:
-        """Translate the error if ranks call different collectives inside.
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Mismatch as error:
+            last = f"; this rank's last layer was '{self._used[-1]}'" if self._used else ""
+            raise _apart(f"{error}{last}") from error
+
+    def _note(self, name: str, *_: object) -> None:
+        self._used.append(name)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Refuse that ranks use different layers in the forward and backward pass inside (collective).
 
         Raises:
             BadModel: they do.
         """
-        try:
+        with self._translated():
             yield
-        except Mismatch as error:
-            last = f"; this rank's last layer was '{self._came[-1]}'" if self._came else ""
-            raise _apart(f"in a {way} pass {error}{last}") from error
-
-    def compare(self, names: list[str]) -> None:
-        """Refuse that the ranks have come to different layers, or have gradients of different parameters.
-
-        Raises:
-            BadModel: they have.
-        """
-        own = torch.tensor([zlib.crc32("\n".join(names).encode())])
+        self._used += [name for name, p in self._module.named_parameters() if p.grad is not None]
+        own = torch.tensor([zlib.crc32("\n".join(self._used).encode())])
         every = [torch.empty_like(own) for _ in range(dist.get_world_size(self._team))]
         dist.all_gather(every, own, group=self._team)
-        found = torch.cat(every)
-        if bool((found == found[0]).all()):
+        other = next((rank for rank, one in enumerate(every) if one != every[0]), None)
+        if other is None:
             return
-        lists: list[list[str] | None] = [None] * len(every)
-        dist.all_gather_object(lists, names, group=self._team)
-        ranks = dist.get_process_group_ranks(self._team)
-        first, other = 0, int((found != found[0]).nonzero()[0])
-        pairs = zip_longest(cast("list[str]", lists[first]), cast("list[str]", lists[other]))
+        lists: list[list[str]] = [[] for _ in every]
+        dist.all_gather_object(lists, self._used, group=self._team)
+        pairs = zip_longest(lists[0], lists[other], fillvalue="the end")
         here, there = next((one, two) for one, two in pairs if one != two)
-        raise _apart(
-            f"rank {ranks[first]} came to {_named(here)} where rank {ranks[other]} came to {_named(there)}"
-        )
-
-
-def _named(name: str | None) -> str:
-    return "the end" if name is None else f"'{name}'"
+        ranks = dist.get_process_group_ranks(self._team)
+        raise _apart(f"rank {ranks[0]} came to '{here}' where rank {ranks[other]} came to '{there}'")
 
 
 def _apart(what: str) -> BadModel:
     return BadModel(
         f"the ranks went through different layers of the model: {what}. With --parallel sharded all ranks "
-        "must use the same layers, in the same order, in every pass, as they hold each of them together; "
+        "must use the same layers, in the same order, in every step, as they hold each of them together; "
         "use all layers on all ranks, times 0 where one is not to count, or leave --parallel out: with "
         "--strategy sync ranks may use different layers"
     )
@@ -167,3 +157,15 @@ def units(module: nn.Module) -> list[nn.Module]:
     ]
     # A layer inside of another goes first: what is taken is not taken again.
     return [*reversed(alone), module]
+
+
+def need(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
+    """The need of a rank: see `Way.need`."""
+    model = on_meta(module)
+    weights, gradients = (nbytes // layout.team for nbytes in held(model))
+    whole = [sum(p.nbytes for p in unit.parameters(recurse=False)) for unit in units(model)]
+    # In the backward pass a layer's gradients are there as a whole, its weights, and those of the next one.
+    # The step below, of a model that has all weights, has only the gradients.
+    most = max(2 * own + following for own, following in pairwise([*whole, 0]))
+    peak = peak_of_step(model, workload, -(-workload.batch_size // layout.ranks)) + most - max(whole)
+    return MemoryNeed(weights, gradients, int(state * gradients), peak)

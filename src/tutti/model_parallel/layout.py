@@ -7,12 +7,8 @@ data=2,tensor=2      team 0: ranks 0 1      team 1: ranks 2 3
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
-
-from tutti.errors import BadOption, UnknownName
-from tutti.registry import Registry
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
     from tutti.model_parallel.memory import MemoryNeed
-    from tutti.state import Values
 
 DATA: Final = "data"
 """The direction in which every team has samples of its own."""
@@ -31,9 +26,7 @@ class Way(ABC):
     """A way to hold one model on several ranks. The fields of a subclass are the options of `--parallel`."""
 
     @abstractmethod
-    def portion(
-        self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload, before: Values
-    ) -> Portion:
+    def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
         """Make this rank's portion of a model (collective): see `portion_of`."""
 
     @abstractmethod
@@ -42,10 +35,6 @@ class Way(ABC):
 
         `state` is the bytes of state that the optimizer keeps for each byte of parameters.
         """
-
-
-WAYS: Final[Registry[type[Way]]] = Registry("tutti.model_parallel.ways", "way")
-"""The ways by name."""
 
 
 @dataclass(frozen=True)
@@ -72,122 +61,3 @@ class Layout:
     def describe(self) -> str:
         """The layout as it would be written: data=2,tensor=2."""
         return f"{DATA}={self.data},{self.way}={self.team}" if self.data > 1 else f"{self.way}={self.team}"
-
-    @classmethod
-    def of(cls, text: str, options: Mapping[str, Any], ranks: int) -> Layout:
-        """The layout that `text` means on `ranks` ranks.
-
-        Args:
-            text: one of `WAYS`, with `=N` for the ranks that hold one model together; and `data=N` for the
-                teams, with a comma. A number that is left out follows from the others.
-            options: of the way, by name.
-            ranks: how many there are.
-
-        Raises:
-            UnknownName: there is no such way, or it has no such option.
-            BadOption: the numbers do not make as many ranks, or a value cannot be used.
-        """
-        sizes = _sizes(text)
-        way = _way(text, sizes)
-        team, data = sizes[way], sizes.get(DATA, 1)
-        if team is None and data is None:
-            raise BadOption(f"--parallel {text} leaves both numbers open; give one, as in data=2,{way}")
-        team = ranks // (data or 1) if team is None else team
-        data = ranks // team if data is None else data
-        known = options_of(way)
-        for key in options:
-            if key not in known:
-                raise UnknownName("option", key, known, of=f"--parallel {way}")
-        layout = cls(way, team, data, WAYS[way](**options))
-        if layout.ranks != ranks or team < 1:
-            raise BadOption(
-                f"--parallel {text} does not fit {ranks} rank{'' if ranks == 1 else 's'}: "
-                f"{_hint(way, team, data, ranks)}"
-            )
-        if team < 2:
-            raise BadOption(f"--parallel {text} on {ranks} rank leaves nothing to share; use -n 2 or more")
-        return layout
-
-
-def ranks_of(text: str) -> int | None:
-    """The number of ranks that a layout asks for; None if that is left open.
-
-    Raises:
-        UnknownName, BadOption: it is no layout.
-    """
-    sizes = _sizes(text)
-    team, data = sizes[_way(text, sizes)], sizes.get(DATA, 1)
-    return team * data if team is not None and data is not None else None
-
-
-def options_of(text: str) -> list[str]:
-    """The names of the options that a layout has.
-
-    Raises:
-        UnknownName, BadOption: it is no layout.
-    """
-    return [field.name for field in fields(WAYS[_way(text, _sizes(text))])]
-
-
-def portion_of(
-    layout: Layout | None,
-    comm: Communicator,
-    module: nn.Module,
-    workload: Workload,
-    before: Values | None = None,
-) -> Portion:
-    """Make this rank's portion of a model (collective).
-
-    Args:
-        layout: who holds what; None: each rank the whole.
-        comm: all ranks that train.
-        module: the model, alike on all ranks. It becomes the portion.
-        workload: the samples and the loss.
-        before: what the portions of an earlier run in this layout knew of themselves; None: there was none.
-
-    Raises:
-        BadModel: the model cannot be divided like that; the message names the layer.
-        BadOption: an option does not fit the model.
-    """
-    from tutti.model_parallel.base import Whole
-
-    if layout is None:
-        return Whole(module, comm)
-    return layout.options.portion(layout, comm, module, workload, before or {})
-
-
-def _sizes(text: str) -> dict[str, int | None]:
-    sizes: dict[str, int | None] = {}
-    for word in text.split(","):
-        name, equals, number = (piece.strip() for piece in word.partition("="))
-        if name not in (DATA, *WAYS):
-            raise UnknownName("way", name, [*WAYS, DATA], "Write it as data=2,tensor=2.", "--parallel")
-        if name in sizes:
-            raise BadOption(f"--parallel {text} has '{name}' twice; give each once, as in data=2,tensor=2")
-        if equals and not (number.isdecimal() and int(number) >= 1):
-            raise BadOption(f"--parallel {text} has {name}={number}; give a whole number from 1")
-        sizes[name] = int(number) if equals else None
-    return sizes
-
-
-def _way(text: str, sizes: Mapping[str, int | None]) -> str:
-    """The one way that a layout names."""
-    ways = [name for name in sizes if name != DATA]
-    if not ways:
-        raise BadOption(
-            f"--parallel {text} is data parallelism alone, which needs no --parallel; leave it out, or name "
-            f"one of {', '.join(WAYS)} beside it"
-        )
-    if len(ways) > 1:
-        raise BadOption(
-            f"--parallel {text} has {' and '.join(ways)}; one model is shared in one way: take one of them, "
-            f"and data beside it, as in data=2,{ways[0]}=2"
-        )
-    return ways[0]
-
-
-def _hint(way: str, team: int, data: int, ranks: int) -> str:
-    product = team * data
-    if product and ranks % team == 0 and ranks > product:
-        return f"it makes {product}; use -n {product}, or data={ranks // team},{way}={team}"
-    return f"{data} x {team} is {product}; use -n {product or 2}, or numbers whose product is {ranks}"

@@ -1,4 +1,4 @@
-"""The partition of a model's blocks into the stages of a pipeline, even in time and in memory."""
+"""The partition of a model's blocks into the stages of a pipeline, even in work and in memory."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from time import perf_counter
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from tutti.errors import BadModel
 from tutti.model_parallel.fx_blocks import Block
 from tutti.training.evaluation import undone
 from tutti.training.precision import Arithmetic
 
-REPEATS: Final = 3
-"""The number of times that each block is timed; the fastest counts."""
-
 COPIES: Final = 4
 """Of a weight a rank holds itself, its gradient, and with Adam two averages of that."""
 
+OPERATIONS_PER_BYTE: Final = 4
+"""Operations that a core does in the time in which it moves a byte to memory or from there."""
 
 ROOM: Final = 1.25
 """Factor by which the largest stage may exceed what is necessary for the sake of time."""
@@ -33,77 +31,59 @@ class Cost:
     """The cost of a block.
 
     Attributes:
-        seconds: of forward and backward of a microbatch.
+        work: operations of forward and backward of a microbatch, with those that moving its bytes is worth.
         nbytes: of weights, gradients and optimizer state, and of what forward keeps for backward.
     """
 
-    seconds: float
+    work: float
     nbytes: int
 
 
-def boundaries(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> list[Tensor]:
-    """The inputs of each block, and the outputs of the last, for some inputs: shapes on the meta device.
-
-    Random numbers and buffers are as before afterwards.
-
-    Raises:
-        BadModel: a block does not keep samples apart.
-    """
-    values, found = inputs, [inputs.to("meta")]
-    with undone(block.module for block in blocks), torch.no_grad():
-        for block in blocks:
-            outputs = arithmetic.forward(block, values)
-            if outputs.dim() == 0 or len(outputs) != len(inputs):
-                raise BadModel(
-                    f"layer '{block.name}' of the model makes shape {tuple(outputs.shape)} of "
-                    f"{tuple(values.shape)}; in a pipeline the first dimension must stay the samples"
-                )
-            values = outputs
-            found.append(outputs.to("meta"))
-    return found
-
-
-def measure(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> list[Cost]:
-    """Measure the cost of each block for a microbatch.
+def costs_of(
+    blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic
+) -> tuple[list[Cost], list[Tensor]]:
+    """Count the cost of each block for a microbatch: every rank finds the same, in every run.
 
     Random numbers, buffers and gradients are as before afterwards.
+
+    Returns:
+        The costs, and the inputs of each block and the outputs of the last: shapes on the meta device.
     """
-    costs, values = [], inputs
+    costs, values, edges = [], inputs, [inputs.to("meta")]
     with undone(block.module for block in blocks):
         for number, block in enumerate(blocks):
-            seconds, kept, values = _measured(block, values.detach().requires_grad_(number > 0), arithmetic)
-            weights = sum(p.nbytes for p in block.module.parameters())
-            costs.append(Cost(seconds, COPIES * weights + kept))
-    return costs
+            cost, values = _cost_of(block, values.detach().requires_grad_(number > 0), arithmetic)
+            costs.append(cost)
+            edges.append(values.to("meta"))
+    return costs, edges
 
 
-def _measured(block: Block, inputs: Tensor, arithmetic: Arithmetic) -> tuple[float, int, Tensor]:
-    """The fastest forward and backward in seconds, the bytes kept between them, and the outputs."""
-    fastest = float("inf")
+def _cost_of(block: Block, inputs: Tensor, arithmetic: Arithmetic) -> tuple[Cost, Tensor]:
+    """Run forward and backward; returns the cost and the outputs."""
     trained = [p for p in block.module.parameters() if p.requires_grad]
-    wanted = [*trained, *([inputs] if inputs.requires_grad else [])]
-    for _ in range(REPEATS):
-        kept: dict[int, int] = {}
+    kept: dict[int, int] = {}
 
-        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
 
-        began = perf_counter()
+    with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            # What changes its inputs in place must not do so twice.
-            outputs = arithmetic.forward(block, inputs.clone() if inputs.requires_grad else inputs)
+            outputs = arithmetic.forward(block.module, inputs.clone() if inputs.requires_grad else inputs)
+        wanted = [*trained, *([inputs] if inputs.requires_grad else [])]
         torch.autograd.grad(outputs, wanted, torch.ones_like(outputs), allow_unused=True)
-        fastest = min(fastest, perf_counter() - began)
     own = {p.untyped_storage().data_ptr() for p in trained}
-    return fastest, sum(size for place, size in kept.items() if place not in own), outputs.detach()
+    nbytes = sum(size for place, size in kept.items() if place not in own)
+    nbytes += COPIES * sum(p.nbytes for p in block.module.parameters())
+    work = counter.get_total_flops() + OPERATIONS_PER_BYTE * nbytes
+    return Cost(work, nbytes), outputs.detach()
 
 
 def balance(costs: Sequence[Cost], stages: int) -> list[slice]:
-    """Cut blocks into consecutive stages that are even in time, as far as memory allows.
+    """Cut blocks into consecutive stages that are even in work, as far as memory allows.
 
-    The slowest stage is as fast as can be, among the cuts whose largest stage needs at most `ROOM` times the
-    memory that it must.
+    The largest work of a stage is as small as can be, among the cuts whose largest stage needs at most `ROOM`
+    times the memory that it must.
 
     Args:
         costs: of each block.
@@ -116,12 +96,12 @@ def balance(costs: Sequence[Cost], stages: int) -> list[slice]:
     def nbytes(first: int, last: int) -> float:
         return float(sum(cost.nbytes for cost in costs[first:last]))
 
-    def seconds(first: int, last: int) -> float:
+    def work(first: int, last: int) -> float:
         fits = nbytes(first, last) <= ROOM * least
-        return sum(cost.seconds for cost in costs[first:last]) if fits else math.inf
+        return sum(cost.work for cost in costs[first:last]) if fits else math.inf
 
     least, _ = _evenly(nbytes, len(costs), stages)
-    _, edges = _evenly(seconds, len(costs), stages)
+    _, edges = _evenly(work, len(costs), stages)
     return [slice(first, last) for first, last in pairwise(edges)]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -20,7 +18,6 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.pipelining.stage import _RecvInfo
 from typing_extensions import override
 
 from tutti.errors import BadOption
@@ -35,22 +32,12 @@ CLASSES: Final[dict[str, type[Any]]] = {
     "zbv": ScheduleZBVZeroBubble,
 }
 
-_KINDS: Final = {
-    "FORWARD": FORWARD,
-    "BACKWARD_INPUT": INPUTS,
-    "BACKWARD_WEIGHT": WEIGHTS,
-    "FULL_BACKWARD": BACKWARD,
-}
-
 FALLBACKS: Final[dict[str, type[Any]]] = {
     "1f1b": ScheduleGPipe,
     "interleaved": ScheduleLoopedBFS,
     "zero_bubble": ScheduleLoopedBFS,
 }
 """For what is left of a batch, which has too few microbatches for the schedule itself."""
-
-PLACES_KEPT: Final = not hasattr(_RecvInfo, "take_buffer")
-"""True if what a stage receives has its place all the time; newer versions of torch make it when it comes."""
 
 
 def owners(schedule: str, ranks: int) -> list[int]:
@@ -84,52 +71,16 @@ def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int)
             f"most {batch}, or a larger --batch-size"
         )
     if not fits(schedule, ranks, count):
-        near = [n for n in range(1, 2 * count + ranks + 1) if n <= batch and fits(schedule, ranks, n)]
-        best = min(near, key=lambda n: abs(n - count), default=ranks)
         raise BadOption(
             f"--parallel.microbatches is {count}, which schedule {schedule} cannot do on {ranks} "
-            f"ranks; give {best}, or use --parallel.schedule gpipe"
+            f"ranks; give a multiple of {ranks}, or use --parallel.schedule gpipe"
         )
     return count
 
 
-@dataclass(frozen=True)
-class Action:
-    """One piece of work: a microbatch in a stage. `kind` is one of `tutti.records.pipeline.KINDS`."""
-
-    stage: int
-    kind: str
-    microbatch: int
-
-
-def order(schedule: str, ranks: int, microbatches: int, rank: int) -> list[Action]:
-    """The actions of one rank for a batch, in order."""
-    every = range(microbatches)
-    if schedule == "gpipe":
-        return [Action(rank, kind, at) for kind in (FORWARD, BACKWARD) for at in every]
-    if schedule == "1f1b":
-        ahead = min(microbatches, ranks - rank)
-        found = [Action(rank, FORWARD, at) for at in range(ahead)]
-        for at in every:
-            found.append(Action(rank, BACKWARD, at))
-            if at + ahead < microbatches:
-                found.append(Action(rank, FORWARD, at + ahead))
-        return found
-    # torch's schedules need only their numbers to say that.
-    rounds, stages = max(1, microbatches // ranks), SCHEDULES[schedule]
-    numbers = SimpleNamespace(
-        pp_group_size=ranks,
-        num_stages=ranks * stages,
-        n_local_stages=stages,
-        _n_microbatches=microbatches,
-        number_of_rounds=rounds,
-        microbatches_per_round=microbatches // rounds,
-    )
-    return [
-        Action(one.stage_index, _KINDS[one.computation_type.name], one.microbatch_index)
-        for one in CLASSES[schedule]._calculate_single_rank_operations(numbers, rank)
-        if one is not None and one.computation_type.name in _KINDS
-    ]
+def in_flight(schedule: str, microbatches: int, stage: int, stages: int) -> int:
+    """The number of microbatches whose activations a stage keeps at one time, or a little more."""
+    return microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
 
 
 class MicrobatchPasses:

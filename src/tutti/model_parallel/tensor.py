@@ -24,8 +24,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
 from math import prod
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import torch
@@ -36,8 +36,9 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
-from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, taken, values_of
-from tutti.model_parallel.places import PartPlace, PartPlaces
+from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, Workload, taken, values_of
+from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.memory import MemoryNeed, held, of_teams, on_meta, peak_of_step
 from tutti.model_parallel.shares import Cut, TensorShare, for_shares, kept_as_share, whole
 
 SPLIT: Final[dict[type[nn.Module], int]] = {nn.Linear: -1, nn.Conv2d: -3}
@@ -63,17 +64,6 @@ class TensorPortion(TeamPortion):
     def __init__(self, module: nn.Module, ranks: LayoutRanks) -> None:
         super().__init__(module, ranks, lambda p: p in self._split or ranks.team.rank == 0)
         self._split = split(module, ranks.team)
-
-    @cached_property
-    @override
-    def places(self) -> PartPlaces:
-        return PartPlaces({name: self._place(name, p) for name, p in self.module.named_parameters()})
-
-    def _place(self, name: str, parameter: nn.Parameter) -> PartPlace:
-        cut, team = self._split.get(parameter), self.ranks.team
-        if cut is None:
-            return PartPlace.whole(name, parameter, saves=team.rank == 0)
-        return PartPlace.along(name, parameter, cut.dim, cut.length, cut.start)
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
@@ -224,9 +214,6 @@ POOLING: Final = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.M
 WEIGHTED: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.PReLU)
 """Layers with numbers of their own for each channel (dimension 1)."""
 
-DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Layers that multiply by random numbers."""
-
 
 def _is_hooked(layer: nn.Module) -> bool:
     """Return whether hooks see the inputs or outputs of a layer, or their gradients."""
@@ -251,19 +238,6 @@ def _flatten(layer: Any, share: TensorShare) -> TensorShare | None:
     return TensorShare(
         layer(share.own), Cut(share.cut.team, tuple(each * width for width in share.cut.widths), 1)
     )
-
-
-def _dropout(layer: nn.Module, share: TensorShare) -> TensorShare:
-    """Draw for all channels, as one rank would, and take this rank's."""
-    if not layer.training:
-        return share
-    shape = list(share.own.shape)
-    shape[share.cut.dim] = share.cut.length
-    # Random numbers are drawn in the order of the elements in memory.
-    channels_last = share.own.dim() == 4 and share.own.stride(1) == 1
-    order = torch.channels_last if channels_last else torch.contiguous_format
-    kept = layer(share.own.new_ones(shape).contiguous(memory_format=order))
-    return TensorShare(share.own * share.cut.own(kept).clone(), share.cut)
 
 
 def _weighted(layer: nn.Module, share: TensorShare) -> TensorShare | None:
@@ -292,7 +266,15 @@ _APPLIED_TO_SHARES: Final[dict[type[nn.Module], Callable[[Any, TensorShare], Ten
     **dict.fromkeys(POINTWISE, _pointwise),
     **dict.fromkeys(POOLING, _pooling),
     **dict.fromkeys(WEIGHTED, _weighted),
-    **dict.fromkeys(DROPOUT, _dropout),
     nn.Flatten: _flatten,
 }
 """Applies a layer to a share; gives None if that needs the whole."""
+
+
+def need(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
+    """The need of a rank: see `Way.need`."""
+    model = on_meta(module)
+    # Rank 0 of a team that does not exist: on the meta device nothing is exchanged.
+    split(model, cast("Communicator", SimpleNamespace(rank=0, size=layout.team)))
+    peak = peak_of_step(model, workload, -(-workload.batch_size // layout.data))
+    return of_teams(layout.data, *held(model), state, peak)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 from zlib import crc32
@@ -26,7 +26,7 @@ from tutti.own_loop.places import IterationStart, LoopPlace, ResumedIteration
 from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
 from tutti.records.folder_lock import FolderLock
 from tutti.run.restore import load_model
-from tutti.state import Held, Named, Saved, State, Values, name_of, whole_piece
+from tutti.state import Saved, State, Values, found_under, name_of, put_under, whole_piece
 from tutti.strategies.base import Pace
 from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
@@ -275,8 +275,8 @@ class Checkpoints:
                 shared[-1]["buffers"] = mean_buffers(module, comm)
                 own[-1]["buffers"] = named_buffers(module)
                 shared[-1]["extra"] = own[-1]["extra"] = self._module_states[stepper].extra()
-            state.joint.add(_under(number, found.joint))
-            state.alone.add(_under(number, found.alone))
+            state.joint.add(put_under(str(number), found.joint))
+            state.alone.add(put_under(str(number), found.alone))
         state.shared["steppers"], state.own["steppers"] = shared, own
         self._warn_of_attributes()
         return state
@@ -446,22 +446,8 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _under(number: int, held: Held) -> Held:
-    """The same under the number of an optimizer."""
-    pieces = [replace(piece, name=f"{number}/{piece.name}") for piece in held.pieces]
-    return Held(pieces, {f"{number}/{name}": value for name, value in held.numbers.items()})
-
-
 def _part(saved: Saved, number: int) -> Saved:
     """State of one optimizer, and of the model of which it is the first."""
     own = None if saved.own is None else saved.own["steppers"][number]
-    alone = None if saved.alone is None else _named_part(saved.alone, number)
-    return Saved(_named_part(saved.joint, number), alone, saved.shared["steppers"][number], own)
-
-
-def _named_part(named: Named, number: int) -> Named:
-    prefix = f"{number}/"
-    return Named(
-        {name.removeprefix(prefix): one for name, one in named.tensors.items() if name.startswith(prefix)},
-        {name.removeprefix(prefix): one for name, one in named.numbers.items() if name.startswith(prefix)},
-    )
+    alone = None if saved.alone is None else found_under(str(number), saved.alone)
+    return Saved(found_under(str(number), saved.joint), alone, saved.shared["steppers"][number], own)

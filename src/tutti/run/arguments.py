@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from tutti.data import BUILT_IN
 from tutti.errors import UserError
-from tutti.model_parallel.layout import DATA, WAYS
+from tutti.model_parallel.layout import DATA
+from tutti.model_parallel.ways import WAYS
 from tutti.optim.named import OPTIMIZERS
 from tutti.records.pipeline import SCHEDULES
-from tutti.run.config import UNDIVIDED, TrainConfig, type_name
+from tutti.run.config import TrainConfig, type_name
 from tutti.strategies import STRATEGIES, Strategy
 from tutti.training.loggers import optional_loggers
 from tutti.training.losses import LOSSES
@@ -37,7 +38,7 @@ _WAYS: Final = "|".join([DATA, *WAYS])
 
 _NAMES: Final[dict[str, str]] = {
     "strategy": "|".join(STRATEGIES),
-    "parallel": rf"{UNDIVIDED}|(?:{_WAYS})(?:=\d+)?(?:,(?:{_WAYS})(?:=\d+)?)*",
+    "parallel": rf"(?:{_WAYS})(?:=\d+)?(?:,(?:{_WAYS})(?:=\d+)?)*",
     "optimizer": "|".join(OPTIMIZERS),
     "loss": "|".join(LOSSES),
     "data": "|".join(BUILT_IN),

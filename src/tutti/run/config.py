@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.layout import WAYS, options_of
+from tutti.model_parallel.ways import WAYS, options_of
 from tutti.models import MODELS
 from tutti.records.pipeline import SCHEDULES
 from tutti.records.run_folder import CONFIG
@@ -35,9 +35,6 @@ NEEDS_GPU_SAMPLES: Final = (
 
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
-
-UNDIVIDED: Final = "none"
-"""The layout in which each rank has the whole model, where a configuration must say so."""
 
 MEASURED: Final = ("precision", "layout", "batch_size")
 """The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
@@ -191,7 +188,7 @@ class TrainConfig:
     parallel: str | None = option(
         None,
         f"hold one model on several ranks: {', '.join(WAYS)}; with =N on N ranks, and data=N for N such "
-        "teams: data=2,tensor=2; none: each rank has all of it",
+        "teams: data=2,tensor=2",
     )
     parallel_options: Options = option({}, _options_of_ways)
     workers: str = option("auto", "how many ranks to train on, or auto: one for each allowed core")
@@ -368,8 +365,6 @@ class TrainConfig:
     out: str | None = option(None, "run folder to write; by default runs/DATE-MODEL-DATA")
 
     def __post_init__(self) -> None:
-        if self.parallel == UNDIVIDED:
-            object.__setattr__(self, "parallel", None)
         _check(self)
 
     def as_json(self) -> dict[str, Any]:
@@ -573,6 +568,8 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield f"--skip-nonfinite {c.skip_nonfinite} does not go with {given}; leave it out"
     if c.parallel is not None and c.device == "cuda":
         yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
+    if c.parallel is not None and c.on_failure == "shrink":
+        yield f"--parallel {c.parallel} needs all of its ranks; use --on-failure respawn"
     if c.layout == "batch_last" and (c.precision not in ("fp32", "fp64") or c.device == "cuda"):
         yield (
             f"--layout batch_last computes in fp32 or fp64 on the CPU, not in {c.precision} on {c.device}; "

@@ -18,7 +18,8 @@ from typing import ClassVar, TypeVar
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Placement, place_ranks
-from tutti.model_parallel.layout import Layout, ranks_of
+from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.ways import parse_layout, ranks_of
 from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 
@@ -113,4 +114,4 @@ def layout_of(config: TrainConfig, ranks: int) -> Layout | None:
     """
     if config.parallel is None:
         return None
-    return Layout.of(config.parallel, config.parallel_options, ranks)
+    return parse_layout(config.parallel, config.parallel_options, ranks)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
@@ -14,12 +13,13 @@ from tutti.checkpoint.sharing import for_all
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
-from tutti.model_parallel.layout import portion_of
-from tutti.model_parallel.places import APART, PORTION
+from tutti.model_parallel.base import of_portion
+from tutti.model_parallel.ways import portion_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import CONFIG, RunFolder
+from tutti.replica import local
 from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
@@ -86,7 +86,7 @@ def saved_for(
         dataset: of this run.
 
     Raises:
-        BadCheckpoint: it was made of other data, or has something that only goes on in its own layout.
+        BadCheckpoint: it was made of other data, or in another layout.
     """
     before = checkpoint.facts["data"]
     others = [name for name, found in fingerprint(dataset).items() if before.get(name) != found]
@@ -95,12 +95,17 @@ def saved_for(
             f"{checkpoint.path} was made of other data: the {' and '.join(others)} samples differ; resume "
             "with the data that the run began with"
         )
-    saved = checkpoint.saved(comm.rank, comm.size)
     earlier = TrainConfig.from_json(checkpoint.facts["config"])
-    other_layout = layout_of(earlier, checkpoint.ranks) != layout_of(config, comm.size)
-    if other_layout:
-        _refuse_apart(checkpoint, saved, earlier)
-    if other_layout or earlier.batch_size != config.batch_size:
+    layout = layout_of(config, comm.size)
+    if layout != layout_of(earlier, checkpoint.ranks):
+        raise BadCheckpoint(
+            f"{checkpoint.path} is of a run in another layout; resume it with -n {checkpoint.ranks}"
+            + (f" --parallel {earlier.parallel}" if earlier.parallel else ", without --parallel")
+        )
+    saved = checkpoint.saved(comm.rank, comm.size)
+    if layout is not None:
+        saved = of_portion(saved, comm.rank % layout.team)
+    if earlier.batch_size != config.batch_size:
         saved = Saved(saved.joint, None, saved.shared, None)
     # The configuration calls a class of the user's by its file or package.
     called = earlier.strategy in (strategy.name, config.strategy)
@@ -116,18 +121,6 @@ def _takes_over(strategy: Strategy, earlier: TrainConfig) -> bool:
     """Tell whether workers know all that those of another strategy knew: the optimizer's state alone."""
     kept = earlier.strategy_options.get("compress", "none") != "none"
     return {strategy.name, earlier.strategy} == {Solo.name, Sync.name} and not kept
-
-
-def _refuse_apart(checkpoint: Checkpoint, saved: Saved, earlier: TrainConfig) -> None:
-    """Refuse another layout where ranks have kept what nobody can put together."""
-    names = saved.shared.get(PORTION, {}).get(APART, [])
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise BadCheckpoint(
-            f"{checkpoint.path} has '{names[0]}'{more} of each rank's part of the model alone, which cannot "
-            f"be put together for another layout; resume as the run was, with -n {checkpoint.ranks} "
-            f"--parallel {earlier.parallel}"
-        )
 
 
 @contextmanager
@@ -150,18 +143,17 @@ def laid_out(
         UserError: as of `assemble` and `saved_for`.
     """
     layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
-    saved, before = None, None
+    saved = None
     if checkpoint is not None:
         saved = saved_for(checkpoint, comm, strategy, job.config, task.dataset)
-        load_model(task.module, saved)
-        before = None if saved.own is None else saved.shared.get(PORTION)
-    with closing(portion_of(layout, comm, task.module, work, before)) as portion:
-        saved = None if saved is None else portion.to_portion(saved)
+    with closing(portion_of(layout, comm, task.module, work)) as portion:
+        if saved is not None:
+            load_model(portion.module, saved)
         yield assemble(job, comm, task, strategy, portion, saved), saved
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:
-    """Give a model the weights of a checkpoint.
+    """Give a model, or this rank's portion of it, the weights of a checkpoint.
 
     Raises:
         BadCheckpoint: it is another model; the message names the first tensors that differ.
@@ -171,7 +163,7 @@ def load_model(module: nn.Module, saved: Saved) -> None:
         for name, tensor in saved.joint.tensors.items()
         if name.startswith("weights/")
     }
-    own = dict(module.named_parameters())
+    own = {name: local(parameter.detach()) for name, parameter in module.named_parameters()}
     differ = [f"'{name}' is missing there" for name in own if name not in weights]
     differ += [f"'{name}' is in the checkpoint alone" for name in weights if name not in own]
     differ += [
@@ -185,9 +177,8 @@ def load_model(module: nn.Module, saved: Saved) -> None:
             f"the checkpoint is of another model: {'; '.join(differ[:3])}{more}; resume with the model that "
             "the run began with"
         )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
+    for name, parameter in own.items():
+        parameter.copy_(weights[name])
 
 
 def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> None:

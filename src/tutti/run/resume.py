@@ -33,7 +33,7 @@ _STREAM: Final = "stream"
 MAY_DIFFER: Final = frozenset(
     {
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
-        *("strategy", "strategy_options", "parallel", "parallel_options", "balance"),
+        *("strategy", "strategy_options", "balance"),
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "monitor", "patience", "target", "restore_best"),
         *("time_limit", "checkpoint", "keep", "log", "out"),

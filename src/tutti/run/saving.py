@@ -94,14 +94,14 @@ class Saving:
     def save(self, step: int, state: State, decision: Decision) -> None:
         """Keep this rank's state; that of the end, or of a stop, is on the disk when this returns."""
         if self._memory is not None and decision.copy:
-            self._memory.save(step, self._parts.portion.to_whole(state), self._facts)
+            self._memory.save(step, self._parts.portion.to_save(state), self._facts)
         if self._disk is None or not decision.save:
             return
         history = state.shared["training"]["history"]
         last = parse_record(history[-1], EpochRecord) if history else None
         score = None if last is None else self._parts.ending.monitor.score(last)
         self.step = step
-        self._disk.save(step, self._parts.portion.to_whole(state), self._facts, score, wait=decision.final)
+        self._disk.save(step, self._parts.portion.to_save(state), self._facts, score, wait=decision.final)
         if decision.final:
             self.lost = cast("bool", self._comm.broadcast_object(self._disk.last != step))
 

@@ -19,7 +19,8 @@ from tutti.data import BUILT_IN
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, in_one_line
 from tutti.launch.cores import allowed_cores
 from tutti.launch.launcher import Launcher, started_by
-from tutti.model_parallel.layout import Layout, options_of, ranks_of
+from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.ways import options_of, parse_layout, ranks_of
 from tutti.records.comparison import CPU, LAYOUT, STRONG, WEAK, Combination, Comparison, ComparisonFolder
 from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
@@ -171,7 +172,7 @@ def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]
         for ranks in several if asked is None else [asked]:
             for options in crossed(own):
                 named = {f"{LAYOUT}.{key}": value for key, value in options.items()}
-                yield text, Layout.of(text, options, ranks), named
+                yield text, parse_layout(text, options, ranks), named
 
 
 def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:

@@ -20,8 +20,9 @@ from tutti.data.pictures import shapes_alone
 from tutti.data.streaming.part import StreamedPart
 from tutti.exports.sources import load_from
 from tutti.launch.placement import RANK_BYTES, Placement
-from tutti.model_parallel.layout import Layout, portion_of
+from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step, state_per_byte
+from tutti.model_parallel.ways import portion_of
 from tutti.parameter_server.base import Centre
 from tutti.records.json_lines import to_json_lines
 from tutti.run import summary_lines
@@ -97,7 +98,9 @@ def _assemble(job: DryRunJob, comm: Communicator, task: Task) -> None:
     """
     alone, saved = Solo(), None
     resume = job.planned.resume
-    checkpoint = None if resume is None else found_by(comm, resume)
+    # One rank cannot take over a part of a model.
+    divided = job.planned.config.parallel is not None
+    checkpoint = None if resume is None or divided else found_by(comm, resume)
     if checkpoint is not None:
         saved = saved_for(checkpoint, comm, alone, job.config, task.dataset)
         load_model(task.module, saved)

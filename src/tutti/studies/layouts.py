@@ -9,8 +9,9 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, UserError
 from tutti.model_parallel.base import Workload
-from tutti.model_parallel.layout import DATA, WAYS, Layout
+from tutti.model_parallel.layout import DATA, Layout
 from tutti.model_parallel.memory import MemoryNeed, held, of_teams, on_meta, peak_of_step, state_per_byte
+from tutti.model_parallel.ways import WAYS, parse_layout
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
 from tutti.run.optimization import build_optimizer
@@ -53,13 +54,13 @@ def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
     ranks = job.ranks
     yield "1 rank", None, 1
     if job.parallel is not None:
-        layout = Layout.of(job.parallel, job.options, ranks)
+        layout = parse_layout(job.parallel, job.options, ranks)
         yield layout.describe(), layout, ranks
         return
     yield f"{DATA}={ranks}", None, ranks
     for team in [size for size in range(ranks, 1, -1) if ranks % size == 0]:
         for way in WAYS:
-            layout = Layout.of(f"{DATA}={ranks // team},{way}={team}", {}, ranks)
+            layout = parse_layout(f"{DATA}={ranks // team},{way}={team}", {}, ranks)
             yield layout.describe(), layout, ranks
 
 
