@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder, no_room
-from tutti.records.files import make_file, replace_shared_file
+from tutti.records.files import make_file, replace_file
 from tutti.records.json_lines import Record, parse_record, to_json
 
 REQUEST: Final = "resize.json"
@@ -97,7 +97,7 @@ def sign_request(folder: Path, request: ResizeRequest) -> ResizeRequest:
     """
     signed = replace(request, process=os.getpid())
     if read_request(folder) == request:
-        replace_shared_file(folder / REQUEST, to_json(signed).encode())
+        replace_file(folder / REQUEST, to_json(signed).encode())
     return signed
 
 
@@ -114,7 +114,7 @@ def answer_request(
     elif read_request(folder) == request:
         answered = replace(request, answer=text, agreed=agreed, warnings=warnings)
         try:
-            replace_shared_file(folder / REQUEST, to_json(answered).encode())
+            replace_file(folder / REQUEST, to_json(answered).encode())
         except OSError:
             remove_request(folder, request)
             raise
