@@ -181,7 +181,7 @@ def test_a_run_on_hosts_has_more_and_fewer_ranks_when_somebody_asks(tmp_path: Pa
     assert all(before < after for before, after in pairwise(steps))
     torch.testing.assert_close(weights_of(found), left_alone(), rtol=0, atol=1e-12)
     assert [one.train.samples for one in found.history] == [48] * 6
-    assert found.config.workers == "1"
+    assert found.config.workers == "3"
 
 
 @needs_mpirun
