@@ -38,6 +38,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 LONGEST_FIRST = (
+    "promises/",
     "cluster/",
     "strategies/test_conformance.py",
     "own_loop/test_loops.py",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.errors import BadModel
-from tutti.replica import ALIGNMENT, Memory, Replica, refuse_overlaps
+from tutti.replica import ALIGNMENT, Gradients, Memory, NormShare, Replica, refuse_overlaps
 
 
 def mlp() -> nn.Sequential:
@@ -365,20 +365,44 @@ def test_a_scattered_gradient_that_is_not_finite_is_named() -> None:
     assert replica.first_not_finite() == "1.weight"
 
 
-def test_gradients_are_scaled_where_they_lie() -> None:
-    replica = Replica(mlp())
-    replica.flats[0].grads.fill_(3.0)
-    replica.scale_gradients(0.5)
-    assert bool((replica.flats[0].grads == 1.5).all())
+def backward(kind: str) -> tuple[nn.Module, Gradients]:
+    """A model and its gradients: all in the vector, or those of a table or of all parameters apart."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(6, 3, sparse=kind == "rows"), nn.Linear(3, 2)).double()
+    gradients = Replica(module).gradients
+    if kind != "dense":
+        gradients.keep_apart(module.parameters() if kind == "apart" else [module[0].weight])
+    module(torch.tensor([4, 1, 4])).square().sum().backward()
+    return module, gradients
+
+
+@pytest.mark.parametrize("kind", ["dense", "rows", "apart"])
+def test_gradients_are_scaled_measured_looked_at_and_zeroed_wherever_they_lie(kind: str) -> None:
+    module, gradients = backward(kind)
+    plain = [p.grad.to_dense().clone() for p in backward("dense")[0].parameters()]
+    gradients.scale(0.5)
+    for parameter, expected in zip(module.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad.to_dense(), expected / 2, rtol=1e-12, atol=0)
+    squares = sum(float(one.square().sum()) for one in plain) / 4
+    assert gradients.squared_norm() == pytest.approx(squares, rel=1e-12)
+    gradients.share = NormShare(lambda parameter: parameter is module[0].weight, lambda squares: squares + 7)
+    counted = float(plain[0].square().sum()) / 4 + 7
+    assert gradients.squared_norm() == pytest.approx(counted, rel=1e-12)
+    assert gradients.is_finite()
+    gradients.vectors()[-1].fill_(torch.nan)
+    assert not gradients.is_finite()
+    gradients.zero()
+    assert all(p.grad is None or not p.grad.any() for p in module.parameters())
 
 
 def test_beside_scattered_gradients_those_that_autograd_made_anew_are_scaled() -> None:
     module = sharded()
     replica = Replica(module)
+    replica.gradients.keep_apart(module.parameters())
     module[0].weight.grad = torch.full((2, 2), 8.0, dtype=torch.float64)
     module[0].bias.grad = None
     module[1].weight.grad = torch.full((3, 2), 4.0, dtype=torch.float64).as_subclass(Sharded)
-    replica.scale_gradients(0.25)
+    replica.gradients.scale(0.25)
     assert bool((module[0].weight.grad == 2.0).all())
     assert module[0].bias.grad is None
     assert module[1].weight.grad.as_subclass(Tensor).tolist() == [[1.0, 1.0], [4.0, 4.0], [4.0, 4.0]]

@@ -12,10 +12,11 @@ A module of several dtypes has one such vector per dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,116 @@ class Flat:
     spans: tuple[slice, ...]
 
 
+@dataclass(frozen=True)
+class NormShare:
+    """A rank's part of a gradient's norm, where the ranks of a team hold one model together.
+
+    Attributes:
+        counts: whether a parameter counts here: every element of the model counts on one rank of a team.
+        add_up: turns the squares that count here into those of the whole model (collective over the team).
+    """
+
+    counts: Callable[[nn.Parameter], bool]
+    add_up: Callable[[float], float]
+
+
+Missing = frozenset[nn.Parameter]
+"""Parameters without a gradient in an update, which torch's optimizers leave as they are."""
+
+NONE_MISSING: Final[Missing] = frozenset()
+
+
+class Gradients:
+    """The gradients of a replica.
+
+    Dense ones are in the vectors, zero where nothing was added. Those kept apart are `parameter.grad` alone,
+    if there is one: the rows of an embedding table that a batch has looked up, or a part of a DTensor.
+
+    Each parameter's view of the vector has a version counter of its own, which counts what autograd adds: so
+    nobody has to look at the numbers to tell which parameters have got a gradient.
+
+    Attributes:
+        places: the stretches of the vectors that hold gradients.
+        parameters: those whose gradients are in the vectors, in their order.
+        share: this rank's part of their norm; None: the model is whole here.
+    """
+
+    def __init__(self, flats: Sequence[Flat], apart: Iterable[nn.Parameter]) -> None:
+        self._flats, self._apart = flats, {id(parameter): parameter for parameter in apart}
+        self.share: NormShare | None = None
+        self.parameters = tuple(parameter for flat in flats for parameter in flat.parameters)
+        self._views = [cast("Tensor", parameter.grad) for parameter in self.parameters]
+        self._find_places()
+
+    def keep_apart(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Drop the gradients of these parameters, and have autograd make new ones from now on."""
+        self._apart |= {id(parameter): parameter for parameter in parameters}
+        for parameter in self._apart.values():
+            parameter.grad = None
+        held = zip(self.parameters, self._views, strict=True)
+        dense = [(parameter, view) for parameter, view in held if id(parameter) not in self._apart]
+        self.parameters, self._views = tuple(p for p, _ in dense), [view for _, view in dense]
+        self._find_places()
+
+    def _find_places(self) -> None:
+        self.places = [(flat, one) for flat in self._flats for one in _stretches_without(flat, self._apart)]
+        self._dense = [flat.grads[place] for flat, place in self.places]
+        self._versions = [view._version for view in self._views]
+
+    def apart(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield the parameters whose gradients are kept apart and there, and what this process has of these.
+
+        That may be changed in place; of a table it is the rows that were looked up, each once.
+        """
+        for parameter in self._apart.values():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                parameter.grad = gradient = gradient.coalesce()
+                yield parameter, gradient.values()
+            else:
+                yield parameter, local(gradient)
+
+    def vectors(self) -> Sequence[Tensor]:
+        """Return all tensors that hold gradients; they may be changed in place."""
+        return [*self._dense, *(gradient for _, gradient in self.apart())] if self._apart else self._dense
+
+    def missing(self) -> Missing:
+        """Return which of `parameters` got no gradient since the last call; to be called once an update."""
+        before, self._versions = self._versions, [view._version for view in self._views]
+        if not any(map(int.__eq__, before, self._versions)):
+            return NONE_MISSING
+        held = zip(self.parameters, self._views, before, self._versions, strict=True)
+        return frozenset(
+            parameter for parameter, view, old, new in held if old == new and _lacks_gradient(parameter, view)
+        )
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients by `factor`, in place."""
+        for vector in self.vectors():
+            vector.mul_(factor)
+
+    def zero(self) -> None:
+        """Set all gradients to zero, in place; those kept apart are dropped."""
+        for vector in self._dense:
+            vector.zero_()
+        for parameter in self._apart.values():
+            parameter.grad = None
+
+    def is_finite(self) -> bool:
+        """Return whether no element is NaN or inf."""
+        return all(map(is_finite, self.vectors()))
+
+    def squared_norm(self) -> float:
+        """Return the sum of the squares of the whole model's gradient (collective over its team)."""
+        if self.share is None:
+            return squared_norm(self.vectors())
+        counts = self.share.counts
+        held = chain(zip(self.parameters, self._views, strict=True), self.apart())
+        return self.share.add_up(squared_norm(gradient for parameter, gradient in held if counts(parameter)))
+
+
 class Replica:
     """A module as flat vectors.
 
@@ -83,6 +194,7 @@ class Replica:
     Attributes:
         module: the module.
         flats: one `Flat` for each dtype, in order of first appearance.
+        gradients: those of all trainable parameters.
         scattered: the names and trainable parameters that stay where they are, because they are no plain
             tensors in this process's memory: torch.distributed's DTensors.
         in_own_loop: whether a loop of the user's trains it, which may look at all of torch's objects.
@@ -119,6 +231,7 @@ class Replica:
         self.flats = tuple(
             _flatten([(n, p) for n, p in named if p.dtype == dtype], dtype, memory) for dtype in dtypes
         )
+        self.gradients = Gradients(self.flats, (p for _, p in self.scattered))
         self.buffers = _flatten_buffers(module)
 
     def attach(self) -> None:
@@ -174,17 +287,7 @@ class Replica:
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
-        for flat in self.flats:
-            flat.grads.zero_()
-
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply all gradients by `factor`, in place."""
-        vectors = [flat.grads for flat in self.flats]
-        if self.scattered:
-            # Those who train scattered parameters let autograd make new gradients, of the others too.
-            vectors = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
-        for vector in vectors:
-            vector.mul_(factor)
+        self.gradients.zero()
 
     def first_not_finite(self, *, gradients: bool = True, weights: bool = True) -> str | None:
         """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
@@ -195,12 +298,10 @@ class Replica:
             for name, span in zip(flat.names, flat.spans, strict=True):
                 if not all(is_finite(vector[span]) for vector in vectors):
                     return name
-        for name, parameter in self.scattered:
-            held: list[Tensor] = [parameter] * weights
-            held += [parameter.grad] if gradients and parameter.grad is not None else []
-            if not all(is_finite(local(tensor.detach())) for tensor in held):
-                return name
-        return None
+        names = {**self.names, **{parameter: name for name, parameter in self.scattered}}
+        held = [(p, local(p.detach())) for _, p in self.scattered] if weights else []
+        held += self.gradients.apart() if gradients else []
+        return next((names[parameter] for parameter, tensor in held if not is_finite(tensor)), None)
 
     @property
     def names(self) -> dict[nn.Parameter, str]:
@@ -226,6 +327,19 @@ def is_finite(tensor: Tensor) -> bool:
         tensor = torch.view_as_real(tensor)
     # A sum has whatever any element has; but large ones may overflow in it.
     return math.isfinite(tensor.sum().item()) or bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+def two_norm(gradient: Tensor) -> Tensor:
+    """Return the 2-norm in float64, a scalar."""
+    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    norm: Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
+    return norm
+
+
+def squared_norm(gradients: Iterable[Tensor]) -> float:
+    """Return the sum of the squares of all elements, in float64."""
+    norms = [float(two_norm(gradient)) for gradient in gradients]
+    return sum(norm * norm for norm in norms)
 
 
 def view_like(vector: Tensor, like: Tensor) -> Tensor:
@@ -280,6 +394,24 @@ def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
     elif parameter.grad.data_ptr() != view.data_ptr():
         view.copy_(parameter.grad)
     parameter.grad = view.data  # with a version counter of its own
+
+
+def _lacks_gradient(parameter: nn.Parameter, view: Tensor) -> bool:
+    """Return whether a parameter has no gradient, given the view to which autograd has added nothing."""
+    # One may have been written into the vector itself. A loop of the user's has another view, or none.
+    return parameter.grad is None or (parameter.grad is view and not bool(view.any()))
+
+
+def _stretches_without(flat: Flat, apart: Container[int]) -> Iterator[slice]:
+    """Yield the stretches of a vector without some parameters, given by id; they end where others begin."""
+    begin, edges = 0, [*(span.start for span in flat.spans[1:]), len(flat.weights)]
+    for parameter, span, stop in zip(flat.parameters, flat.spans, edges, strict=True):
+        if id(parameter) in apart:
+            if begin < span.start:
+                yield slice(begin, span.start)
+            begin = stop
+    if begin < len(flat.weights):
+        yield slice(begin, len(flat.weights))
 
 
 def _refuse_unusable(name: str, tensor: Tensor) -> None:

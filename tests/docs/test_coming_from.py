@@ -20,7 +20,8 @@ from tests.own_loop.worlds import Worlds
 from tests.preloaded import command
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 from tutti.run.config import TrainConfig
 
 BLOCKS = blocks_of("coming-from.md")

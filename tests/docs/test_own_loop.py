@@ -19,7 +19,8 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, Part
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 from tutti.training.losses import LossBatch, named_loss
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from tutti.optim.clipping import clip, clip_values, scale_for, scale_there, squared_norm
+from tutti.optim.clipping import clip, clip_values, scale_for, scale_there
+from tutti.replica import squared_norm
 
 
 def test_the_squared_norm_is_exact_to_float64() -> None:

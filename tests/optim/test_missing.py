@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from tests.comm.ranks import World
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.optim.missing import MissingGradients
 from tutti.replica import Replica
 from tutti.strategies import Local, Solo, Strategy, Sync
 from tutti.strategies.base import Clip
@@ -224,27 +223,16 @@ def test_workers_with_weights_of_their_own_follow_plain_torch(name: str) -> None
 
 def test_a_gradient_of_zeros_is_not_a_missing_one() -> None:
     replica = Replica(model := build())
-    missing = MissingGradients(replica)
     backward(model, batch(0) * 0, "a", 7)
-    names = [name for name, _ in model.named_parameters()]
-    assert [names[number] for number in missing.take()] == ["b.weight", "b.bias"]
+    assert replica.gradients.missing() == {model.b.weight, model.b.bias}
 
 
 def test_a_gradient_written_into_the_vector_is_not_missing() -> None:
-    replica = Replica(build())
-    missing = MissingGradients(replica)
-    assert missing.take() == (0, 1, 2, 3, 4, 5)
+    replica = Replica(model := build())
+    assert replica.gradients.missing() == set(model.parameters())
     (flat,) = replica.flats
     flat.grads[flat.spans[3]] = 1.0
-    assert missing.take() == (0, 1, 2, 4, 5)
-
-
-def test_parameters_outside_of_the_slices_are_not_looked_at() -> None:
-    replica = Replica(build())
-    (flat,) = replica.flats
-    first, second = flat.spans[:2]
-    missing = MissingGradients(replica, [slice(first.stop - 1, second.start + 1)])
-    assert missing.parameters == tuple(flat.parameters[:2])
+    assert replica.gradients.missing() == set(model.parameters()) - {flat.parameters[3]}
 
 
 @pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
@@ -272,7 +260,6 @@ def test_a_parameter_whose_gradient_was_set_to_none_is_looked_for_in_its_place()
     model = nn.Linear(2, 2)
     replica = Replica(model)
     model.weight.grad = None
-    missing = MissingGradients(replica)
     replica.attach()
     model(torch.ones(1, 2)).sum().backward()
-    assert missing.take() == ()
+    assert replica.gradients.missing() == set()

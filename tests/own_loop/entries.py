@@ -11,7 +11,8 @@ import torch
 from tests.comm.ranks import World
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 
 
 class Worlds:

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from tutti import errors
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 from tutti.strategies import Strategy
 
 Outcome: TypeAlias = Any

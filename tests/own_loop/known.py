@@ -10,7 +10,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "batches_of_graphs": (2, 3),
     "batches_that_another_thread_fetches": (2, 3),
     "one_backward_of_all_batches": (2, 3),
-    "a_hook_on_what_is_added_to_a_gradient_of_the_loop": (2, 3),
+    "steps_inside_the_backward_pass": (2, 3),
 }
 """Loops that are refused before the first update, with the world sizes on which they are."""
 

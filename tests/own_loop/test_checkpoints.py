@@ -42,7 +42,8 @@ from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
 from tutti.object_state import load_state_of, state_of
 from tutti.own_loop import distribute
 from tutti.own_loop.checkpoints import Checkpoints
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 from tutti.records.folder_lock import FolderLock
 from tutti.state import State
 from tutti.strategies import Strategy, Sync

@@ -332,28 +332,29 @@ def test_a_rank_may_leave_out_all_passes_before_a_step(worlds: Worlds) -> None:
     assert torch.equal(first, second)
 
 
-def test_a_hook_behind_the_accumulation_is_called_on_all_ranks_and_can_be_removed(worlds: Worlds) -> None:
-    def work() -> tuple[list[Tensor], list[Tensor]]:
-        model, optimizer = make()
-        early: list[Tensor] = []
-        late: list[Tensor] = []
+def test_a_hook_on_a_parameter_sees_the_gradient_of_its_rank(worlds: Worlds) -> None:
+    def work() -> tuple[Tensor, Tensor]:
+        model, _ = distribute.distribute(*make())
+        seen: list[Tensor] = []
         weight = next(model.parameters())
-        first = weight.register_post_accumulate_grad_hook(lambda p: early.append(p.grad.clone()))
-        distribute.distribute(model, optimizer)
-        second = weight.register_post_accumulate_grad_hook(lambda p: late.append(p.grad.clone()))
-        for step in range(2):
-            optimizer.zero_grad()
-            if distribute.init().rank:
-                model(INPUTS).mean().backward()
-            optimizer.step()
-            if step == 0:
-                first.remove()
-                second.remove()
-        return early, late
+        weight.register_hook(seen.append)
+        model(INPUTS[distribute.init().rank]).mean().backward()
+        return seen[0], weight.grad
 
-    seen = [hooks for rank in worlds.run(2, work) for hooks in rank]
-    assert [len(gradients) for gradients in seen] == [1, 1, 1, 1]
-    assert all(torch.equal(gradients[0], seen[0][0]) for gradients in seen)
+    (first, joint), (second, same) = worlds.run(2, work)
+    assert torch.equal(joint, same)
+    torch.testing.assert_close((first + second) / 2, joint, rtol=0, atol=1e-12)
+    assert not torch.equal(first, joint)
+
+
+def test_a_backward_pass_of_which_nobody_knows_is_refused_where_parts_are_uneven(worlds: Worlds) -> None:
+    def work() -> None:
+        model, _ = distribute.distribute(*make())
+        for (part,) in distribute.shard(DataLoader(TensorDataset(INPUTS[:3]), 3)):
+            distribute._torchs_backward(model(part).mean())
+
+    with pytest.raises(BadOption, match="backward"):
+        worlds.run(2, work)
 
 
 def test_a_batch_fetched_ahead_is_weighed_as_the_model_is_called_with_a_view_of_it(worlds: Worlds) -> None:
@@ -373,21 +374,6 @@ def test_a_batch_fetched_ahead_is_weighed_as_the_model_is_called_with_a_view_of_
     for found, wanted in zip(worlds.run(2, work, True), worlds.run(2, work, False), strict=True):
         assert len(found) == 2
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-
-
-def test_a_model_that_is_trained_on_one_batch_after_the_other_is_not_watched(worlds: Worlds) -> None:
-    """Its calls cost what they cost in plain torch, and a compiler sees nothing of ours in them."""
-
-    def work() -> int:
-        model, optimizer = distribute.distribute(*make())
-        for _ in range(2):
-            for (part,) in distribute.shard(DataLoader(TensorDataset(INPUTS), 4)):
-                optimizer.zero_grad()
-                model(part).square().mean().backward()
-                optimizer.step()
-        return len(model._forward_hooks)
-
-    assert worlds.run(2, work) == [0, 0]
 
 
 def test_a_copy_of_a_model_that_is_watched_for_its_batches_can_be_pickled_and_is_not_watched(

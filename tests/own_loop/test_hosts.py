@@ -15,7 +15,7 @@ TRIED = (
     "going_back_to_a_checkpoint",
     "unfreezing",
     "clipping_by_norm",
-    "hooks_that_clip",
+    "hooks_on_parameters_that_scale",
     "gradients_of_each_sample",
     "a_closure",
     "a_sparse_embedding_with_adagrad",

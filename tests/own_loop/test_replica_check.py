@@ -15,7 +15,8 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption, ReplicasDiffer
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 
 HELD = {"weights": "weights/0.weight", "momentum": "optimizer/0.weight/momentum_buffer", "anchor": "anchor"}
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 from tutti.strategies import STRATEGIES
 
 SLACK = 300

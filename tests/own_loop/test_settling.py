@@ -12,7 +12,8 @@ from tests.own_loop.loops.base import fit, net, samples, sgd, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 from tutti.strategies import Sync
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3])

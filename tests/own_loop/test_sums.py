@@ -17,7 +17,8 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import Origin, SampleCounts, note_origin, sums_samples
 
 
 def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[str, Tensor]]:
@@ -47,6 +48,63 @@ def test_a_sum_beside_a_mean_is_that_of_the_whole_batch(worlds: Worlds, count: i
     for found in worlds.call(lambda comm: _train(comm, count, batch_size), 2):
         assert differences(found, wanted) == []
     assert differences(weights(net(), net(4)), wanted)
+
+
+ALL, OWN = 10, 5
+LOSSES: dict[str, tuple[bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "sum": (True, lambda out, goal, weight: (out - goal).square().sum()),
+    "sum over each dimension": (True, lambda out, goal, weight: (out - goal).square().sum(1).sum()),
+    "half a sum": (True, lambda out, goal, weight: 0.5 * (out - goal).square().sum()),
+    "scaled sum": (
+        True,
+        lambda out, goal, weight: nn.functional.mse_loss(out, goal, reduction="sum") * 65536,
+    ),
+    "negative sum": (True, lambda out, goal, weight: -(out.log_softmax(1) * goal).sum()),
+    "sum beside a mean": (True, lambda out, goal, weight: out.mean() + out.exp().sum()),
+    "sum by all samples": (True, lambda out, goal, weight: (out - goal).square().sum() / ALL),
+    "cross entropy": (
+        True,
+        lambda out, goal, weight: nn.functional.cross_entropy(out, goal.argmax(1), reduction="sum"),
+    ),
+    "mean": (False, lambda out, goal, weight: (out - goal).square().mean()),
+    "accumulated mean": (False, lambda out, goal, weight: nn.functional.mse_loss(out, goal) / 4),
+    "mean of sums": (False, lambda out, goal, weight: (out - goal).square().sum(1).mean()),
+    "sum of means": (False, lambda out, goal, weight: (out @ out.new_ones(3, OWN)).mean(0).sum()),
+    "sum by samples": (False, lambda out, goal, weight: (out - goal).square().sum() / len(out)),
+    "sum times a part": (False, lambda out, goal, weight: (out - goal).square().sum() * (1 / out.numel())),
+    "weighted mean": (False, lambda out, goal, weight: (out.exp() * goal.exp()).sum() / goal.exp().sum()),
+    "decay": (False, lambda out, goal, weight: out.square().mean() + 1e-3 * weight.square().sum()),
+    "several terms": (False, lambda out, goal, weight: torch.stack([out.mean()] * OWN).sum()),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_sum_over_samples_is_told_from_a_mean(name: str) -> None:
+    summed, loss = LOSSES[name]
+    model = nn.Linear(4, 3)
+    out, weight = model(torch.ones(OWN, 4)), nn.Parameter(torch.ones(OWN, 2))
+    note_origin(out, Origin((SampleCounts(OWN, ALL),), None))
+    assert sums_samples(loss(out, torch.rand(OWN, 3), weight).grad_fn, OWN, ALL)[1] == summed
+
+
+def test_a_sum_is_refused_unless_distribute_is_told(worlds: Worlds) -> None:
+    def train(reduction: str | None) -> str:
+        model = net()
+        distribute.distribute(model, sgd(model), reduction=reduction)
+        inputs, targets = next(iter(distribute.shard(DataLoader(samples(8), 8))))
+        try:
+            nn.functional.cross_entropy(model(inputs), targets, reduction="sum").backward()
+        except BadOption as error:
+            return str(error)
+        return ""
+
+    def work(comm: Communicator) -> list[str]:
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        return [train(reduction) for reduction in ("sum", "mean", None)]
+
+    for told in worlds.call(work, 2):
+        assert told[:2] == ["", ""]
+        assert "reduction='sum'" in told[2]
 
 
 def _search(comm: Communicator | None, count: int, averaged: bool = False) -> list[dict[str, Tensor]]:

@@ -16,7 +16,8 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, PeerLost
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.origins import SampleCounts
 from tutti.strategies import Downpour, Local, ParamServer, Strategy, Sync
 
 Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]

@@ -53,6 +53,14 @@ def test_runs_stand_side_by_side_under_the_names_of_their_folders(tmp_path: Path
     assert found["tuesday"].accuracy == 0.8
 
 
+def test_accuracies_of_one_table_are_on_one_part(tmp_path: Path) -> None:
+    write_run(tmp_path / "monday", EPOCHS, config=CONFIG, test=Evaluation(20, 0.4, {"accuracy": 0.9}))
+    write_run(tmp_path / "tuesday", FAST, config=SYNC)
+    for names, part, accuracy in ((["monday"], "test", 0.9), (["monday", "tuesday"], "validation", 0.8)):
+        found = read_results([tmp_path / name for name in names])
+        assert (found.part, found.rows[0].accuracy) == (part, accuracy)
+
+
 def test_folders_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     for place in ("a", "b"):
         write_run(tmp_path / place / "run", EPOCHS, config=CONFIG)

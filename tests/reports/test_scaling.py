@@ -156,6 +156,16 @@ def test_the_fastest_way_is_named(tmp_path: Path, alone: float, together: float,
     assert verdict(results(tmp_path, comparison(ONE, SYNC, repeats=1))) == said
 
 
+def test_ways_whose_seconds_overlap_are_equal_within_the_noise(tmp_path: Path) -> None:
+    for one, times in ((ONE, (8.0, 9.0)), (SYNC, (2.0, 4.0)), (ALL, (3.9, 5.0))):
+        for repeat, seconds in enumerate(times):
+            write_run(ComparisonFolder(tmp_path).run(one, repeat).path, [(seconds, 0.5)])
+    said = verdict(results(tmp_path, comparison(ONE, SYNC, ALL)))
+    assert said is not None
+    assert said.startswith("fastest: sync, 2 workers")
+    assert said.partition("Equal to it within the noise")[2].endswith(f": {ALL.name}")
+
+
 def test_without_a_baseline_none_is_the_fastest(tmp_path: Path) -> None:
     write_all(tmp_path)
     assert verdict(results(tmp_path, comparison(SYNC, ALL))) is None
@@ -189,7 +199,7 @@ def test_a_record_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> None:
     assert run.seconds == 2.0
     assert len(run.damage) == 1
     assert run.summary is None
-    assert run.accuracy == 0.5
+    assert run.metrics_on("validation") == {"accuracy": 0.5}
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:

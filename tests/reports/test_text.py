@@ -101,7 +101,7 @@ def test_a_pipe_gets_one_line_for_each_row_with_all_columns_and_no_lines_of_dash
     show(results(NAMES["four long"]), stream)
     lines = stream.getvalue().splitlines()
     assert lines == [line.rstrip() for line in lines]
-    assert lines[1].split("  ")[0] == heads(results([]).comparison)[0]
+    assert lines[1].split("  ")[0] == heads(results([]).comparison, "test")[0]
     for number, name in enumerate(NAMES["four long"]):
         (line,) = [line for line in lines if line.startswith(f"{name} ")]
         assert line.removeprefix(name).split() == [
@@ -172,7 +172,7 @@ def test_other_metrics_have_columns_of_their_own() -> None:
     first, second = found.rows
     rows = [replace(first, metrics={"f1": 0.51234, "top3": 0.98765}), replace(second, metrics={"f1": 0.25})]
     names = other_metrics(rows)
-    heads_of = heads(found.comparison, names)
+    heads_of = heads(found.comparison, found.part, names)
     assert heads_of[-3:] == ["f1", "top3", "seconds to 97 %"]
     assert [cells(found.comparison, row, names)[-3:-1] for row in rows] == [
         ["0.5123", "98.77%"],

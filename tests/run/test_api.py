@@ -322,6 +322,22 @@ def test_ranks_have_the_caller_s_default_type_of_floats() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
+def test_with_fp64_inputs_and_targets_are_not_rounded_to_float32() -> None:
+    # A model that is exact in float64, of numbers whose differences float32 does not have.
+    inputs = 1e8 + torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None]
+    targets = 2 * (inputs - 1e8)
+    module = nn.Linear(1, 1, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight.fill_(2.0)
+        module.bias.fill_(-2e8)
+    data = {"x_train": inputs, "y_train": targets, "x_test": inputs, "y_test": targets}
+    options = {"workers": 1, "steps": 1, "batch_size": 16, "optimizer": "sgd", "validation": 0, "quiet": True}
+    found = tutti.train(module, data, precision="fp64", **options)
+    assert found.summary.test is not None
+    assert found.summary.test.loss == 0.0
+    assert torch.equal(module.weight, torch.tensor([[2.0]], dtype=torch.float64))
+
+
 def hits(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.argmax(1) == targets
 

@@ -32,6 +32,7 @@ from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
 from tutti.run.assembled import AssembledRun, RunContext, _run_folder
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob, again
 
@@ -383,19 +384,26 @@ def test_a_run_that_is_lost_without_a_checkpoint_says_so(
     assert out.exists()
 
 
+GIVEN = {"data": Pickled(b"")}
+
+
 @pytest.mark.parametrize(
     ("objects", "hosts", "way"),
     [
         ({}, None, "tutti train --resume {}"),
         ({}, "a,b", "tutti train --resume {} --hosts ... with those that are left"),
-        ({"data": b""}, None, "the same call of tutti.train, with resume='{}'"),
-        ({"data": b""}, "a,b", "the same call of tutti.train, with resume='{}' and hosts='...' with those"),
+        (GIVEN, None, "the same call of tutti.train, with resume='{}'"),
+        (
+            GIVEN,
+            "a,b",
+            "the same call of tutti.train, with resume='{}' and hosts='...' with those",
+        ),
     ],
 )
 def test_a_run_that_ends_with_a_lost_rank_says_how_to_go_on(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    objects: dict[str, bytes],
+    objects: dict[str, Pickled],
     hosts: str | None,
     way: str,
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+import tutti
 from tests.strategies.alone import (
     LENGTH,
     SPEEDS,
@@ -183,6 +184,27 @@ def test_one_worker_moves_rows_and_layers_as_plain_torch_does() -> None:
         plain.step()
     _, found, _ = VirtualWorld(1).run(train_words, Clip())[0]
     torch.testing.assert_close(found, module.table.weight.detach())
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "fp64", "class_weights": "9,2"}, {"precision": "fp16"}], ids=str
+)
+def test_rows_are_moved_like_a_dense_table_by_gradients_that_are_scaled(options: dict[str, str]) -> None:
+    words, labels = torch.arange(48).reshape(16, 3) % 50, torch.arange(16) % 2
+    whole = {"steps": 1, "batch_size": 16, "validation": 0, "optimizer": "sgd", "lr": 0.1, "quiet": True}
+    moves = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = nn.Embedding(50, 4, sparse=sparse)
+        model = nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2))
+        model.to(torch.float64 if options["precision"] == "fp64" else torch.float32)
+        before = table.weight.detach().clone()
+        tutti.train(model, (words, labels), strategy=Hogwild(), workers=1, **whole, **options)
+        moves.append(table.weight.detach() - before)
+    assert moves[0].any()
+    # A weight of about 1 is rounded once.
+    bound = 4 * torch.finfo(moves[0].dtype).eps
+    torch.testing.assert_close(moves[1], moves[0], rtol=0, atol=bound)
 
 
 def test_evaluations_in_between_change_nothing() -> None:

@@ -17,8 +17,8 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.optim.clipping import STEADY
+from tutti.replica import NormShare
 from tutti.strategies import Clip, Home, Sync
-from tutti.strategies.base import NormShare
 from tutti.strategies.placement import place
 
 SYNC = Sync()
@@ -328,9 +328,11 @@ def test_the_norm_of_a_divided_model_is_that_of_what_counts_here_and_elsewhere(
         module = mlp(torch.float64)
         replica = place(module, comm, Home.SHARED)
         others_count = module[2].weight
-        division = NormShare(lambda parameter: parameter is not others_count, lambda squares: squares + 7.0)
+        replica.gradients.share = NormShare(
+            lambda parameter: parameter is not others_count, lambda squares: squares + 7.0
+        )
         optimizer = optim.SGD(module.parameters(), lr=1.0)
-        worker = SYNC.worker(replica, comm, optimizer, Clip(norm=0.5, divided=division))
+        worker = SYNC.worker(replica, comm, optimizer, Clip(norm=0.5))
         for parameter in module.parameters():
             parameter.grad.fill_(1 / comm.size)
         before = weights_of(module)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tutti.errors import BadOption, UnknownName, UserError
@@ -11,6 +13,9 @@ from tutti.records.run import Summary, World
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.candidates import choices_of, contenders, refuse_own_folds
 from tutti.studies.cross_validation.jobs import FoldJobs
+from tutti.studies.search.objectives import aims_of
+from tutti.studies.search.space import space_of
+from tutti.studies.search.study import Search
 
 CONFIG = TrainConfig(epochs=1)
 
@@ -57,7 +62,7 @@ def test_names_that_cannot_be_told_apart_are_refused(models: list[str], message:
 @pytest.mark.parametrize(
     ("sweep", "kind", "message"),
     [
-        ({"seed": [1]}, BadOption, "added to --seed"),
+        ({"seed": [1]}, BadOption, "give --seed once"),
         ({"data.classes": [1]}, BadOption, "one data set"),
         ({"lr": [0.1, 0.1]}, BadOption, "give --sweep each value once"),
         ({"learning": [1]}, UnknownName, "learning"),
@@ -70,7 +75,19 @@ def test_options_that_cannot_be_swept_are_refused(
         contenders(CONFIG, choices_of("model", ["mlp"]), choices_of("schedule", ["none"]), sweep)
 
 
-def test_a_run_does_not_say_itself_what_is_held_out() -> None:
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("split", "a:0"), ("out", "a"), ("workers", "2"), ("on_failure", "respawn")],
+)
+def test_studies_refuse_the_same_options_of_a_single_run(option: str, value: object) -> None:
+    config = TrainConfig(epochs=1, **{option: value})  # type: ignore[arg-type]
+    search = Search(config, space_of({"lr": [0.1, 0.2]}), aims_of(["accuracy"]))
+    for refuse in (partial(refuse_own_folds, config), search.check):
+        with pytest.raises(BadOption, match=f"--{option.replace('_', '-')} is for a single run"):
+            refuse()
+
+
+def test_the_folds_say_what_is_held_out() -> None:
     with pytest.raises(BadOption, match="--validation is for a single run"):
         refuse_own_folds(TrainConfig(validation=0.3))
 

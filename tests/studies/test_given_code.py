@@ -16,6 +16,7 @@ import tutti
 from tutti.errors import BadOption
 from tutti.records.farm_folder import FarmFolder
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.studies.given_code import numbers_given, say_other_code
 
 FILE = "def net(shape, outputs):\n    return {}\n"
@@ -29,8 +30,8 @@ def _code(body: str) -> type[nn.Module]:
     return kind
 
 
-def _pickled(value: object) -> dict[str, bytes]:
-    return {"model m": cloudpickle.dumps(value)}
+def _pickled(value: object) -> dict[str, Pickled]:
+    return {"model m": Pickled.of(value, cloudpickle.Pickler)}
 
 
 def _module(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -92,7 +93,7 @@ def test_a_farm_goes_on_with_the_weights_that_it_was_begun_with(
 
     begun_with = []
 
-    def see(objects: Mapping[str, bytes]) -> dict[str, str]:
+    def see(objects: Mapping[str, Pickled]) -> dict[str, str]:
         found = numbers_given(objects)
         begun_with.append(found)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import open_data
 from tutti.run.build import Task, open_config_data, prepare_task, seeded
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
@@ -183,3 +185,17 @@ def test_some_samples_are_always_the_same_and_each_once() -> None:
     VirtualWorld(ranks=1).run(rank)
     assert torch.equal(*found)
     assert len(found[0].unique()) == 100
+
+
+def test_some_samples_of_files_have_their_own_targets(tmp_path: Path) -> None:
+    np.save(tmp_path / "x_train.npy", np.arange(1000, dtype=np.float32)[:, None])
+    np.save(tmp_path / "y_train.npy", np.repeat(np.arange(4), 250))
+
+    def rank(comm: Communicator) -> None:
+        some = some_of(open_data(str(tmp_path), comm, 0.0, options={"stream": True}).train, 100)
+        inputs, targets = some.take(torch.arange(100))
+        assert isinstance(inputs, Tensor)
+        assert torch.equal(targets, some.targets)
+        assert torch.equal(inputs[:, 0].long() // 250, targets)
+
+    VirtualWorld(ranks=1).run(rank)

@@ -15,7 +15,6 @@ from tests.training.blobs import blobs, model
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batch, Batches
 from tutti.errors import BadModel, NotFinite
-from tutti.optim.missing import MissingGradients
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, Solo
@@ -183,9 +182,8 @@ def test_a_replay_counts_as_a_gradient_of_all_that_it_writes() -> None:
         Objective(LOSSES["cross_entropy"], arithmetic=Late()),
         Zero(replica),
     )
-    missing = MissingGradients(replica)
     for _ in range(WARM + 3):
         captured(Batch(torch.arange(4), torch.arange(4), 1.0))
-        (unused,) = missing.of(missing.take())
+        (unused,) = replica.gradients.missing()
         assert unused is module.unused
         replica.zero_grad()

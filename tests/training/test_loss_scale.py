@@ -14,13 +14,15 @@ from tests.training.blobs import blobs
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
+from tutti.errors import NotFinite
 from tutti.replica import Replica
 from tutti.strategies import EASGD, Clip, Gossip, Hogwild, Local, ParamServer, Solo, Strategy, Sync
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
-from tutti.training.loss_scale import FIRST, GROWS_AFTER, LEAST, LossScale
+from tutti.training.loss_scale import FIRST, GROWS_AFTER, LossScale
 from tutti.training.losses import Loss
 from tutti.training.precision import Arithmetic
+from tutti.training.skipped_updates import OVERFLOWS, SkippedUpdates
 
 ROUNDING = 2.0**-11
 """Of a number in half precision."""
@@ -71,11 +73,11 @@ def trained(strategy: Strategy, loss: Loss, ranks: int, precision: str, lr: floa
 
 def test_an_overflow_halves_the_scale_on_all_who_step_together_and_many_steps_double_it() -> None:
     def program(comm: Communicator) -> list[float]:
-        replica = Replica(nn.Linear(2, 1))
-        scale, found = LossScale(replica, comm), []
+        replica, scale, found = Replica(nn.Linear(2, 1)), LossScale(), []
+        updates = SkippedUpdates(replica, comm, True, 0, scale)
         for step in range(GROWS_AFTER + 2):
             replica.flats[0].grads.fill_(math.inf if step == 1 and comm.rank == 1 else scale.factor)
-            made = scale.unscale()
+            made = updates.is_usable(step + 1, 0)
             assert made == (step != 1)
             assert replica.flats[0].grads.unique().tolist() == ([1.0] if made else [0.0])
             found.append(scale.factor)
@@ -85,15 +87,16 @@ def test_an_overflow_halves_the_scale_on_all_who_step_together_and_many_steps_do
         assert found == [FIRST, *[FIRST / 2] * GROWS_AFTER, FIRST]
 
 
-def test_what_is_never_finite_is_handed_on() -> None:
-    replica = Replica(nn.Linear(2, 1))
-    scale = LossScale(replica, None)
-    for _ in range(int(math.log2(FIRST / LEAST))):
-        replica.flats[0].grads.fill_(math.nan)
-        assert not scale.unscale()
-    replica.flats[0].grads.fill_(math.nan)
-    assert scale.unscale()
-    assert not replica.flats[0].grads.isfinite().any()
+def test_what_is_never_finite_ends_the_run() -> None:
+    def program(comm: Communicator) -> None:
+        replica = Replica(nn.Linear(2, 1))
+        updates = SkippedUpdates(replica, comm, True, 0, LossScale())
+        for step in range(OVERFLOWS + 1):
+            replica.flats[0].grads.fill_(math.nan)
+            assert not updates.is_usable(step + 1, 0)
+
+    with pytest.raises(NotFinite, match=rf"step {OVERFLOWS + 1} .*--precision fp16"):
+        VirtualWorld(1).run(program)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

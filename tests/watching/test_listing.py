@@ -40,8 +40,10 @@ def test_each_run_is_listed_with_what_came_out(folder: Path) -> None:
     found = {Path(run.folder).name: run for run in list_runs(folder)}
     first, second = found["first"], found["second"]
     assert (first.model, first.data, first.strategy, first.ranks) == ("lenet", "mnist", "sync", 2)
-    assert (first.state, first.accuracy, first.seconds, first.epochs) == ("finished", 0.9876, 30, 2)
-    assert (second.state, second.accuracy, second.epochs) == ("failed", 0.5, 1)
+    assert (first.state, first.test, first.seconds, first.epochs) == ("finished", TEST.metrics, 30, 2)
+    assert first.validation == {"accuracy": 0.75}
+    assert (second.state, second.test, second.epochs) == ("failed", {}, 1)
+    assert second.validation == {"accuracy": 0.5}
 
 
 def test_a_run_whose_ranks_changed_is_listed_with_all_their_numbers(folder: Path) -> None:
@@ -110,10 +112,10 @@ def test_a_pipe_gets_plain_lines_and_json_has_all_metrics(
     assert main(["runs", str(folder)]) == 0
     heads, first, *_ = capsys.readouterr().out.splitlines()
     assert heads.split()[:5] == ["run", "model", "data", "strategy", "ranks"]
-    assert first.split()[1:9] == ["lenet", "mnist", "sync", "2", "finished", "2", "98.76", "0:30"]
+    assert first.split()[1:10] == ["lenet", "mnist", "sync", "2", "finished", "2", "98.76", "75.00", "0:30"]
     assert main(["runs", str(folder), "--json", "--newest", "1"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["metrics"] == TEST.metrics
+    assert json.loads(line)["test"] == TEST.metrics
 
 
 def test_without_runs_it_says_so(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -229,9 +230,16 @@ def test_wrong_options_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(tmp_path / "run")]) == 2
+def test_a_folder_that_is_not_there_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begin(_: float) -> None:
+        finish(write_run(tmp_path / "run", beat(0), epochs=1))
+
+    monkeypatch.setattr("tutti.watching.follow.Clock", partial(Clock, sleep=begin))
+    assert main(["watch", str(tmp_path / "run"), "--once"]) == 2
     assert "does not exist; give the folder that 'tutti train' writes" in capsys.readouterr().err
+    assert main(["watch", str(tmp_path / "run")]) == 0
 
 
 def test_watching_needs_neither_torch_nor_mpi_nor_numpy(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class RunsCommand(Command):
     """List the runs here, newest first, and what came out.
 
     Of each run below the folder, those of comparisons and farms too: model, data, strategy, ranks, state,
-    accuracy (on the test part, or else on the validation part) and time.
+    accuracy on the test and on the validation part, and time.
     """
 
     aim = "see how runs go, and what came out"

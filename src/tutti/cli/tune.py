@@ -22,7 +22,8 @@ from tutti.registry import part
 from tutti.reports.page import prepare_drawing
 from tutti.run.config import Options, TrainConfig
 from tutti.studies.cross_validation.study import Blocks
-from tutti.studies.search.space import NOT_SEARCHED, read_space, space_of
+from tutti.studies.crossing import SHARED
+from tutti.studies.search.space import read_space, space_of
 from tutti.training.intervals import seconds_of
 
 SPACE = "space"
@@ -92,7 +93,7 @@ class TuneCommand(Command):
         parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
         parser.option("--dry-run", "check the space, look at the data and end")
         kept = {"data", "data_options", "seed", "validation"}
-        parser.config_options(leave_out=[*({*NOT_SEARCHED} - kept)])
+        parser.config_options(leave_out=[*({*SHARED} - kept)])
         parser.dotted.append(SPACE)
 
     @override

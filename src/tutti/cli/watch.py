@@ -16,7 +16,7 @@ from tutti.records.farm_folder import FARM
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.watching.farm import follow_farm
-from tutti.watching.follow import follow, show
+from tutti.watching.follow import follow, show, wait_for
 from tutti.watching.health import Limits
 
 
@@ -56,6 +56,8 @@ class WatchCommand(Command):
         if own.behind < 1:
             raise BadOption(f"--behind is {own.behind}; the smallest possible is 1")
         folder = Path(own.folder)
+        if not own.once:
+            wait_for(folder, sys.stdout)
         if (folder / FARM).is_file():
             return 0 if follow_farm(folder, sys.stdout, own.once) else 1
         look = show if own.once else follow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Final
 
@@ -202,9 +204,23 @@ def as_floats(array: Array) -> Array:
         return array.astype(float_dtype(), copy=False)
 
 
+_doubles: ContextVar[bool] = ContextVar("_doubles", default=False)
+
+
+@contextmanager
+def keeping_doubles(wanted: bool) -> Iterator[None]:
+    """Inside, data that are opened keep floats as float64, if that is `wanted`."""
+    before = _doubles.set(wanted)
+    try:
+        yield
+    finally:
+        _doubles.reset(before)
+
+
 def float_dtype() -> np.dtype[np.generic]:
-    """The type in which floats are kept: torch's default, float32 unless it was set to float64."""
-    return np.dtype(np.float64 if torch.get_default_dtype() == torch.float64 else np.float32)
+    """The type in which floats are kept: float32, or float64 where that is wanted or torch's default."""
+    double = _doubles.get() or torch.get_default_dtype() == torch.float64
+    return np.dtype(np.float64 if double else np.float32)
 
 
 def refuse_not_finite(what: str, array: Rows, but_nan: bool = False) -> None:

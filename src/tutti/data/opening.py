@@ -44,7 +44,8 @@ def open_data(
     """Open a data set (collective): it is read once per host, into memory that the host's ranks share.
 
     8-bit inputs stay 8-bit; batches of them become float32 of mean 0 and deviation 1 per channel over the
-    training samples. Floats are kept as float32 (torch's default type), not scaled; other integers as int64.
+    training samples. Floats are kept in torch's default type (float32; within
+    `keeping_doubles` float64), not scaled; other integers as int64.
 
     Args:
         data: a name in `BUILT_IN`; the path of an IDX or NPZ file or of a folder with IDX

@@ -133,13 +133,13 @@ class Part:
         indices = indices.to(self.device)
         if self.rows is not None:
             indices = self.rows.index_select(0, indices)
-        stored, targets = self.stored_inputs, self.stored_targets.index_select(0, indices)
-        if isinstance(stored, Columns):
-            return self._seen(stored, indices), targets
-        return self.scale.apply(stored.index_select(0, indices)), targets
+        return self._seen(indices), self.stored_targets.index_select(0, indices)
 
-    def _seen(self, stored: Columns[Tensor], indices: Tensor) -> Inputs:
+    def _seen(self, indices: Tensor) -> Inputs:
         """Copy the inputs of some stored samples, as the model sees them, and the lengths of sequences."""
+        stored = self.stored_inputs
+        if not isinstance(stored, Columns):
+            return self.scale.apply(stored.index_select(0, indices))
         found: list[Tensor] = []
         beside: list[Tensor] = []
         scales = self.scale.each or [Scale()] * len(stored.columns)

@@ -18,6 +18,7 @@ from tutti.errors import BadOption
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.run.trust import code_named
 
 
@@ -37,7 +38,7 @@ class FarmJob:
     name: str
     config: TrainConfig
     cost: float = 1.0
-    objects: dict[str, bytes] = field(default_factory=dict)
+    objects: dict[str, Pickled] = field(default_factory=dict)
     prunable: bool = False
     floats: str | None = None
 

@@ -18,6 +18,7 @@ import torch
 from tutti.comm.base import Communicator
 from tutti.comm.shm.arena import Arena
 from tutti.data import DataSet
+from tutti.data.arrays import keeping_doubles
 from tutti.data.opening import refuse_too_large
 from tutti.data.pool import BY_NUMBER, FEWER, PoolOutline, SamplePool
 from tutti.data.sources import read_source
@@ -79,10 +80,10 @@ class SharedData:
         return self._known[key]
 
     def _read(self, job: TrainJob, key: str) -> None:
-        with seeded(data_seed(job.config)):
+        with seeded(data_seed(job.config)), keeping_doubles(job.config.precision == "fp64"):
             given, options = given_data(job)
             contents = read_source(given, without_stream(given, options, BY_NUMBER))
-        outline = PoolOutline.of(contents)
+            outline = PoolOutline.of(contents)
         refuse_too_large(outline.name, outline.nbytes, FEWER)
         self._known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
         self._pool(self._known[key]).fill(contents)
@@ -115,6 +116,7 @@ def _key(job: TrainJob) -> str:
     """Return what decides which samples a run has, before they are divided."""
     config = job.config
     # A factory may draw random numbers, which depend on the seed.
-    seed = data_seed(config) if "data" in job.objects or names_object(config.data) else None
-    named = to_json([config.data, config.data_options, seed, job.floats, str(torch.get_default_dtype())])
-    return hashlib.sha256(named.encode() + job.objects.get("data", b"")).hexdigest()
+    seed = data_seed(config) if names_object(config.data) else None
+    floats = config.precision == "fp64", job.floats, str(torch.get_default_dtype())
+    named = to_json([config.data, config.data_options, seed, *floats])
+    return hashlib.sha256(named.encode()).hexdigest()

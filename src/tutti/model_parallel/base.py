@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,11 +18,10 @@ from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.errors import BadOption
 from tutti.model_parallel.places import APART, PORTION, PartPlaces
-from tutti.optim.clipping import clip_values, scale_for, squared_norm
 from tutti.records.pipeline import PipelineRecord
-from tutti.replica import Replica, local
+from tutti.replica import NormShare, Replica
 from tutti.state import Held, Saved, State, Values
-from tutti.strategies.base import Clip, NormShare, Strategy, Worker
+from tutti.strategies.base import Clip, Strategy, Worker
 from tutti.strategies.placement import place
 from tutti.training.losses import Loss
 from tutti.training.precision import Arithmetic
@@ -170,91 +169,13 @@ class Whole(Portion):
         return taken(self.module, of)
 
 
-class Gradients:
-    """The gradients that this rank holds.
-
-    Args:
-        module: this rank's portion of the model.
-        team: the ranks that hold it together.
-        counts: whether this rank counts a parameter in the norm of the whole: every element of the model is
-            counted by one rank of the team.
-    """
-
-    def __init__(self, module: nn.Module, team: Communicator, counts: Callable[[nn.Parameter], bool]) -> None:
-        self._module, self._team, self.counts = module, team, counts
-
-    def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
-        """Each gradient, and whether it counts."""
-        for parameter in self._module.parameters():
-            if parameter.grad is not None:
-                yield local(parameter.grad), self.counts(parameter)
-
-    def add_up(self, squares: float) -> float:
-        """The sum of a number over the ranks of the team (collective)."""
-        total = torch.tensor([squares], dtype=torch.float64)
-        self._team.all_reduce(total)
-        return total.item()
-
-    @torch.no_grad()
-    def clip(self, clip: Clip) -> None:
-        """Clip them (collective over the team, when there is a limit for the norm)."""
-        if clip.value is not None:
-            clip_values([gradient for gradient, _ in self], clip.value)
-        if clip.norm is None:
-            return
-        squares = squared_norm(gradient for gradient, counts in self if counts)
-        scale = scale_for(math.sqrt(self.add_up(squares)), clip.norm)
-        if scale != 1:
-            for gradient, _ in self:
-                gradient.mul_(scale)
-
-
-class _Clipped(Worker):
-    """A worker that clips, and has another worker move the portion."""
-
-    def __init__(self, inner: Worker, gradients: Gradients, clip: Clip) -> None:
-        super().__init__()
-        self.traffic, self.updating = inner.traffic, inner.updating
-        self._inner, self._gradients, self._clip = inner, gradients, clip
-
-    @override
-    def step(self) -> None:
-        self._gradients.clip(self._clip)
-        self._inner.step()
-
-    @override
-    def settle(self) -> None:
-        self._inner.settle()
-
-    @override
-    def resume(self) -> None:
-        self._inner.resume()
-
-    @property
-    @override
-    def anew(self) -> tuple[str, ...]:
-        return self._inner.anew
-
-    @override
-    def state(self) -> State:
-        return self._inner.state()
-
-    @override
-    def load_state(self, saved: Saved) -> None:
-        self._inner.load_state(saved)
-
-    @override
-    def finish(self) -> None:
-        self._inner.finish()
-
-
 class TeamPortion(Portion):
     """One rank's portion of a model that a team holds together.
 
     Args:
         module: the portion, or the model that is to become it.
         ranks: who holds what.
-        counts: whether this rank counts a parameter in the norm of the whole, as in `Gradients`.
+        counts: as in `NormShare`.
         group: torch.distributed among the ranks, where that is used.
     """
 
@@ -267,7 +188,13 @@ class TeamPortion(Portion):
     ) -> None:
         self.module, self.peers, self.data = module, ranks.data, ranks.data
         self.parameters, self.ranks, self._group = count_of(module), ranks, group
-        self.gradients = Gradients(module, ranks.team, counts)
+        self._share = NormShare(counts, self._add_up)
+
+    def _add_up(self, squares: float) -> float:
+        """Return the sum of a number over the ranks of the team (collective)."""
+        total = torch.tensor([squares], dtype=torch.float64)
+        self.ranks.team.all_reduce(total)
+        return total.item()
 
     @property
     @abstractmethod
@@ -289,28 +216,18 @@ class TeamPortion(Portion):
 
     @override
     def place(self, strategy: Strategy) -> Replica:
-        return place(self.module, self.ranks.data, strategy.home)
+        replica = place(self.module, self.ranks.data, strategy.home)
+        replica.gradients.share = self._share
+        return replica
 
     @override
     def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        """Make the strategy's worker among those that hold the same portion.
-
-        Of one team the gradient is clipped before the strategy sees it. Those of several are added up by the
-        strategy, so it must clip the sum, by the norm over the team.
-        """
-        ranks = self.ranks
-        if clip.norm is None:
-            return strategy.worker(replica, ranks.data, optimizer, clip)
-        if ranks.data.size == 1:
-            inner = strategy.worker(replica, ranks.data, optimizer, Clip())
-            return _Clipped(inner, self.gradients, clip)
-        if not strategy.joint_norm:
+        if clip.norm is not None and not strategy.joint_norm:
             raise BadOption(
-                f"--clip-norm limits the gradient of the whole model, of which the {ranks.data.size} teams "
-                f"of strategy '{strategy.name}' have portions only; leave it out, or use --strategy sync"
+                f"--clip-norm limits the gradient of the whole model, but strategy '{strategy.name}' would "
+                "limit that of each rank's portion; leave it out, or use --strategy sync"
             )
-        division = NormShare(self.gradients.counts, self.gradients.add_up)
-        return strategy.worker(replica, ranks.data, optimizer, replace(clip, divided=division))
+        return strategy.worker(replica, self.ranks.data, optimizer, clip)
 
     @override
     def close(self) -> None:

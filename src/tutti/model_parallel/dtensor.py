@@ -22,12 +22,13 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption
 from tutti.load_object import load_object
-from tutti.model_parallel.base import Gradients, LayoutRanks, Of, TeamPortion, taken, values_of
+from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, taken, values_of
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.places import PartPlace, PartPlaces
+from tutti.optim.clipping import clip_gradients
 from tutti.optim.runs import is_elementwise
 from tutti.optim.state import held_by
-from tutti.replica import Replica, local
+from tutti.replica import Gradients, Replica, local
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Strategy, Worker
 
@@ -55,11 +56,14 @@ class DTensorPortion(TeamPortion):
 
     @override
     def place(self, strategy: Strategy) -> Replica:
-        return Replica(self.module)
+        replica = Replica(self.module)
+        replica.gradients.share = self._share
+        replica.gradients.keep_apart(self.module.parameters())
+        return replica
 
     @override
     def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        return DTensorWorker(self.module, self.data, optimizer, clip, self.gradients)
+        return DTensorWorker(self.module, self.data, optimizer, clip, replica.gradients)
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
@@ -93,10 +97,10 @@ class DTensorWorker(Worker):
         sent = self._add_up() if self._data.size > 1 else 0
         self.traffic.add(sent, self._data.clock() - began, staleness=0)
         with self.updating:
-            self._gradients.clip(self._clip)
+            clip_gradients(self._gradients, self._clip.norm, self._clip.value)
             with self._parts or nullcontext():
                 self._optimizer.step()
-            self._optimizer.zero_grad()
+        self._gradients.zero()
 
     @override
     def state(self) -> State:
@@ -125,7 +129,7 @@ class DTensorWorker(Worker):
     def _add_up(self) -> int:
         """Sum the gradients over the teams; returns the bytes sent."""
         sent = 0
-        for gradient, _ in self._gradients:
+        for gradient in self._gradients.vectors():
             total = gradient.contiguous().view(-1)
             self._data.all_reduce(total)
             gradient.copy_(total.view(gradient.shape))

@@ -8,14 +8,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from tutti.replica import Gradients, squared_norm, two_norm
+
 STEADY = 1e-6
 """Added to the norm before the division, as `torch.nn.utils.clip_grad_norm_` does."""
-
-
-def squared_norm(gradients: Iterable[Tensor]) -> float:
-    """Return the sum of the squares of all elements, in float64."""
-    norms = [float(_norm(gradient)) for gradient in gradients]
-    return sum(norm * norm for norm in norms)
 
 
 def scale_for(norm: float, most: float) -> float:
@@ -46,15 +42,19 @@ def clip(gradients: Sequence[Tensor], norm: float | None, value: float | None) -
             gradient.mul_(scale)
 
 
+def clip_gradients(gradients: Gradients, norm: float | None, value: float | None) -> None:
+    """Limit a replica's gradients like `clip`; the norm is the whole model's (collective over its team)."""
+    if norm is None or gradients.share is None:
+        clip(gradients.vectors(), norm, value)
+        return
+    clip(gradients.vectors(), None, value)
+    scale = scale_for(math.sqrt(gradients.squared_norm()), norm)
+    if scale != 1:
+        gradients.scale(scale)
+
+
 def scale_there(gradients: Sequence[Tensor], most: float) -> Tensor:
     """Return the factor of clipping as a scalar on the gradients' device, so that nobody waits for a GPU."""
-    norms = [_norm(gradient) for gradient in gradients]
+    norms = [two_norm(gradient) for gradient in gradients]
     scale: Tensor = most / (torch.linalg.vector_norm(torch.stack(norms)) + STEADY)
     return scale.clamp(max=1.0)
-
-
-def _norm(gradient: Tensor) -> Tensor:
-    """Return the 2-norm in float64, a scalar."""
-    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    norm: Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
-    return norm

@@ -17,9 +17,8 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.optim.kernels import KERNELS
-from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.state import add_stretch, add_whole
-from tutti.replica import Flat, vector_like, view_like
+from tutti.replica import NONE_MISSING, Flat, Missing, vector_like, view_like
 from tutti.state import Held
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(

@@ -15,8 +15,7 @@ An elementwise optimizer computes each new weight from that weight's own gradien
 each run of one param group's parameters, cut anywhere, as one long parameter. The other optimizers of torch
 may use a parameter's shape, but treat each parameter by itself. An optimizer of somebody else's may use what
 all parameters have together, such as a norm: one rank of a host steps the user's own object.
-Parameters that have got no gradient in an update are left as they are, with their state: see
-`tutti.optim.missing`.
+Parameters that have got no gradient in an update are left as they are, with their state.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
-from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import (
     COUNTERS,
@@ -40,7 +38,7 @@ from tutti.optim.runs import (
     progress,
 )
 from tutti.optim.state import held_by
-from tutti.replica import ALIGNMENT, Flat, Replica
+from tutti.replica import ALIGNMENT, NONE_MISSING, Flat, Missing, Replica
 from tutti.state import Held
 
 UNUSABLE: dict[type[Optimizer], str] = {
@@ -140,20 +138,23 @@ class ShardedOptimizer:
             return
         check_hooks(optimizer)
         check_parameters(optimizer, replica)
-        self._missing = MissingGradients(replica, slices)
         self.pieces = tuple(
             FlatPiece(optimizer, flat, vector, place, joint=self.joint)
             for flat, vector, own in zip(replica.flats, vectors, slices, strict=True)
             for place in _places(optimizer, flat, own)
         )
 
-    def step(self) -> None:
-        """Move the weights of all slices, of parameters that have got a gradient in this replica."""
+    def step(self, missing: Missing | None = None) -> None:
+        """Move the weights of all slices, but for parameters without a gradient.
+
+        Args:
+            missing: these parameters; None: those without one in this replica.
+        """
         self.begin()
         if self._replica.in_own_loop and self.joint:
             self._optimizer.step()
             return
-        missing = self._missing.take_parameters()
+        missing = self._replica.gradients.missing() if missing is None else missing
         if self.joint:
             self.step_itself(missing)
             return

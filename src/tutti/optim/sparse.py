@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.optim.state import add_whole
-from tutti.replica import Flat
 from tutti.state import Held
 
 BY_ROWS: Final[dict[type[Optimizer], type[Optimizer]]] = {
@@ -40,21 +39,6 @@ def sparse_tables(module: nn.Module) -> list[nn.Parameter]:
     return list(dict.fromkeys(weight for weight in weights if isinstance(weight, nn.Parameter)))
 
 
-def dense_slices(flat: Flat, tables: Sequence[nn.Parameter]) -> list[slice]:
-    """Return the stretches of a flat vector without a table; they begin and end where parameters do."""
-    sparse = {id(table) for table in tables}
-    starts = [span.start for span in flat.spans]
-    stops = [*starts[1:], len(flat.weights)]
-    found: list[slice] = []
-    for parameter, start, stop in zip(flat.parameters, starts, stops, strict=True):
-        if id(parameter) in sparse:
-            continue
-        if found and found[-1].stop == start:
-            start = found.pop().start
-        found.append(slice(start, stop))
-    return found
-
-
 class RowOptimizer:
     """An optimizer of the touched rows of embedding tables, with a state of its own.
 
@@ -63,8 +47,7 @@ class RowOptimizer:
 
     Args:
         optimizer: the user's; its options are read again at every step.
-        tables: parameters of it, from `sparse_tables`. Their `.grad` is dropped, so that autograd makes
-            sparse ones.
+        tables: parameters of it, from `sparse_tables`, whose gradients autograd makes.
 
     Raises:
         BadOption: the optimizer cannot move rows alone, by its class or by an option.
@@ -79,8 +62,6 @@ class RowOptimizer:
             if mine:
                 self._groups.append((number, mine, _by_rows(optimizer, group, mine)))
         self._tables = list(tables)
-        for table in self._tables:
-            table.grad = None
 
     def state(self, names: Mapping[nn.Parameter, str]) -> Held:
         """Return what is kept for the tables, by their names."""
@@ -91,18 +72,13 @@ class RowOptimizer:
         return held
 
     @torch.no_grad()
-    def gradients(self) -> list[Tensor]:
-        """Return the touched rows' gradients, each (rows, width), which may be changed before `step`."""
-        found = []
+    def step(self) -> int:
+        """Move the rows that have a gradient, and drop the gradients; return the bytes of these."""
+        moved = 0
         for table in self._tables:
             if table.grad is not None:
                 table.grad = table.grad.coalesce() if table.grad.is_sparse else _touched_rows(table.grad)
-                found.append(table.grad.values())
-        return found
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Move the rows that have a gradient, and drop the gradients. Call `gradients` before."""
+                moved += table.grad.values().nbytes
         for number, tables, optimizer in self._groups:
             theirs, own = self._optimizer.param_groups[number], optimizer.param_groups[0]
             own.update({name: theirs[name] for name in own if name in theirs and name not in _KEPT})
@@ -112,6 +88,7 @@ class RowOptimizer:
                     optimizer.step()
         for table in self._tables:
             table.grad = None
+        return moved
 
 
 def _by_rows(optimizer: Optimizer, group: dict[str, Any], tables: list[nn.Parameter]) -> Optimizer:

@@ -364,14 +364,13 @@ class Checkpoints:
         places = [LoopPlace(**place) for place in one["places"]]
         comm, together = self._loop.comm, self._loop.pace is Pace.TOGETHER
         generators = [[state.clone() for state in states] for states in start["generators"]]
-        # Earlier checkpoints do not have the last three.
         begun = IterationStart(
             start["random"],
             generators,
-            start.get("samplers", []),
+            start["samplers"],
             len(generators),
-            start.get("drawn", 0),
-            start.get("length", -1),
+            start["drawn"],
+            start["length"],
         )
         return ResumedIteration.of(begun, places, comm.rank, comm.size, together)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import wraps
 from numbers import Real
 from pathlib import Path
 from threading import get_ident
@@ -23,9 +23,11 @@ from tutti.launch.launcher import started_by
 from tutti.launch.world import join, warn_of_crowding
 from tutti.optim.state import in_form_of, options_of
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
-from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like, plain
+from tutti.own_loop.fingerprints import length_of
+from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.places import IterationStart, behind, generators_of, length_of
+from tutti.own_loop.origins import SampleCounts
+from tutti.own_loop.places import IterationStart, behind, generators_of
 from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
 from tutti.parameter_server.base import Centre
@@ -59,10 +61,10 @@ def distribute(
     strategy: Strategy | str | None = None,
     clip_norm: float | None = None,
     clip_value: float | None = None,
-    reduction: str = "mean",
+    reduction: str | None = None,
     check_replicas: int = 1000,
 ) -> tuple[Model, AnyOptimizer]:
-    """Train `model` on all ranks; nothing else in the program changes.
+    """Train `model` on all ranks; nothing else in the program changes if its loss is a mean over samples.
 
     Every rank goes on from the weights of rank 0, and from the state and options of its optimizer. With the
     default strategy `parameter.grad` is the gradient of the whole batch on every rank when `backward()`
@@ -80,7 +82,8 @@ def distribute(
         clip_norm: largest 2-norm of the gradient of the whole model.
         clip_value: largest absolute value of an element of the gradient.
         reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
-            "sum".
+            "sum". By default it is their mean, and a loss that is seen to be a sum is refused when
+            `backward()` is called.
         check_replicas: the steps from one comparison of what the ranks hold alike, bit for bit, to the next;
             0: there is none.
 
@@ -96,7 +99,7 @@ def distribute(
     refuse_other(chosen, Strategy, "strategy", "tutti.Sync()")
     refuse_other(model, nn.Module, "model", "nn.Linear(2, 1)")
     refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
-    if reduction not in ("mean", "sum"):
+    if reduction not in (None, "mean", "sum"):
         raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
     if not isinstance(check_replicas, int) or check_replicas < 0:
         raise BadOption(
@@ -120,6 +123,9 @@ def distribute(
     with as_arguments(chosen):
         make = _joint if chosen.joins_gradients else _apart
         stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop, check_replicas)
+    torch.autograd.backward = _backward
+    if loop.comm.size > 1 and all(one.replica.module is not model for one in loop.steppers):
+        loop.watch(model, reduction)
     loop.steppers.append(stepper)
     return model, optimizer
 
@@ -145,6 +151,21 @@ def _share_state(optimizer: Optimizer, comm: Communicator) -> None:
     state.update({parameters[number]: value for number, value in by_number.items()} | others)
     for group, first in zip(optimizer.param_groups, options, strict=True):
         group.update({name: in_form_of(group.get(name), value) for name, value in first.items()})
+
+
+_torchs_backward = torch.autograd.backward
+
+
+@wraps(_torchs_backward)
+def _backward(tensors: Any, *arguments: Any, **named: Any) -> None:
+    """Torch's own, which `Tensor.backward` calls; only here can the graph of a loss be looked at."""
+    outermost = torch._C._current_graph_task_id() == -1
+    if _loop is None or not outermost:
+        _torchs_backward(tensors, *arguments, **named)
+        return
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    with _loop.passing([one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None]):
+        _torchs_backward(tensors, *arguments, **named)
 
 
 def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
@@ -418,10 +439,11 @@ class shard:
             and self.batches.batch_sampler is not None
             and not isinstance(self.batches.dataset, IterableDataset)
         )
-        resumed, mine = None, OpenIteration(replace(loop.counts))
+        resumed, mine = None, OpenIteration(loop.batch)
         if loop.keeps_places and torch.is_grad_enabled():
-            resumed = loop.take_resumed(length_of(self.batches))
-            mine.start = resumed.start if resumed else IterationStart(length=length_of(self.batches))
+            length = length_of(getattr(self.batches, "dataset", None))
+            resumed = loop.take_resumed(length)
+            mine.start = resumed.start if resumed else IterationStart(length=length)
             mine.around = (loop.open[-1], loop.open[-1].dealt) if loop.open else None
             _warn_of_unkept_generators(self.batches, loop)
         if resumed is not None:

@@ -20,13 +20,21 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from tutti.comm.base import Communicator
-from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.runs import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sharded import FlatPiece, announce, groups_of
 from tutti.optim.sparse import sparse_tables
 from tutti.optim.state import add_whole
 from tutti.optim.whole_state import State, WholeState
-from tutti.replica import ALIGNMENT, Replica, is_there, reach_of, stretch_like, view_like
+from tutti.replica import (
+    ALIGNMENT,
+    NONE_MISSING,
+    Missing,
+    Replica,
+    is_there,
+    reach_of,
+    stretch_like,
+    view_like,
+)
 from tutti.state import Held
 
 Entry = tuple[str, int, torch.dtype]

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -23,6 +22,7 @@ from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Looked
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import Purpose
+from tutti.own_loop.origins import Origin, SampleCounts, note_origin, origins_of, sums_samples
 from tutti.own_loop.places import IterationStart, ResumedIteration, samplers_of
 from tutti.own_loop.structure import tensors_in
 from tutti.replica import Replica
@@ -34,19 +34,6 @@ Number = TypeVar("Number", float, Tensor)
 
 Closure = Callable[[], Tensor]
 """Computes the loss and its gradients once more, as torch's optimizers may be given it."""
-
-
-@dataclass(eq=False)
-class SampleCounts:
-    """The samples of a batch: this rank's own, and those of all ranks.
-
-    Attributes:
-        check: a checksum of the indices of all samples of the iteration up to it; 0: they have no indices.
-    """
-
-    own: int
-    all: int
-    check: int = 0
 
 
 @dataclass(eq=False)
@@ -94,7 +81,8 @@ class OwnLoop:
 
     Attributes:
         comm: all ranks.
-        counts: those of the batch that is trained on.
+        counts: those of the batch whose gradients came last, which steps are weighted by.
+        batch: those of the current batch: the one that was dealt last to train on, in the innermost loop.
         steppers: one for each optimizer.
         last: those of the batch that was dealt last, also without gradients, such as one to evaluate.
         samples: how many samples of this rank its figures are of: those of that batch; after a loop, those
@@ -116,6 +104,7 @@ class OwnLoop:
     comm: Communicator
     counts: SampleCounts
     steppers: list[Stepper] = field(default_factory=list)
+    batch: SampleCounts = field(init=False)
     last: SampleCounts = field(init=False)
     samples: int = 1
     open: list[OpenIteration] = field(default_factory=list)
@@ -127,14 +116,13 @@ class OwnLoop:
     passed: bool = False
 
     def __post_init__(self) -> None:
-        self.last = self.counts
+        self.last = self.batch = self._before_all = self.counts
         self.exchange = GradientExchange(self.comm)
         self.counts_of = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
         self.looked = cast("Looked", WeakIdKeyDictionary())
-        self._looking: set[nn.Module] = set()
+        self._losses: set[tuple[str, ...]] = set()
         self._noted: list[SampleCounts] | None = None
-        self._differentiated = (-1, 0)
 
     @property
     def pace(self) -> Pace:
@@ -171,8 +159,6 @@ class OwnLoop:
         self.exchange.meetings.batches += torch.is_grad_enabled()
         # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
         if torch.is_grad_enabled() or not any(one.trained for one in self.open):
-            if self.exchange.unused or self._holds_several():
-                self._look_at_inputs()
             self.train_on(counts)
             if self._noted is not None:
                 self._noted.append(counts)
@@ -188,28 +174,80 @@ class OwnLoop:
             self._noted = before
 
     def train_on(self, counts: SampleCounts) -> None:
-        """Weigh gradients by the counts of this batch from now on."""
-        self.counts.own, self.counts.all = counts.own, counts.all
+        """Make this the current batch."""
+        self.batch = self.counts = counts
         self.exchange.weigh(counts.own, counts.all)
 
-    def _differentiate(self, counts: SampleCounts, _: object) -> None:
-        """Weigh by this batch the gradients of the backward pass under way, which has come to its outputs.
+    def watch(self, model: nn.Module, reduction: str | None) -> None:
+        """Find out which batches the losses of a model are of.
+
+        Args:
+            model: the model.
+            reduction: of its losses; None: a loss that is seen to be a sum is refused.
+        """
+
+        def note_outputs(
+            _: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
+        ) -> None:
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+                return
+            found = [
+                self.counts_of[known]
+                for tensor in tensors_in((inputs, named))
+                for known in (tensor, tensor._base)
+                if known is not None and known in self.counts_of
+            ]
+            note_origin(outputs, Origin(tuple(dict.fromkeys(found)) or (self.batch,), reduction))
+
+        model.register_forward_hook(ModuleHook(note_outputs), with_kwargs=True)
+
+    @contextmanager
+    def passing(self, roots: Sequence[Any]) -> Iterator[None]:
+        """Inside, a backward pass is made from these nodes."""
+        if self.comm.size > 1:
+            self._weigh(roots)
+        self.exchange.begin()
+        try:
+            yield
+        finally:
+            self.exchange.end()
+
+    def _weigh(self, roots: Sequence[Any]) -> None:
+        """Weigh a backward pass by the batch that its models were called with.
+
+        Args:
+            roots: the last nodes of its graph.
 
         Raises:
-            BadOption: it has come to those of a batch of which the ranks have other shares, too.
+            BadOption: it is of several batches of which a rank has different shares, or its loss is a sum.
         """
-        task = torch._C._current_graph_task_id()
-        before, self._differentiated = self._differentiated, (task, counts.all)
-        size, sums = self.comm.size, all(stepper.sums for stepper in self.steppers)
-        several = before[0] == task and not self._has_whole_batches()
-        if several and not _are_shared_alike({before[1], counts.all}, size, sums):
+        origins = origins_of(roots)
+        batches = list(dict.fromkeys(batch for one in origins for batch in one.batches)) or [self.batch]
+        wholes, size = {batch.all for batch in batches}, self.comm.size
+        alike = _are_shared_alike(wholes, size, all(stepper.sums for stepper in self.steppers))
+        if not alike and not self._has_whole_batches():
             raise BadOption(
-                f"one backward() is of batches of {before[1]} and of {counts.all} samples, of which a rank "
-                f"has different shares ({size} ranks), so that its gradients cannot be weighed; call "
-                "backward() for the loss of each batch, or give batches that the ranks can share evenly "
-                "(drop_last=True)"
+                f"one backward() is of batches of {sorted(wholes)} samples, of which a rank has different "
+                f"shares ({size} ranks), so that its gradients cannot be weighed; call backward() for the "
+                "loss of each batch, or give batches that the ranks can share evenly (drop_last=True)"
             )
-        self.train_on(counts)
+        counts = batches[-1]
+        unsaid = any(one.reduction is None for one in origins)
+        if unsaid and self.pace is Pace.TOGETHER and counts.own and counts is not self._before_all:
+            self._refuse_sum(roots, counts)
+        if (counts.own, counts.all) != (self.counts.own, self.counts.all):
+            self.exchange.weigh(counts.own, counts.all)
+        self.counts = counts
+
+    def _refuse_sum(self, roots: Sequence[Any], counts: SampleCounts) -> None:
+        for root in roots:
+            names, summed = sums_samples(root, counts.own, counts.all)
+            if summed and names not in self._losses:
+                raise BadOption(
+                    "the loss is a sum over the samples, and distribute() takes it for their mean; give "
+                    "distribute(..., reduction='sum'), or reduction='mean' if it is a mean all the same"
+                )
+            self._losses.add(names)
 
     def _has_whole_batches(self) -> bool:
         """Return whether each rank has batches of its own, and so no weight but 1."""
@@ -218,8 +256,6 @@ class OwnLoop:
     def close(self, ended: OpenIteration) -> None:
         """Go on with the batch of the loop around, as an iteration has ended."""
         self.open.remove(ended)
-        if self._holds_several():
-            self._look_at_inputs()
         others = [one for one in self.open if one.counts is not None]
         around = ([one for one in others if one.trained] or others)[-1:]
         if around and around[0].counts is not None:
@@ -269,43 +305,6 @@ class OwnLoop:
             with self.exchange.meetings.explaining(purpose):
                 self.comm.all_reduce(sums)
         return sums
-
-    def _holds_several(self) -> bool:
-        """Return whether the program still holds earlier batches, on which it may train once more."""
-        if self._looking:
-            return False
-        held = set[int]()
-        for counts in self.counts_of.values():
-            held.add(id(counts))
-            if len(held) > 1:
-                return True
-        return False
-
-    def _look_at_inputs(self) -> None:
-        """Find by what a model is called with which batch it is trained on, as several are there."""
-        for stepper in self.steppers:
-            model = stepper.replica.module
-            if model not in self._looking:
-                self._looking.add(model)
-                model.register_forward_hook(ModuleHook(self._weigh_by_inputs), with_kwargs=True)
-
-    def _weigh_by_inputs(
-        self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
-    ) -> None:
-        """Weigh gradients by the batch whose tensors, or views of them, a model was called with."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        found = [
-            self.counts_of[known]
-            for tensor in tensors_in((inputs, named))
-            for known in (tensor, tensor._base)
-            if known is not None and known in self.counts_of
-        ]
-        for counts in dict.fromkeys(found):
-            self.train_on(counts)
-            for tensor in tensors_in(outputs):
-                if tensor.grad_fn is not None:
-                    tensor.grad_fn.register_prehook(partial(self._differentiate, counts))
 
 
 class ModuleHook:

@@ -10,7 +10,7 @@ they were saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -184,12 +184,6 @@ def generators_of(batches: object) -> list[torch.Generator]:
     """Return the generators that a loader draws from, itself or in its samplers."""
     found = (getattr(owner, "generator", None) for owner in (batches, *samplers_of(batches)))
     return list(dict.fromkeys(one for one in found if isinstance(one, torch.Generator)))
-
-
-def length_of(batches: object) -> int:
-    """Return how many samples the data set of a loader has; -1: nobody knows."""
-    data = batches.dataset if isinstance(batches, DataLoader) else None
-    return len(data) if isinstance(data, Sized) else -1
 
 
 def samplers_of(batches: object) -> list[Any]:

@@ -22,9 +22,10 @@ from torch.utils.data import (
 
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
-from tutti.own_loop.fingerprints import Fingerprint, of_dataset
-from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.fingerprints import are_alike, fingerprint, length_of
+from tutti.own_loop.loop import OwnLoop
 from tutti.own_loop.meetings import DETAILS, Purpose
+from tutti.own_loop.origins import SampleCounts
 from tutti.own_loop.places import IterationStart, ResumedIteration, each
 from tutti.own_loop.structure import BLOCKS, Values, blocks_in, mapped, tensors_in
 from tutti.strategies.base import Pace
@@ -57,12 +58,12 @@ class ShardSampler:
         self.seen = 0
         self.start: IterationStart | None = None
         self.resumed: ResumedIteration | None = None
-        self._fingerprint, self._check = Fingerprint(), 0
+        self._fingerprint, self._check = list[int](), 0
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.counts, self.seen, self._check = [], 0, 0
         if self.loop.comm.size > 1:
-            self._fingerprint = of_dataset(self.dataset, self.loop.looked)
+            self._fingerprint = fingerprint(length_of(self.dataset), self.dataset, self.loop.looked)
         self._pass_point()
         # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
         return self._own(iter(self.batches))
@@ -76,7 +77,7 @@ class ShardSampler:
             if self.start is not None:
                 self.start.drawn += len(drawn)
             if not _is_alike(self._fingerprint, self.loop):
-                _refuse_other_samples(self._fingerprint, self.loop.comm)
+                _refuse_other_samples(self._fingerprint[0], self.loop.comm)
             with self.loop.exchange.meetings.explaining(Purpose.DEAL):
                 shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
             for batch in shared:
@@ -176,22 +177,22 @@ def _own_loader(loader: DataLoader[Any], loop: OwnLoop) -> DataLoader[Any]:
     return DataLoader(loader.dataset, batch_sampler=cast("BatchSampler", sampler), **kept)
 
 
-def _is_alike(mine: Fingerprint, loop: OwnLoop) -> bool:
+def _is_alike(mine: list[int], loop: OwnLoop) -> bool:
     """Return whether all ranks, which come to be dealt samples, have data like this rank's (collective)."""
-    table = loop.exchange.meetings.come(Purpose.DEAL, mine.words())
+    table = loop.exchange.meetings.come(Purpose.DEAL, mine)
     if table is None:
         return True
-    prints = [Fingerprint.of_words(words) for words in table[:, 1 : 1 + DETAILS].tolist()]
-    return all(prints[0].is_like(other) for other in prints)
+    prints = table[:, 1 : 1 + DETAILS].tolist()
+    return all(are_alike(prints[0], other) for other in prints)
 
 
-def _refuse_other_samples(mine: Fingerprint, comm: Communicator) -> None:
-    lengths = cast("list[int]", comm.all_gather_objects(mine.length))
+def _refuse_other_samples(length: int, comm: Communicator) -> None:
+    lengths = cast("list[int]", comm.all_gather_objects(length))
     raise BadOption(
         (
             f"the ranks' data sets are of different lengths: by rank, {lengths}"
             if len(set(lengths)) > 1
-            else f"the ranks' data sets hold different samples, {mine.length} on each, or in another order"
+            else f"the ranks' data sets hold different samples, {length} on each, or in another order"
         )
         + "; shard() deals numbers of samples, so give every rank the whole data set, and seed what splits "
         "or shuffles it: random_split(..., generator=torch.Generator().manual_seed(0)), "
@@ -206,10 +207,9 @@ def compared(batches: Iterable[Any], loop: OwnLoop) -> Iterator[Any]:
         yield from each(source)
         return
     first = list(islice(source, 1))
-    print_ = Fingerprint(_length(first[0]) if first else 0)
-    print_.note(first)
-    if not _is_alike(print_, loop):
-        lengths = cast("list[int]", loop.comm.all_gather_objects(print_.length))
+    length = _length(first[0]) if first else 0
+    if not _is_alike(fingerprint(length, first, {}), loop):
+        lengths = cast("list[int]", loop.comm.all_gather_objects(length))
         how = "are the iterable's, and every rank's must yield the same: seed what shuffles its samples"
         if len(set(lengths)) > 1:
             raise BadOption(f"the first batches have, by rank, {lengths} samples; they {how}")

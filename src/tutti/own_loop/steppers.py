@@ -317,7 +317,7 @@ class WorkerStepper(Stepper):
                 for parameter in self._known:
                     parameter.grad = None
             elif share != 1:
-                self.replica.scale_gradients(share)
+                self.replica.gradients.scale(share)
             if self.strategy.pace is Pace.TOGETHER:
                 self.worker.share = own / whole
             self.worker.step()

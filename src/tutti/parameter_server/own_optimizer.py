@@ -23,13 +23,12 @@ from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.missing import Missing
 from tutti.optim.runs import bare_copy
 from tutti.optim.state import held_by
 from tutti.optim.whole_state import State, WholeState
 from tutti.parameter_server.base import Allocate, Vectors
 from tutti.parameter_server.optimizer_state import SharedState, StateEntry, allocate_states, describe
-from tutti.replica import Replica, view_like
+from tutti.replica import Missing, Replica, view_like
 from tutti.state import Held
 
 

@@ -21,7 +21,6 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
-from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import PIECE, FlatPiece, check_hooks, check_parameters, check_usable, own_slices
@@ -30,7 +29,7 @@ from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vec
 from tutti.parameter_server.optimizer_state import BY_ITSELF, SharedState, allocate_states, describe
 from tutti.parameter_server.own_optimizer import OwnOptimizer
 from tutti.parameter_server.staleness import SQUARES, Remedy
-from tutti.replica import Flat, Replica, copy_all
+from tutti.replica import NONE_MISSING, Flat, Missing, Replica, copy_all
 from tutti.state import Held, Named, fill_all, name_of, pieces_of_all, whole_piece
 
 

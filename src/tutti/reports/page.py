@@ -154,7 +154,7 @@ def _words(results: Results) -> dict[str, Any]:
     best = fastest(results)
     tables, metrics = [], other_metrics(results.rows)
     for scaling, rows in by_scaling(results):
-        kinds = ["failed" if row.error is not None else "best" if row is best else "" for row in rows]
+        kinds = ["failed" if row.error is not None else "best" if row in best else "" for row in rows]
         shown = [
             {"kind": kind, "cells": cells(comparison, row, metrics)}
             for kind, row in zip(kinds, rows, strict=True)
@@ -163,7 +163,7 @@ def _words(results: Results) -> dict[str, Any]:
     return {
         "title": f"{comparison.model} on {comparison.data}",
         "verdict": verdict(results),
-        "heads": heads(comparison, metrics),
+        "heads": heads(comparison, results.part, metrics),
         "tables": tables,
         "note": note(results),
         "lists": {"How the runs went": results.courses, "The records": results.notes},

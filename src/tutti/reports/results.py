@@ -38,7 +38,14 @@ class Results:
     @cached_property
     def rows(self) -> Sequence[Row]:
         """The rows of the table, one for each combination."""
-        return rows(self.comparison, self.runs, self.errors)
+        return rows(self.comparison, self.runs, self.errors, self.part)
+
+    @cached_property
+    def part(self) -> str:
+        """The part of the data that the metrics are on: "test" if all runs have them, else "validation"."""
+        every = [run for found in self.runs.values() for run in found]
+        tested = all(run.summary is not None and run.summary.test is not None for run in every)
+        return "test" if tested else "validation"
 
     def each(self) -> Iterator[tuple[Row, int, Run]]:
         """Yield every run, with its row and the number of its repeat from 0."""

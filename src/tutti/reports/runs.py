@@ -142,17 +142,11 @@ class Run:
         ranks = (rank for record in self.history for rank in record.ranks)
         return sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics on the test part, or else on the validation part; empty if there is neither."""
-        test = self.summary.test if self.summary is not None else None
-        found = test or self.history[-1].validation
+    def metrics_on(self, part: str) -> dict[str, float]:
+        """Return the metrics on the "test" part, or after the last epoch on the "validation" part."""
+        test = None if self.summary is None else self.summary.test
+        found = test if part == "test" else self.history[-1].validation
         return {} if found is None else found.metrics
-
-    @property
-    def accuracy(self) -> float | None:
-        """The accuracy among them; None if it is not."""
-        return self.metrics.get("accuracy")
 
     @property
     def best(self) -> str | None:

@@ -57,13 +57,16 @@ class Row:
     cores_in_turn: Sequence[int] = ()
 
 
-def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapping[str, str]) -> list[Row]:
+def rows(
+    comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapping[str, str], part: str
+) -> list[Row]:
     """Return the results of a comparison as far as it has come.
 
     Args:
         comparison: the ways to train that it compares.
         runs: those of each combination, by its folder.
         errors: the first of each combination, by its folder.
+        part: of the data that accuracy and metrics are on, "test" or "validation".
     """
     whole = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
     found = []
@@ -76,7 +79,7 @@ def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapp
         some = runs[one.folder]
         seconds = [run.seconds for run in some]
         speed_up = _ratio(one_thread_s, whole[one.folder])
-        accuracies = [run.accuracy for run in some if run.accuracy is not None]
+        metrics = _means([run.metrics_on(part) for run in some])
         reached = [] if comparison.target is None else [run.seconds_to(comparison.target) for run in some]
         times = [s for s in reached if s is not None]
         row = Row(
@@ -88,8 +91,8 @@ def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapp
             speed_up=speed_up,
             speed_up_all=_ratio(all_threads_s, whole[one.folder]),
             efficiency=speed_up / one.cores if speed_up is not None and one.device == CPU else None,
-            accuracy=mean(accuracies) if accuracies else None,
-            metrics=_means([run.metrics for run in some]),
+            accuracy=metrics.pop("accuracy", None),
+            metrics=metrics,
             to_target=round(median(times), DIGITS) if times and len(times) == comparison.repeats else None,
             error=errors.get(one.folder),
             cores_in_turn=[cores for run in some for cores in run.cores_in_turn],
@@ -99,8 +102,8 @@ def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapp
 
 
 def _means(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the repeats that have it, but of the accuracy."""
-    names = dict.fromkeys(name for found in repeats for name in found if name != "accuracy")
+    """Return the mean of each metric over the repeats that have it."""
+    names = dict.fromkeys(name for found in repeats for name in found)
     return {name: mean(found[name] for found in repeats if name in found) for name in names}
 
 

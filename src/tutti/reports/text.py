@@ -48,7 +48,7 @@ def show(results: Results, stream: IO[str]) -> None:
     """
     console = console_on(stream)
     for scaling, rows in by_scaling(results):
-        console.print(_table(results.comparison, scaling, rows))
+        console.print(_table(results, scaling, rows))
     if not console.is_terminal:
         console.print()
     for row in results.rows:
@@ -71,25 +71,37 @@ def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
     return [(kind, [row for row in results.rows if row.combination.scaling == kind]) for kind in kinds]
 
 
-def fastest(results: Results) -> Row | None:
-    """Return the first table's row with the largest speed-up; None unless there are two to choose from."""
+def fastest(results: Results) -> list[Row]:
+    """Return the first table's row with the largest speed-up, then those whose seconds overlap with its.
+
+    It is empty unless there are two to choose from.
+    """
     tables = [rows for _, rows in by_scaling(results)]
     rows = [row for row in (tables[0] if tables else []) if row.speed_up is not None]
-    return max(rows, key=lambda row: row.speed_up or 0.0) if len(rows) > 1 else None
+    if len(rows) < 2:
+        return []
+    best = max(rows, key=lambda row: row.speed_up or 0.0)
+    longest = best.spread[1] if best.spread is not None else 0.0
+    equal = [row for row in rows if row is not best and row.spread is not None and row.spread[0] <= longest]
+    return [best, *equal]
 
 
 def verdict(results: Results) -> str | None:
-    """Name the fastest way to train, in a sentence; None if nothing can be compared."""
-    best = fastest(results)
-    if best is None:
+    """Name the fastest way to train, or those that are equal; None if nothing can be compared."""
+    found = fastest(results)
+    if not found:
         return None
+    best, *equal = found
+    said = f"fastest: {best.combination.name}"
     if best.speed_up == 1.0:
-        return f"fastest: {best.combination.name}; nothing is faster than one process with one thread here"
-    efficiency = "" if best.efficiency is None else f"; its efficiency is {best.efficiency:.0%}"
-    return (
-        f"fastest: {best.combination.name}, {best.speed_up:.2f} times as fast as one process with one thread"
-        f"{efficiency}"
-    )
+        said += "; nothing is faster than one process with one thread here"
+    else:
+        said += f", {best.speed_up:.2f} times as fast as one process with one thread"
+        said += "" if best.efficiency is None else f"; its efficiency is {best.efficiency:.0%}"
+    if equal:
+        names = "; ".join(row.combination.name for row in equal)
+        said += f". Equal to it within the noise, as their ranges of seconds overlap: {names}"
+    return said
 
 
 def note(results: Results) -> str:
@@ -110,11 +122,11 @@ def other_metrics(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.metrics))
 
 
-def heads(comparison: Comparison, metrics: Sequence[str] = ()) -> list[str]:
-    """Return the heads of the columns, with one for each of the metrics."""
+def heads(comparison: Comparison, part: str, metrics: Sequence[str] = ()) -> list[str]:
+    """Return the heads of the columns, with one for each of the metrics on a part of the data."""
     found = ["way to train", "cores", "seconds"]
     found += ["shortest, longest"] if comparison.repeats > 1 else []
-    found += ["samples/s", "speed-up", "of all threads", "efficiency", "accuracy %", *metrics]
+    found += ["samples/s", "speed-up", "of all threads", "efficiency", f"{part} accuracy %", *metrics]
     return found + ([] if comparison.target is None else [f"seconds to {100 * comparison.target:g} %"])
 
 
@@ -145,10 +157,11 @@ def _changed(results: Results) -> bool:
     return any(row.cores_in_turn for row in results.rows)
 
 
-def _table(comparison: Comparison, scaling: str, rows: Sequence[Row]) -> FittingTable:
-    metrics = other_metrics(rows)
+def _table(results: Results, scaling: str, rows: Sequence[Row]) -> FittingTable:
+    comparison, metrics = results.comparison, other_metrics(rows)
+    heads_of_it = heads(comparison, results.part, metrics)
     table = FittingTable(
-        heads(comparison, metrics), keep=_ALWAYS, first_to_go=_FIRST_TO_GO, title=title(comparison, scaling)
+        heads_of_it, keep=_ALWAYS, first_to_go=_FIRST_TO_GO, title=title(comparison, scaling)
     )
     for row in rows:
         table.add_row(*cells(comparison, row, metrics), style="" if row.error is None else "red")

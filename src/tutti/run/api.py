@@ -168,7 +168,7 @@ def train(
             torch `Dataset` or a pair of them, a DataLoader (its data set, batch size and `collate_fn` are
             taken), a frame of pandas or polars (`data_options={"target": "column"}`), or a function that
             makes a data set. Several inputs are a dict or a tuple in place of one. Floats are kept as
-            float32, also for `precision="fp64"`; as float64 after `torch.set_default_dtype(torch.float64)`.
+            float32; as float64 with `precision="fp64"`, or after `torch.set_default_dtype(torch.float64)`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
         optimizer: a name of `torch.optim`, an optimizer class, a function of the list of parameters, or an

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from tutti import models, strategies
 from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided, open_data, open_pool
+from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
@@ -127,7 +128,8 @@ def open_config_data(
     by_number = config.split is not None or config.predictions or config.sampling not in (None, BALANCED)
     # To evaluate takes no numbers, and only `open_data` finds the classes of a model.
     leads = pool is None and comm.node.rank == 0
-    with seeded(data_seed(config)) if leads and config.split is not None else nullcontext():
+    seeding = seeded(data_seed(config)) if leads and config.split is not None else nullcontext()
+    with seeding, keeping_doubles(config.precision == "fp64"):
         if leads:
             given, options = given_data(job)
         if pool is None and (not by_number or (known is not None and config.split is None)):
@@ -163,6 +165,13 @@ def given_data(job: Job) -> tuple[object, Options]:
     if callable(given) and not isinstance(given, Dataset):
         return call_with_options(given, options, "data set", job.config.data), {}
     return given, options
+
+
+def free_given_data(job: Job, comm: Communicator) -> None:
+    """Free the caller's copy of data that were given as an object, once they are open."""
+    given = job.objects.get("data")
+    if given is not None and (comm.node.rank == 0 or given.is_own):
+        given.free()
 
 
 def outputs_for(dataset: DataSet) -> int:

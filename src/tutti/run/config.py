@@ -348,8 +348,8 @@ class TrainConfig:
     )
     skip_nonfinite: int = option(
         0,
-        "so many gradients of a rank in a row are left out, and named, if they or their loss are NaN or inf; "
-        "0: none is looked at, and such a loss ends the run",
+        "so many updates in a row are skipped if a gradient or a loss is NaN or inf, and the rank is named; "
+        "0: no gradient is looked at, and such a loss ends the run",
         least=0,
     )
     check_replicas: int = option(

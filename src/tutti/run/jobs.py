@@ -20,6 +20,7 @@ from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Placement, place_ranks
 from tutti.model_parallel.layout import Layout, ranks_of
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Job:
         trains: the ranks train by the strategy of the configuration.
         compared: their training is compared with that of one process.
         config: the configuration.
-        objects: what was given as Python objects instead of names, by field of `config`; cloudpickled.
+        objects: what was given as Python objects instead of names, by field of `config`.
         quiet: print nothing.
     """
 
@@ -43,7 +44,7 @@ class Job:
     compared: ClassVar[bool] = False
 
     config: TrainConfig
-    objects: dict[str, bytes] = field(default_factory=dict, kw_only=True)
+    objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)
     quiet: bool = field(default=False, kw_only=True)
 
     def placement(self, memory_bytes: int | None = None) -> Placement:

@@ -27,7 +27,7 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.memfd import FileAddress
 from tutti.data import DataSet
 from tutti.data.streaming.part import StreamedPart
-from tutti.run.build import open_config_data
+from tutti.run.build import free_given_data, open_config_data
 from tutti.run.train_job import TrainJob
 
 TABLE: Final = FIRST
@@ -99,6 +99,7 @@ class KeptData:
             data = open_config_data(job, noting)
             if comm.rank == 0 and not any(isinstance(part, StreamedPart) for part in data.parts):
                 self._keep(data, noting.offsets)
+                free_given_data(job, comm)
             noting.barrier()
         return data
 

@@ -7,6 +7,7 @@ from typing import Final, cast
 
 from tutti.load_object import load_object
 from tutti.run.config import MEASURED, TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.training.intervals import AUTO
 
 MEASURE: Final = "tutti.studies.autotune.plan:measured"
@@ -15,7 +16,7 @@ MEASURE: Final = "tutti.studies.autotune.plan:measured"
 BUDGET_S: Final = 20.0
 """Seconds that measuring before a training may take."""
 
-Measure = Callable[[TrainConfig, Collection[str], float, Mapping[str, bytes], bool], TrainConfig]
+Measure = Callable[[TrainConfig, Collection[str], float, Mapping[str, Pickled], bool], TrainConfig]
 
 
 def take_auto(options: dict[str, object]) -> set[str]:
@@ -40,7 +41,7 @@ def said_of_kept(config: TrainConfig, asked: Collection[str]) -> str:
 
 
 def with_measured(
-    config: TrainConfig, asked: Collection[str], budget_s: float, objects: Mapping[str, bytes], silent: bool
+    config: TrainConfig, asked: Collection[str], budget_s: float, objects: Mapping[str, Pickled], silent: bool
 ) -> TrainConfig:
     """Return the configuration with measured values of the fields that were left to that.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import ChainMap
+from pickle import PickleBuffer
 from typing import Any, ClassVar, TypeAlias
 
 import cloudpickle
@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from tutti.errors import BadOption
 from tutti.run.config import OBJECT, flag
 from tutti.run.jobs import Job
+from tutti.run.pickled import Pickled
 from tutti.strategies import STRATEGIES, Strategy
 
 _Memory: TypeAlias = torch.TypedStorage
@@ -34,14 +35,16 @@ def _of_dtype(memory: _Memory, dtype: torch.dtype) -> _Memory:
     return _memory(memory._untyped_storage, dtype)
 
 
-def _pickled_bytes(storage: torch.UntypedStorage) -> tuple[Any, tuple[bytes, torch.device]]:
+def _pickled_bytes(storage: torch.UntypedStorage) -> tuple[Any, tuple[PickleBuffer, torch.device]]:
     content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    return _of_bytes, (content.cpu().numpy().tobytes(), storage.device)
+    return _of_bytes, (PickleBuffer(content.cpu().numpy().data), storage.device)
 
 
-def _of_bytes(content: bytes, device: torch.device) -> _Memory:
-    made = torch.empty(len(content), dtype=torch.uint8)
-    made.numpy()[:] = np.frombuffer(content, np.uint8)
+def _of_bytes(content: bytes | bytearray | memoryview, device: torch.device) -> _Memory:
+    found = np.frombuffer(content, np.uint8)
+    # A copy of torch's own memory: models may resize it.
+    made = torch.empty(len(found), dtype=torch.uint8)
+    made.numpy()[:] = found
     return _memory(made.to(device).untyped_storage(), torch.uint8)
 
 
@@ -58,7 +61,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     )
 
 
-def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]:
+def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, Pickled]]:
     """Turn what the caller gave in Python into what a configuration can hold.
 
     A strategy of ours goes by its name and hyper-parameters, a class by its name where that finds it: then
@@ -74,7 +77,7 @@ def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]
         BadOption: an object cannot be sent to the ranks.
     """
     values: dict[str, Any] = {}
-    objects: dict[str, bytes] = {}
+    objects: dict[str, Pickled] = {}
     for field, value in given.items():
         if isinstance(value, Strategy) and type(value) is STRATEGIES.get(value.name):
             values |= {field: value.name, "strategy_options": value.options()}
@@ -116,7 +119,7 @@ def named_or_given(job: Job, field: str) -> Any:
     value = getattr(job.config, field)
     if field in job.objects:
         try:
-            return cloudpickle.loads(job.objects[field])
+            return job.objects[field].load()
         except (ImportError, AttributeError) as error:
             raise BadOption(
                 f"{field} '{value}' cannot be brought to the ranks: {error}; "
@@ -130,16 +133,14 @@ def named_or_given(job: Job, field: str) -> Any:
     return value
 
 
-def _pickled(field: str, value: object) -> bytes:
+def _pickled(field: str, value: object) -> Pickled:
     if isinstance(value, ExportedProgram):
         raise BadOption(
             f"{field} is a program of torch.export, which ranks read from its file: write it by "
             "torch.export.save(program, 'net.pt2') and give 'net.pt2'"
         )
-    content = io.BytesIO()
     try:
-        _Pickler(content).dump(value)
-        return content.getvalue()
+        return Pickled.of(value, _Pickler)
     except Exception as error:
         raise BadOption(
             f"{field} cannot be sent to the ranks ({type(error).__name__}: {error}); "

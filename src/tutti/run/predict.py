@@ -14,6 +14,7 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.data import Part, Scale
+from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Inputs, Stored, columns_of
 from tutti.data.sources import with_columns
 from tutti.data.streaming.options import STREAM
@@ -64,7 +65,7 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
     Raises:
         UserError: the data cannot be read, or do not fit the model.
     """
-    with seeded(job.config.seed):
+    with seeded(job.config.seed), keeping_doubles(predictor.is_double):
         name, samples, blocks = (_other if job.other_data else _own)(job, comm, predictor)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
     done = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +51,8 @@ def run(job: Job) -> object:
             check_files(job.config)
         _check_with_torch(job, placement)
     say = announce if job.announced and not job.quiet else None
+    if placement.hosts:
+        job = replace(job, objects={field: one.in_band() for field, one in job.objects.items()})
     with job.started() as sent:
         if isinstance(sent, TrainJob) and sent.config.on_failure != STOP:
             return survive(sent, placement, say)

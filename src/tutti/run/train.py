@@ -30,6 +30,7 @@ from tutti.run.build import (
     Task,
     callbacks_of,
     default_floats,
+    free_given_data,
     prepare_task,
     reseed,
     seeded,
@@ -95,6 +96,8 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         with ExitStack() as stack:
             sampler = stack.enter_context(sampling(crew, job.write and context.alone))
             dataset = context.open_data(job, comm)
+            if job.memory is None:
+                free_given_data(job, comm)
             task = prepare_task(job, dataset)
             check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from tutti import models
 from tutti.batch_last import BATCH_LAST
-from tutti.data.arrays import part_columns, stored_dtype
+from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
 from tutti.data.columns import Column, Columns, Inputs, columns_of, each_of, mapped, sequences_in
 from tutti.data.formats.parquet import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part, Scale
@@ -66,6 +66,11 @@ class Predictor(nn.Module, ABC):
         """The names of the classes; empty when they have none."""
         return self.data.labels
 
+    @property
+    def is_double(self) -> bool:
+        """True if it has weights of 64 bits, so that its inputs are not to be rounded either."""
+        return any(parameter.dtype == torch.float64 for parameter in self.parameters())
+
     @abstractmethod
     def plain(self) -> PlainModel:
         """Return it as plain operations, in the precision of its weights."""
@@ -85,7 +90,8 @@ class Predictor(nn.Module, ABC):
         Raises:
             BadData: they are of another shape or type than those of the training.
         """
-        part = self.given(_as_part(_in_order(inputs, self.data), self.data))
+        with keeping_doubles(self.is_double):
+            part = self.given(_as_part(_in_order(inputs, self.data), self.data))
         refuse_other_inputs("the inputs", part.shape, dtype_of(part), self.data)
         device = next(chain(self.parameters(), self.buffers()), part.stored_targets).device
         with evaluating(self), torch.no_grad():

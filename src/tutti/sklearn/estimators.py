@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.data.arrays import float_dtype
+from tutti.data.arrays import float_dtype, keeping_doubles
 from tutti.data.parts import Part
 from tutti.errors import BadModel
 from tutti.run.api import train
@@ -184,7 +184,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, X: Any) -> Tensor:
         """Compute the outputs of the model, as float64."""
         check_is_fitted(self)
-        inputs = torch.from_numpy(validate_data(self, X, reset=False, **_inputs()))
+        inputs = torch.from_numpy(validate_data(self, X, reset=False, **_inputs(self.precision)))
         arithmetic = Arithmetic(self.precision, device=self.device)
         module = self.module_ if arithmetic == FP32 else arithmetic.prepare(deepcopy(self.module_))
         with closing(HostCommunicator.alone()) as comm:
@@ -227,7 +227,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             ValueError: data that cannot be used.
             UserError: a parameter that cannot be used; the message says what to do.
         """
-        inputs, labels = validate_data(self, X, y, **_inputs())
+        inputs, labels = validate_data(self, X, y, **_inputs(self.precision))
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         self._train(inputs, numbers, "cross_entropy", {"classes": len(self.classes_)})
@@ -276,9 +276,11 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
             ValueError: data that cannot be used.
             UserError: a parameter that cannot be used; the message says what to do.
         """
-        inputs, targets = validate_data(self, X, y, multi_output=True, y_numeric=True, **_inputs())
+        inputs, targets = validate_data(
+            self, X, y, multi_output=True, y_numeric=True, **_inputs(self.precision)
+        )
         self._shape = targets.shape[1:]
-        self._train(inputs, targets.astype(float_dtype()), "mse", {})
+        self._train(inputs, targets.astype(inputs.dtype), "mse", {})
         return self
 
     def predict(self, X: Any) -> Array:
@@ -287,9 +289,10 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
         return outputs
 
 
-def _inputs() -> dict[str, Any]:
+def _inputs(precision: str) -> dict[str, Any]:
     """Options of `validate_data` for inputs."""
-    return {"dtype": float_dtype(), "order": "C", "allow_nd": True, "force_writeable": True}
+    with keeping_doubles(precision == "fp64"):
+        return {"dtype": float_dtype(), "order": "C", "allow_nd": True, "force_writeable": True}
 
 
 def _plain(value: Any) -> Any:

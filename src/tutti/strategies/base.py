@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar, Final
 
-from torch import nn
 from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
@@ -42,19 +40,6 @@ class Pace(Enum):
 
 
 @dataclass(frozen=True)
-class NormShare:
-    """A rank's part of a gradient's norm, where the ranks of a team hold one model together.
-
-    Attributes:
-        counts: whether a parameter counts here: every element of the model counts on one rank of a team.
-        add_up: turns the squares that count here into those of the whole model (collective over the team).
-    """
-
-    counts: Callable[[nn.Parameter], bool]
-    add_up: Callable[[float], float]
-
-
-@dataclass(frozen=True)
 class Clip:
     """Gradient clipping, applied to the gradient of the whole update (after the reduction).
 
@@ -62,13 +47,10 @@ class Clip:
         norm: the largest 2-norm of the gradient of the whole model; above it the gradient is scaled down.
             None: off.
         value: the largest absolute value of an element; applied before `norm`. None: off.
-        divided: how the norm is that of several ranks together. None: each has the whole model. Given only to
-            strategies that say with `joint_norm` that their workers heed it.
     """
 
     norm: float | None = None
     value: float | None = None
-    divided: NormShare | None = None
 
     def __post_init__(self) -> None:
         for name in ("norm", "value"):
@@ -132,9 +114,9 @@ class Worker(ABC):
         return
 
     def give_up(self) -> None:
-        """Leave out a step, in a loop of the user's, because this rank's gradient has overflowed.
+        """Skip a step because a gradient is not finite: this rank's, or under the pace TOGETHER any rank's.
 
-        The optimizer makes no step by it. Under the pace TOGETHER nobody makes one.
+        The optimizer makes no step. A loop of the user's calls it on the ranks of such gradients alone.
         """
         self.skip()
 
@@ -221,7 +203,8 @@ class Strategy(ABC):
         home: the place of the workers' weights.
         pace: the relation of their steps to each other.
         needs: what there must be besides the workers, such as a parameter centre.
-        joint_norm: whether its workers heed `Clip.divided`.
+        joint_norm: whether its workers limit the norm of a model that several ranks hold together: by
+            `clip_gradients`, or as `Gradients.share` says.
         joins_gradients: whether it does nothing but to give all workers the gradient of the whole update.
         most_workers: the largest world size that it can use; None: any.
         most_hosts: the largest number of hosts; None: any.

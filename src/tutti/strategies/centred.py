@@ -34,6 +34,7 @@ class Centred(Strategy):
 
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.FREE
+    joint_norm: ClassVar[bool] = True
     needs: ClassVar[tuple[type, ...]] = (Centre,)
 
     @abstractmethod

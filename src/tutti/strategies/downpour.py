@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.missing import MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.rules import AddRule, OptimizerRule
@@ -224,7 +223,7 @@ class _PushesGradients(_DownpourWorker):
         self._message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
         rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy(), comm=comm)
         super().__init__(strategy, replica, comm, optimizer, clip, rule)
-        self._optimizer, self._optimizer_rule, self._missing = optimizer, rule, MissingGradients(replica)
+        self._optimizer, self._optimizer_rule = optimizer, rule
         self._at = [weights.clone() for weights in self.weights] if rule.compares else []
         self.edits = Edits(replica)
 
@@ -232,7 +231,7 @@ class _PushesGradients(_DownpourWorker):
     @torch.no_grad()
     def step(self) -> None:
         self.bring_edits()
-        missing = self._missing.take_parameters()
+        missing = self.replica.gradients.missing()
         self._optimizer_rule.missing = (
             self._optimizer_rule.missing & missing if self.has_unpushed else missing
         )

@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.clipping import clip as clip_gradient
+from tutti.optim.clipping import clip_gradients
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.sharded import ShardedOptimizer
-from tutti.optim.sparse import RowOptimizer, dense_slices, sparse_tables
+from tutti.optim.sparse import RowOptimizer, sparse_tables
 from tutti.registry import part
 from tutti.replica import Replica
 from tutti.state import Held, Saved, State
@@ -47,6 +47,7 @@ class Hogwild(Strategy):
 
     home: ClassVar[Home] = Home.SHARED
     pace: ClassVar[Pace] = Pace.FREE
+    joint_norm: ClassVar[bool] = True
     most_hosts: ClassVar[int | None] = 1
 
     @override
@@ -59,14 +60,14 @@ class _HogwildWorker(Worker):
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> None:
         super().__init__()
         tables = sparse_tables(replica.module)
-        places = [(flat, dense) for flat in replica.flats for dense in dense_slices(flat, tables)]
+        self._comm, self._clip, self._gradients = comm, clip, replica.gradients
+        self._gradients.keep_apart(tables)
+        places = self._gradients.places
         _check_parted(optimizer, len(places) + bool(tables))
-        self._comm, self._clip = comm, clip
-        self._grads = [flat.grads[dense] for flat, dense in places]
-        self._written = sum(grads.nbytes for grads in self._grads)
+        self._written = sum(flat.grads[place].nbytes for flat, place in places)
         self._dense = [
-            ShardedOptimizer(optimizer, replica, [dense if f is flat else slice(0, 0) for f in replica.flats])
-            for flat, dense in places
+            ShardedOptimizer(optimizer, replica, [place if f is flat else slice(0, 0) for f in replica.flats])
+            for flat, place in places
         ]
         self._rows = RowOptimizer(optimizer, tables)
         self._names = replica.names
@@ -76,17 +77,15 @@ class _HogwildWorker(Worker):
     @override
     @torch.no_grad()
     def step(self) -> None:
-        rows = self._rows.gradients()
-        clip_gradient([*self._grads, *rows], self._clip.norm, self._clip.value)
-        written = self._written + sum(values.nbytes for values in rows)
+        missing = self._gradients.missing()
+        clip_gradients(self._gradients, self._clip.norm, self._clip.value)
         with self.updating:
             for optimizer in self._dense:
-                optimizer.step()
-            self._rows.step()
+                optimizer.step(missing)
+            written = self._written + self._rows.step()
         applied_at = self._comm.clock()
         before = self._updates.add()
-        for grads in self._grads:
-            grads.zero_()
+        self._gradients.zero()
         self.traffic.add(written, 0.0, before - self._seen, applied_at - self._read_at)
         self._seen, self._read_at = before + 1, self._comm.clock()
 

@@ -14,12 +14,10 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.clipping import squared_norm
-from tutti.optim.missing import MissingGradients
 from tutti.parameter_server.base import Receipt, Rule
 from tutti.parameter_server.rules import OptimizerRule
 from tutti.registry import part
-from tutti.replica import Replica, copy_all
+from tutti.replica import Replica, copy_all, squared_norm
 from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
@@ -108,7 +106,6 @@ class _LazyWorker(CentredWorker):
         self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
         self._optimizer_rule = OptimizerRule(optimizer, replica, self._sent, keep=True, comm=comm)
         super().__init__(replica, comm, self._optimizer_rule, optimizer, clip)
-        self._missing = MissingGradients(replica)
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
         self._new = [torch.zeros_like(weights) for weights in self.weights]
@@ -119,7 +116,7 @@ class _LazyWorker(CentredWorker):
     @torch.no_grad()
     def step(self) -> None:
         self.bring_edits()
-        missing = self._missing.take_parameters()
+        missing = self.replica.gradients.missing()
         self.prepare()
         sends = self._first or missing != self._optimizer_rule.missing or self._must_send()
         self._first = False

@@ -13,10 +13,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.errors import BadOption
-from tutti.optim.clipping import clip as clip_gradient
-from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
+from tutti.optim.clipping import clip_gradients
 from tutti.optim.sharded import ShardedOptimizer
-from tutti.replica import Replica, copy_all
+from tutti.replica import NONE_MISSING, Missing, Replica, copy_all
 from tutti.state import Held, Named, Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 
@@ -59,7 +58,7 @@ class OwnWeightsWorker(Worker):
 
     def prepare(self) -> None:
         """Clip this worker's own gradient."""
-        clip_gradient(self.grads, self._clip.norm, self._clip.value)
+        clip_gradients(self.replica.gradients, self._clip.norm, self._clip.value)
 
     @abstractmethod
     def agree(self) -> None:
@@ -130,7 +129,6 @@ class LocalSteps:
         if momentum:
             _refuse_unfit(optimizer, strategy)
             self._velocities = [torch.zeros_like(flat.weights) for flat in replica.flats]
-            self._missing = MissingGradients(replica)
             self._runs = _runs(optimizer, replica)
 
     def step(self) -> None:
@@ -139,7 +137,7 @@ class LocalSteps:
             self._sharded.step()
         else:
             self._sharded.begin()
-            missing = self._missing.take_parameters()
+            missing = self._replica.gradients.missing()
             all_runs = _runs(self._optimizer, self._replica, missing) if missing else self._runs
             for flat, velocity, runs in zip(self._replica.flats, self._velocities, all_runs, strict=True):
                 for place, group in runs:

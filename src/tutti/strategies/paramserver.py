@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.optim.missing import MissingGradients
 from tutti.parameter_server.rules import Rounds
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
@@ -50,6 +49,8 @@ class ParamServer(Centred):
     """
 
     pace: ClassVar[Pace] = Pace.TOGETHER
+    # The centre clips, and knows of one portion alone.
+    joint_norm: ClassVar[bool] = False
     rarer: ClassVar[str] = (
         "--batch-size {batch_size}, or --strategy easgd, whose workers meet every 10 batches"
     )
@@ -75,7 +76,7 @@ class _ParamServerWorker(CentredWorker):
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, rule: Rounds) -> None:
         # The clipping is that of the whole gradient, and the centre's business.
         super().__init__(replica, comm, rule, optimizer, Clip())
-        self._rounds, self._missing, self.share = rule, MissingGradients(replica), 1 / comm.size
+        self._rounds, self.share = rule, 1 / comm.size
         # Every worker's loop makes the same edits: one brings them.
         self.edits = Edits(replica) if comm.rank == 0 else None
         self._comm, self.waits = comm, rule.waits
@@ -83,7 +84,7 @@ class _ParamServerWorker(CentredWorker):
     @override
     def step(self) -> None:
         self._rounds.edits = self.edits.take() if self.edits is not None else []
-        self._rounds.missing = self._missing.take_parameters()
+        self._rounds.missing = self.replica.gradients.missing()
         self.prepare()
         self._rounds.share = self.share
         self._rounds.weight = self.share if self.weight is None else self.weight

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.optim.clipping import clip
+from tutti.optim.clipping import clip_gradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.registry import part
 from tutti.replica import Replica
@@ -30,6 +30,7 @@ class Solo(Strategy):
     """
 
     home: ClassVar[Home] = Home.PRIVATE
+    joint_norm: ClassVar[bool] = True
     joins_gradients: ClassVar[bool] = True
     most_workers: ClassVar[int | None] = 1
 
@@ -51,9 +52,8 @@ class _SoloWorker(Worker):
 
     @override
     def step(self) -> None:
-        gradients = [flat.grads for flat in self._replica.flats]
         with self.updating:
-            clip(gradients, self._clip.norm, self._clip.value)
+            clip_gradients(self._replica.gradients, self._clip.norm, self._clip.value)
             self._optimizer.step()
             self._replica.zero_grad()
 

@@ -25,13 +25,12 @@ from tutti.allreduce.exact import ByMessages, Native
 from tutti.allreduce.powersgd import PowerSGD
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.clipping import clip_values, scale_for, squared_norm
-from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
+from tutti.optim.clipping import clip_values, scale_for
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
-from tutti.replica import Replica
+from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
 from tutti.state import Held, Saved, State, TensorPiece, pieces_of
-from tutti.strategies.base import Clip, Home, NormShare, Replicated, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Replicated, Strategy, Worker
 from tutti.strategies.joint_gradients import (
     JointGradients,
     MakeReduction,
@@ -81,10 +80,10 @@ class JointlyMissing:
     def __init__(
         self, replica: Replica, comm: Communicator, totals: Sequence[Tensor], slices: Sequence[slice]
     ) -> None:
-        self._here = MissingGradients(replica)
-        number_of = {parameter: number for number, parameter in enumerate(self._here.parameters)}
-        self._words = comm.node.shared(comm.node.size, len(number_of), dtype=torch.uint8)
-        self._rank, self._noted = comm.node.rank, tuple[int, ...]()
+        self._here = replica.gradients
+        self._number_of = {parameter: number for number, parameter in enumerate(self._here.parameters)}
+        self._words = comm.node.shared(comm.node.size, len(self._number_of), dtype=torch.uint8)
+        self._rank, self._noted = comm.node.rank, NONE_MISSING
         self._cross = comm.cross if comm.hosts > 1 else None
         self._totals: dict[int, Tensor] = {}
         self._firsts: list[tuple[Tensor, Tensor, list[int]]] = []
@@ -93,17 +92,17 @@ class JointlyMissing:
             for parameter, span in zip(flat.parameters, flat.spans, strict=True):
                 start, stop = max(span.start, own.start), min(span.stop, own.stop)
                 if start < stop:
-                    number = number_of[parameter]
+                    number = self._number_of[parameter]
                     self._totals[number], starts[number] = total[start:stop], start
             if starts:
                 self._firsts.append((total, torch.tensor([*starts.values()]), [*starts]))
 
     def note(self) -> None:
         """Tell the others what this rank lacks; before the barrier."""
-        missing = self._here.take()
+        missing = self._here.missing()
         if missing != self._noted:
             row = self._words[self._rank].zero_()
-            row[list(missing)] = 1
+            row[[self._number_of[parameter] for parameter in missing]] = 1
             self._noted = missing
 
     def find(self) -> Missing:
@@ -114,7 +113,7 @@ class JointlyMissing:
             return NONE_MISSING
         missing = self._words.all(dim=0).nonzero().flatten().tolist()
         # Compression adds to a total what it has left of earlier ones.
-        return self._here.of([number for number in missing if self._is_zero(number)])
+        return self._of(number for number in missing if self._is_zero(number))
 
     def _find_across(self, cross: Communicator) -> Missing:
         zero = [
@@ -127,7 +126,10 @@ class JointlyMissing:
             return NONE_MISSING
         brought = torch.logical_not(self._words.all(dim=0)).double()
         cross.all_reduce(brought)
-        return self._here.of([number for number in zero if brought[number] == 0])
+        return self._of(number for number in zero if brought[number] == 0)
+
+    def _of(self, numbers: Iterable[int]) -> Missing:
+        return frozenset(self._here.parameters[number] for number in numbers)
 
     def _is_zero(self, number: int) -> bool:
         return number in self._totals and not bool(self._totals[number].any())
@@ -172,8 +174,9 @@ class SyncWorker(Worker):
         ]
         self._squares = comm.node.shared(lanes, dtype=torch.float64) if clip.norm is not None else None
         self._counted = [part.total for part in self._parts]
-        if clip.divided is not None:
-            self._counted = list(_counted(replica, totals, self._slices, clip.divided))
+        self._share = replica.gradients.share
+        if self._share is not None:
+            self._counted = list(_counted(replica, totals, self._slices, self._share))
 
     @override
     def step(self) -> None:
@@ -268,18 +271,18 @@ class SyncWorker(Worker):
             squares[self._lane] = squared_norm(self._counted)
         # The next write is after the barrier at the end of this step, when all have read.
         self._node.barrier()
-        total, divided = sum(squares.tolist()), self._clip.divided
-        return math.sqrt(total if divided is None else divided.add_up(total))
+        total = sum(squares.tolist())
+        return math.sqrt(total if self._share is None else self._share.add_up(total))
 
 
 def _counted(
-    replica: Replica, totals: Sequence[Tensor], slices: Sequence[slice], divided: NormShare
+    replica: Replica, totals: Sequence[Tensor], slices: Sequence[slice], share: NormShare
 ) -> Iterator[Tensor]:
     """Yield the parts of this rank's slices that count in the norm of a model divided over a team."""
     for flat, total, own in zip(replica.flats, totals, slices, strict=True):
         for parameter, span in zip(flat.parameters, flat.spans, strict=True):
             start, stop = max(span.start, own.start), min(span.stop, own.stop)
-            if start < stop and divided.counts(parameter):
+            if start < stop and share.counts(parameter):
                 yield total[start:stop]
 
 

@@ -1,12 +1,49 @@
-"""Options crossed with each other: each value of one with each value of all others. Needs no torch."""
+"""The options of a study's runs: those that are crossed, and those that only a single run has. No torch."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from tutti.run.config import TrainConfig
+from tutti.errors import BadOption
+from tutti.run.config import TrainConfig, flag
+
+_LOST: Final = "a run whose rank is lost fails alone, and the others go on"
+
+OF_SINGLE_RUNS: Final = {
+    "split": "the folds say what is held out",
+    "predictions": "each run writes what is needed",
+    "workers": "give --block",
+    "hosts": "the farm is on this host",
+    "out": "each run gets its folder in --out",
+    "time_limit": "give --time-limit once, for all, or --job-timeout",
+    "on_failure": _LOST,
+    "hang_timeout": "give --job-timeout",
+    "max_failures": _LOST,
+}
+"""Options that the runs of a study cannot have, and what to do instead."""
+
+SHARED: Final = {
+    **OF_SINGLE_RUNS,
+    "data": "all runs are of one data set",
+    "data_options": "all runs are of one data set",
+    "validation": "all runs are compared by the same samples",
+    "seed": "give --seed once, for all",
+    "threads": "give --threads once, for all",
+}
+"""Options that differ between no two runs of a study, and what to do instead."""
+
+
+def refuse_single_run(config: TrainConfig) -> None:
+    """Refuse the options that the runs of a study cannot have.
+
+    Raises:
+        BadOption: one is given.
+    """
+    for name, instead in OF_SINGLE_RUNS.items():
+        if getattr(config, name) != getattr(TrainConfig, name):
+            raise BadOption(f"{flag(name)} is for a single run: {instead}")
 
 
 def crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

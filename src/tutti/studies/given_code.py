@@ -14,19 +14,19 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from tutti.errors import BadRunFolder
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.untrusted import printable
 from tutti.run.config import OBJECT, TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.run.trust import code_named, place_of_code
 
 _DIGITS = 12
 
 
-def numbers_given(objects: Mapping[str, bytes]) -> dict[str, str]:
+def numbers_given(objects: Mapping[str, Pickled]) -> dict[str, str]:
     """Describe the modules and arrays among objects, as fields of a farm's question, by their numbers.
 
     Args:
@@ -41,7 +41,9 @@ def numbers_given(objects: Mapping[str, bytes]) -> dict[str, str]:
     }
 
 
-def say_other_code(folder: FarmFolder, configs: Iterable[TrainConfig], objects: Mapping[str, bytes]) -> None:
+def say_other_code(
+    folder: FarmFolder, configs: Iterable[TrainConfig], objects: Mapping[str, Pickled]
+) -> None:
     """Warn where a farm goes on with other code than it was begun with.
 
     Args:
@@ -66,8 +68,8 @@ def say_other_code(folder: FarmFolder, configs: Iterable[TrainConfig], objects: 
         )
 
 
-def _loaded(objects: Mapping[str, bytes]) -> dict[str, object]:
-    return {name: cloudpickle.loads(pickled) for name, pickled in objects.items()}
+def _loaded(objects: Mapping[str, Pickled]) -> dict[str, object]:
+    return {name: pickled.load() for name, pickled in objects.items()}
 
 
 def _is_module(value: object) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch.utils.data import Dataset
 
+from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
@@ -38,7 +39,7 @@ class GivenData:
         """
         if isinstance(data, str | os.PathLike):
             return cls(replace(config, data=os.fspath(data)), None)
-        with seeded(config.seed):
+        with seeded(config.seed), keeping_doubles(config.precision == "fp64"):
             options = config.data_options
             if callable(data) and not isinstance(data, Dataset):
                 data, options = call_with_options(data, options, "data set", "data"), {}

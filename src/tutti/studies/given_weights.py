@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from tutti.errors import BadModel
 from tutti.records.files import make_file, refusing
+from tutti.run.pickled import Pickled
 from tutti.studies.given_code import numbers_given
 from tutti.training.weights import load_weights, weights_to_bytes
 
@@ -27,7 +28,7 @@ GIVEN: Final = "given"
 """The folder of these weights, in that of the farm."""
 
 
-def keep_weights(farm: Path, objects: Mapping[str, bytes]) -> None:
+def keep_weights(farm: Path, objects: Mapping[str, Pickled]) -> None:
     """Keep the weights of the modules among objects, unless they are there.
 
     Args:
@@ -45,7 +46,7 @@ def keep_weights(farm: Path, objects: Mapping[str, bytes]) -> None:
                 make_file(file, weights_to_bytes(module.state_dict()))
 
 
-def with_kept_weights(farm: Path, name: str, pickled: bytes) -> bytes:
+def with_kept_weights(farm: Path, name: str, pickled: Pickled) -> Pickled:
     """Return an object with the weights that the farm was begun with, if it is such a module.
 
     Another module stays as it is: whoever compares what the farm was given will refuse it.
@@ -65,7 +66,7 @@ def with_kept_weights(farm: Path, name: str, pickled: bytes) -> bytes:
         load_weights(module, file)
     except BadModel:
         return pickled
-    begun: bytes = cloudpickle.dumps(module)
+    begun = Pickled.of(module, cloudpickle.Pickler)
     if numbers_given({name: begun}) == numbers_given({name: pickled}):
         return pickled
     print(
@@ -77,9 +78,9 @@ def with_kept_weights(farm: Path, name: str, pickled: bytes) -> bytes:
     return begun
 
 
-def _module(pickled: bytes) -> nn.Module | None:
+def _module(pickled: Pickled) -> nn.Module | None:
     """Return the module that was pickled, if it is one whose state is plain tensors."""
-    found: object = cloudpickle.loads(pickled)
+    found: object = pickled.load()
     if not isinstance(found, nn.Module) or not all(map(_is_plain, found.state_dict().values())):
         return None
     return found

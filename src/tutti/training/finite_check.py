@@ -115,7 +115,7 @@ def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str
     if replica.first_not_finite(gradients=False) is not None:
         where += (
             ". An update before has broken the weights, by the gradient of any rank: --skip-nonfinite 10 "
-            "names the rank, and leaves it out"
+            "names the rank, and skips the update"
         )
     raise NotFinite(
         f"the loss became {loss} in {steps} (epoch {epoch + 1}) on rank {rank}; "

@@ -89,8 +89,8 @@ class Schedule:
             after each round of them; one that follows the loss after each epoch.
         balance: splits each update over the ranks by their speeds.
         stepped: how often `lr` was stepped before.
-        skip_nonfinite: so many gradients of a rank in a row may be left out because they are not finite; 0:
-            none is looked at.
+        skip_nonfinite: so many updates in a row may be skipped because a gradient is not finite; 0: none is
+            looked at.
         check_replicas: the steps from one comparison of what ranks hold alike to the next; 0: there is none.
     """
 

@@ -353,8 +353,7 @@ class Trainer:
         for state in self._module_states:
             state.share_extra(self.comm)
         self._warn_of_attributes()
-        if self._gradient.contributions is not None:
-            self._gradient.contributions.keep_buffers()
+        self._gradient.skipped.keep_buffers()
         share_untrained(self.replica, self.comm)
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
@@ -478,14 +477,13 @@ class Trainer:
         """Return where each rank is (collective); `ended`: whether this one has made all its updates."""
         start = open_epoch.number * self._batches.updates
         found = open_epoch.tally.sums_here()
-        contributions = self._gradient.contributions
         here = PlaceInEpoch(
             ended,
             self._step - start,
             found.counts.tolist(),
             found.sums.tolist(),
             self._steps,
-            0 if contributions is None else contributions.left_out,
+            self._gradient.skipped.left_out,
             self.worker.traffic.counts(),
             self._stages.seconds(),
             self.worker.traffic.wait_s,
@@ -501,7 +499,7 @@ class Trainer:
         balance = State() if self._balance is None else self._balance.state()
         module = self.replica.module
         names = {parameter: name for name, parameter in module.named_parameters()}
-        remembered, contributions = self._remembered(), self._gradient.contributions
+        remembered = self._remembered()
         scale = None if self._gradient.scale is None else self._gradient.scale.state()
         callbacks = self._hooks.callbacks
         shared = {
@@ -532,7 +530,7 @@ class Trainer:
             "schedule": self._learning_rate.state(),
             "steps": self._steps,
             "scale": scale,
-            "left_out": 0 if contributions is None else contributions.state(),
+            "left_out": self._gradient.skipped.state(),
             "stages": self._stages.seconds(),
             "traffic": self.worker.traffic.values(),
         }
@@ -581,7 +579,7 @@ class Trainer:
             self._stages.load(own["stages"])
             self.worker.traffic.load(own["traffic"])
             load_random_state(own["random"])
-            left_out = own.get("left_out", 0)
+            left_out = own["left_out"]
         else:
             # Steps go on being counted, however many an epoch has from here on.
             self._counted = at.get("made", self._step) - self._step
@@ -616,8 +614,7 @@ class Trainer:
         scale = (own or at).get("scale")
         if self._gradient.scale is not None and scale is not None:
             self._gradient.scale.load_state(scale)
-        if self._gradient.contributions is not None:
-            self._gradient.contributions.load_state(left_out)
+        self._gradient.skipped.load_state(left_out)
         scale = self._batches.batch_size / saved.part("batches").shared["batch_size"]
         alike = self._schedule.has_length_of(at)
         self._learning_rate.load_state((own or at)["schedule"], self._step, alike, scale)
@@ -710,8 +707,7 @@ class Trainer:
         """Work of each rank since it was last asked (collective)."""
         stages, measuring_s = self._stages.take(self._look_s)
         exchanged = self.worker.traffic.take().figures()
-        contributions = self._gradient.contributions
-        left_out = 0 if contributions is None else contributions.take()
+        left_out = self._gradient.skipped.take()
         mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged, left_out=left_out)
         self._steps = 0
         found = self._everyone.all_gather_objects((mine, self._arrivals.take()))

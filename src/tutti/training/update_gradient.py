@@ -12,13 +12,13 @@ from torch import Tensor
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.replica import Replica
-from tutti.training.contributions import Contributions
 from tutti.training.dropout import SampleMasks
 from tutti.training.evaluation import Objective, Tally
 from tutti.training.finite_check import FiniteCheck, refuse_loss, refuse_sum
 from tutti.training.forward_writes import ForwardWrites
 from tutti.training.loss_scale import LossScale
 from tutti.training.run_parts import Computed, Schedule, Workers
+from tutti.training.skipped_updates import SkippedUpdates
 from tutti.training.timers import StageTimer
 
 FORWARD: Final = 1 / 3
@@ -31,13 +31,13 @@ class UpdateGradient:
     Args:
         workers: the ranks, and how this one computes.
         objective: see the attribute.
-        schedule: the batches, and how many gradients that are not finite may be left out.
+        schedule: the batches, and how many updates may be skipped.
         stages: is told where the time goes.
 
     Attributes:
         objective: loss and metrics, and how the model computes.
         scale: of the loss, with fp16; None: it has none.
-        contributions: which gradients are left out; None: all count.
+        skipped: decides which updates are skipped.
         masks: of dropout.
     """
 
@@ -50,18 +50,12 @@ class UpdateGradient:
         self.objective, self._batches, self._stages = objective, schedule.batches, stages
         self._shares: dict[float, Tensor] = {}
         self._finite_check = FiniteCheck()
-        skip = schedule.skip_nonfinite
-        self.scale = self._loss_scale()
-        self.contributions = Contributions(self._replica, self._comm, skip) if skip else None
+        self.scale = LossScale() if objective.arithmetic.precision == "fp16" else None
+        waits = not self._batches.own and self._worker.waits
+        self.skipped = SkippedUpdates(self._replica, self._comm, waits, schedule.skip_nonfinite, self.scale)
         self.masks = SampleMasks(schedule.batches.seed)
         together = self._comm.size > 1 and not self._batches.own
         self._weights = ForwardWrites(self._replica, refuses=together)
-
-    def _loss_scale(self) -> LossScale | None:
-        if self.objective.arithmetic.precision != "fp16":
-            return None
-        together = not self._batches.own and self._worker.waits
-        return LossScale(self._replica, self._comm if together else None)
 
     def add(self, passes: Sequence[Batch], step: int, epoch: int, tally: Tally) -> tuple[int, float]:
         """Forward and backward of this rank's part of an update; returns its samples, and their weight.
@@ -109,26 +103,10 @@ class UpdateGradient:
             samples: what `add` has returned.
             weight: likewise.
         """
-        if self.scale is not None and not self.scale.unscale():
-            return False
-        contributions, worker = self.contributions, self._worker
-        if contributions is None:
+        usable = self.skipped.is_usable(step + 1, epoch)
+        if usable:
             self._divide(made, passes, samples, weight)
-            return True
-        finite, own = contributions.is_finite(step + 1, epoch), self._batches.own
-        # A worker that divides tells the others by its weight.
-        jointly = not own and not worker.divides
-        rest = contributions.rest(finite, sum(one.share for one in passes)) if jointly else 1.0
-        if not rest or (own and not finite):
-            return False
-        worker.weight = None
-        self._divide(made, passes, samples, weight if finite else 0.0)
-        if not finite:
-            worker.share, worker.weight = 0.0, 0.0
-        elif rest < 1 and not self.objective.loss.weighed:
-            worker.share /= rest
-            self._replica.scale_gradients(1 / rest)
-        return True
+        return usable
 
     def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
         """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
@@ -154,8 +132,8 @@ class UpdateGradient:
         loss = computed.loss
         if not isinstance(loss, float) or math.isfinite(loss):
             tally.add(loss, computed.outputs, computed.targets, weight)
-        elif self.contributions is not None:
-            self.contributions.note_loss(loss)
+        elif self.skipped.catches_losses:
+            self.skipped.note_loss(loss)
         else:
             refuse_loss(self._replica, self._comm.rank, loss, epoch, f"step {step + 1}")
         self._stages.lap("backward", computed.seconds)
@@ -207,5 +185,5 @@ def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float,
     if comm is not None:
         comm.all_reduce(total)
     whole = float(total.item())
-    replica.scale_gradients(samples / whole if whole else 0.0)
+    replica.gradients.scale(samples / whole if whole else 0.0)
     return whole

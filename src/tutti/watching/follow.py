@@ -14,6 +14,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from tutti.records.comparison import FILE as COMPARISON
+from tutti.records.farm_folder import FARM
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation, RunStart
 from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, resumed_text
@@ -21,7 +23,7 @@ from tutti.records.untrusted import printable
 from tutti.tables import FittingTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.health import Condition, Health, Limits, examine
-from tutti.watching.snapshot import Snapshot, Watched
+from tutti.watching.snapshot import MARKS, Snapshot, Watched
 
 EPOCHS: Final = 8
 """The number of epochs that are shown, the last ones."""
@@ -187,6 +189,15 @@ def show(folder: Path, limits: Limits, stream: IO[str]) -> bool:
     health = examine(run, limits)
     console_on(stream).print(screen(run, health))
     return health.well
+
+
+def wait_for(folder: Path, stream: IO[str], clock: Clock | None = None) -> None:
+    """Wait, if a folder does not exist, until a run, a farm or a comparison has begun in it."""
+    clock = clock or Clock()
+    if not folder.exists():
+        print(f"{printable(str(folder))} does not exist yet: waiting for it", file=stream, flush=True)
+        while not any((folder / name).exists() for name in (*MARKS, FARM, COMPARISON)):
+            clock.sleep(REFRESH_S)
 
 
 def follow(folder: Path, limits: Limits, stream: IO[str], clock: Clock | None = None) -> bool:

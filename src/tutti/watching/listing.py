@@ -31,6 +31,9 @@ _DEEP_IN_FARMS: Final = 32
 DAMAGED: Final = "damaged"
 """The state of a run whose records cannot be read."""
 
+ACCURACIES: Final = ("test %", "validation %")
+"""The columns of the accuracy on each part."""
+
 _STYLES: Final = {Condition.RUNNING.value: "green", Condition.FAILED.value: "red", DAMAGED: "red"}
 
 
@@ -47,7 +50,8 @@ class ListedRun(Record):
         ranks: the number of ranks that train; the last one, where it changed.
         ranks_in_turn: the numbers of ranks that it had, one after the other; empty: always the same.
         epochs: those that are complete.
-        metrics: on the test part, or else on the validation part after the last epoch.
+        test: the metrics on the test part; empty: there are none.
+        validation: those on the validation part, after the last epoch or with the final weights.
         seconds: of training, as far as it is known.
         time: of its last sign of life (UTC, ISO 8601).
         resumable: whether it has a checkpoint to go on from.
@@ -62,16 +66,12 @@ class ListedRun(Record):
     ranks: int | None = None
     ranks_in_turn: tuple[int, ...] = ()
     epochs: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    validation: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
     time: str = ""
     resumable: bool = False
     problem: str | None = None
-
-    @property
-    def accuracy(self) -> float | None:
-        """The accuracy among the metrics; None if there is none."""
-        return self.metrics.get("accuracy")
 
 
 def list_runs(folder: Path, newest: int | None = None) -> list[ListedRun]:
@@ -127,9 +127,10 @@ def _listed(folder: Path) -> ListedRun:
 
 def _described(run: Snapshot, config: dict[str, Any]) -> ListedRun:
     summary, history = run.summary, run.history
-    last: Evaluation | None = history[-1].validation if history else None
+    test: Evaluation | None = None
+    validation = history[-1].validation if history else None
     if summary is not None:
-        last, sign = summary.test or summary.validation or last, summary.date
+        test, validation, sign = summary.test, summary.validation or validation, summary.date
     else:
         moments = [run.written or 0.0, *(beat.time for beat in run.beats)]
         sign = datetime.fromtimestamp(max(moments), UTC).isoformat(timespec="seconds")
@@ -143,7 +144,8 @@ def _described(run: Snapshot, config: dict[str, Any]) -> ListedRun:
         ranks=run.workers or None,
         ranks_in_turn=ranks_in_turn(run.starts),
         epochs=len(history),
-        metrics={} if last is None else last.metrics,
+        test={} if test is None else test.metrics,
+        validation={} if validation is None else validation.metrics,
         seconds=passed if summary is None else summary.seconds,
         time=sign,
         resumable=run.resumable and summary is None,
@@ -165,18 +167,18 @@ def table_of(runs: list[ListedRun]) -> FittingTable:
         "ranks",
         "state",
         "epochs",
-        "accuracy %",
+        *ACCURACIES,
         "time",
         "last sign",
     )
     table = FittingTable(
         heads,
-        keep=("state", "accuracy %"),
+        keep=("state", *ACCURACIES),
         first_to_go=("last sign", "epochs", "strategy", "ranks", "data", "model", "time"),
         left=("model", "data", "strategy", "state"),
     )
     for run in runs:
-        accuracy = "" if run.accuracy is None else f"{100 * run.accuracy:.2f}"
+        accuracies = (part.get("accuracy") for part in (run.test, run.validation))
         state = (
             f"{run.state}, resumable" if run.resumable and run.state == Condition.FAILED.value else run.state
         )
@@ -187,7 +189,7 @@ def table_of(runs: list[ListedRun]) -> FittingTable:
             "" if run.ranks is None else span_text(run.ranks_in_turn or [run.ranks]),
             state,
             str(run.epochs),
-            accuracy,
+            *("" if one is None else f"{100 * one:.2f}" for one in accuracies),
             "" if run.seconds is None else duration(run.seconds),
             _local(run.time),
             style=_STYLES.get(run.state, ""),

@@ -22,6 +22,9 @@ from tutti.records.usage import RankUsage, UsageRecord
 SIGNS: Final = 2
 """The heartbeats that a rank must have missed in a row to be looked for among the processes."""
 
+MARKS: Final = (CONFIG, HISTORY, RANKS)
+"""The files and folders by which the folder of a run is known."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -102,10 +105,9 @@ class Watched:
             newest = max(runs, key=lambda run: (run / CONFIG).stat().st_mtime, default=None)
             such = f", such as {newest}" if newest else ""
             raise BadRunFolder(f"{folder} holds a comparison; give the folder of one of its runs{such}")
-        marks = (CONFIG, HISTORY, RANKS)
-        if any(folder.iterdir()) and not any((folder / name).exists() for name in marks):
+        if any(folder.iterdir()) and not any((folder / name).exists() for name in MARKS):
             raise BadRunFolder(
-                f"{folder} is no folder of a run: it has none of {', '.join(marks)}; "
+                f"{folder} is no folder of a run: it has none of {', '.join(MARKS)}; "
                 "give the folder that 'tutti train' writes"
             )
 

@@ -297,62 +297,6 @@ def clipping_through_the_optimizer(job: Job) -> Outcome:
 
 
 @loop
-def hooks_that_clip(job: Job) -> Outcome:
-    """Such a hook is not linear: it must see the gradient of the whole batch."""
-    model = net()
-    model[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def hooks_on_gradients_that_are_added_up(job: Job) -> Outcome:
-    """Each pass' own gradient is clipped, and then added to what is there."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    seen = []
-
-    def clip(grad: Tensor) -> Tensor:
-        seen.append(grad.norm().item())
-        return grad.clamp(-0.05, 0.05)
-
-    model[0].weight.register_hook(clip)
-    for epoch in range(3):
-        for inputs, targets in job.shard(batches(size=3)):
-            fit(model, inputs, targets).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=epoch > 0)
-    return weights(model), seen
-
-
-@loop
-def hooks_in_turn(job: Job) -> Outcome:
-    """Each is given what the one before has made. One changes its argument, one is there only once."""
-    model = net()
-    first = model[2].bias.register_hook(lambda grad: grad.sign() * grad.abs().sqrt())
-    model, optimizer = job.distribute(model, sgd(model))
-    kept = []
-
-    def keep_once(grad: Tensor) -> None:
-        kept.append(grad.clone())
-        once.remove()
-
-    def bend(grad: Tensor) -> None:
-        grad.add_(grad.square())
-
-    once = model[2].bias.register_hook(keep_once)
-    model[2].bias.register_hook(bend)
-    for number, (inputs, targets) in enumerate(job.shard(batches(size=3))):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        if number == 1:
-            first.remove()
-    return weights(model), kept
-
-
-@loop
 def hooks_on_one_rank_that_only_look(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -364,32 +308,6 @@ def hooks_on_one_rank_that_only_look(job: Job) -> Outcome:
         optimizer.step()
     assert bool(norms) == (job.rank == 0)
     return weights(model)
-
-
-@loop
-def hooks_on_heads_that_a_batch_may_not_use(job: Job) -> Outcome:
-    """On several ranks some use a head that others do not; where none does, its hook is not called."""
-    trunk, heads = nn.Linear(5, 4).double(), nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]).double()
-    model = nn.ModuleList([trunk, heads])
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.linspace(-1, 1, parameter.numel(), dtype=torch.float64).view_as(parameter))
-    model, optimizer = job.distribute(model, sgd(model))
-    calls = []
-    for head in heads:
-        head.weight.register_hook(lambda grad: calls.append(1) or grad.clamp(-0.02, 0.02))
-    for inputs, targets in job.shard(batches(size=3)):
-        hidden = trunk(inputs).tanh()
-        loss = hidden.sum() * 0
-        for number, head in enumerate(heads):
-            chosen = (targets == 2) == bool(number)
-            if chosen.any():
-                parts = nn.functional.cross_entropy(head(hidden[chosen]), targets[chosen], reduction="sum")
-                loss = loss + parts / len(inputs)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=len(calls) < 4)
-    return weights(model), len(calls)
 
 
 @loop
@@ -411,18 +329,6 @@ def a_hook_and_gradients_that_are_asked_for(job: Job) -> Outcome:
 
 
 @loop
-def a_hook_on_what_is_added_to_a_gradient_of_the_loop(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    model[0].weight.register_hook(lambda grad: grad * 2)
-    for inputs, targets in job.shard(batches(size=6, count=12)):
-        model[0].weight.grad = torch.autograd.grad(fit(model, inputs, targets), model[0].weight)[0]
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def hooks_on_a_sparse_embedding(job: Job) -> Outcome:
     model = nn.Embedding(7, 3, sparse=True, dtype=torch.float64)
     with torch.no_grad():
@@ -434,34 +340,6 @@ def hooks_on_a_sparse_embedding(job: Job) -> Outcome:
         model(numbers).square().sum(1).mean().backward()
         optimizer.step()
     optimizer.zero_grad()
-    return weights(model)
-
-
-@loop
-def a_hook_on_several_gradients(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    norms = []
-
-    def look(found: list[Tensor]) -> None:
-        norms.append(torch.stack([grad.norm() for grad in found]))
-
-    torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), look)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), norms
-
-
-@loop
-def hooks_after_accumulation_that_clip(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-
-    def clip(parameter: nn.Parameter) -> None:
-        parameter.grad.clamp_(-0.01, 0.01)
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(clip)
-    train(job, model, optimizer, epochs=1)
     return weights(model)
 
 

@@ -519,6 +519,21 @@ def the_first_batch_is_trained_on_again_after_each(job: Job) -> Outcome:
 
 
 @loop
+def the_batch_before_is_trained_on_again(job: Job) -> Outcome:
+    """Also right behind the first two, of 4 and 3 samples."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    kept = []
+    for batch in job.shard(batches(size=4, count=7)):
+        kept.append(batch)
+        for inputs, targets in reversed(kept):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
 def both_batches_of_an_epoch_are_trained_on_again_behind_it(job: Job) -> Outcome:
     """They have 6 and 5 samples, of which a rank has other shares."""
     model = net()

@@ -111,9 +111,8 @@ class StreamedPart(Part):
         return self.source
 
     @override
-    def take(self, indices: Tensor) -> tuple[Inputs, Tensor]:
-        stored = self._source.gather(indices)
-        return self.scale.apply(stored), self.stored_targets.index_select(0, indices)
+    def _seen(self, indices: Tensor) -> Inputs:
+        return self.scale.apply(self._source.gather(indices))
 
     def numbers(self, positions: Tensor) -> Tensor:
         """Return the numbers of some samples in the files, by their positions, int64."""

@@ -25,6 +25,7 @@ from tutti.records.untrusted import MOST_RANKS
 from tutti.run.config import MEASURED, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.measured_values import BUDGET_S as BEFORE_TRAINING_S
+from tutti.run.pickled import Pickled
 from tutti.run.start import announce, run
 from tutti.studies.autotune.batch_size import first_batch, with_batch
 from tutti.studies.autotune.candidates import Choices, choices_for
@@ -80,7 +81,7 @@ def plan(
     batch_sizes: Sequence[int] = (),
     grows: bool = False,
     exhaustive: bool = False,
-    objects: Mapping[str, bytes] = MappingProxyType({}),
+    objects: Mapping[str, Pickled] = MappingProxyType({}),
     quiet: bool = False,
     silent: bool = False,
 ) -> Recommendation:
@@ -145,7 +146,7 @@ def planned(
     fixed: Collection[str],
     grows: bool = False,
     budget_s: float = BEFORE_TRAINING_S,
-    objects: Mapping[str, bytes] = MappingProxyType({}),
+    objects: Mapping[str, Pickled] = MappingProxyType({}),
     silent: bool = False,
 ) -> TrainConfig:
     """The configuration with what a short measurement has chosen in it; prints what and why in a few lines.
@@ -183,7 +184,7 @@ def measured(
     config: TrainConfig,
     asked: Collection[str],
     budget_s: float = BEFORE_TRAINING_S,
-    objects: Mapping[str, bytes] = MappingProxyType({}),
+    objects: Mapping[str, Pickled] = MappingProxyType({}),
     silent: bool = False,
 ) -> TrainConfig:
     """The configuration with measured values of the fields that were left to that; ranks are as in any run.

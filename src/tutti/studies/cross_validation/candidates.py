@@ -12,30 +12,14 @@ from typing import Any, Final
 
 from tutti.errors import BadOption
 from tutti.load_object import names_object
-from tutti.run.config import TrainConfig, flag
-from tutti.studies.crossing import crossed, with_options
+from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
+from tutti.studies.crossing import SHARED, crossed, refuse_single_run, with_options
 
 NONE: Final = "none"
 """The name of no schedule."""
 
-NOT_SWEPT: Final = {
-    "model": "name several models",
-    "schedule": "give --schedule several names",
-    "data": "all folds are of one data set",
-    "data_options": "all folds are of one data set",
-    "validation": "the folds say what is held out",
-    "split": "the folds say what is held out",
-    "predictions": "each fold writes its predictions",
-    "seed": "the number of the fold is added to --seed",
-    "workers": "give --block",
-    "threads": "give --threads once, for all",
-    "hosts": "the farm is on this host",
-    "out": "each fold gets its folder in --out",
-    "time_limit": "give --time-limit once, for all, or --job-timeout",
-    "on_failure": "a fold whose rank is lost fails alone, and --resume trains it again",
-    "hang_timeout": "give --job-timeout",
-    "max_failures": "a fold whose rank is lost fails alone, and --resume trains it again",
-}
+NOT_SWEPT: Final = {**SHARED, "model": "name several models", "schedule": "give --schedule several names"}
 """Options that are the same for all candidates, and what to do instead."""
 
 
@@ -51,7 +35,7 @@ class Choice:
 
     name: str
     values: Mapping[str, Any]
-    objects: Mapping[str, bytes] = field(default_factory=dict)
+    objects: Mapping[str, Pickled] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +48,7 @@ class Contender:
     """
 
     config: TrainConfig
-    objects: dict[str, bytes]
+    objects: dict[str, Pickled]
 
 
 def choices_of(kind: str, names: Sequence[str]) -> list[Choice]:
@@ -115,7 +99,7 @@ def contenders(
     models: Sequence[Choice],
     schedules: Sequence[Choice],
     sweep: Mapping[str, Sequence[Any]],
-    objects: Mapping[str, bytes] | None = None,
+    objects: Mapping[str, Pickled] | None = None,
 ) -> dict[str, Contender]:
     """Return all candidates by name, such as "lenet/cosine/lr=0.01".
 
@@ -152,11 +136,9 @@ def refuse_own_folds(config: TrainConfig) -> None:
     Raises:
         BadOption: one is given.
     """
-    of_runs = ("split", "validation", "predictions", "hosts", "out", "time_limit", "workers")
-    of_losses = ("on_failure", "hang_timeout", "max_failures")
-    for name in (*of_runs, *of_losses):
-        if getattr(config, name) != getattr(TrainConfig, name):
-            raise BadOption(f"{flag(name)} is for a single run: {NOT_SWEPT[name]}")
+    refuse_single_run(config)
+    if config.validation != TrainConfig.validation:
+        raise BadOption("--validation is for a single run: the folds say what is held out")
 
 
 def plain(text: str) -> str:

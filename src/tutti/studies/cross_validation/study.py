@@ -33,6 +33,7 @@ from tutti.records.run import Summary
 from tutti.records.run_folder import PREDICTIONS, RunFolder, folder_name
 from tutti.records.splits import Split, read_split, write_splits
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
 from tutti.studies.cross_validation.asked_score import AUTO, LOSS
@@ -137,9 +138,9 @@ class CrossValidation:
         return isinstance(self.groups, str) and names_column(self.groups, self.config.data)
 
     @property
-    def objects(self) -> dict[str, bytes]:
+    def objects(self) -> dict[str, Pickled]:
         """Python objects that were given, by their kind and name, such as "model lenet"."""
-        found = dict[str, bytes]()
+        found = dict[str, Pickled]()
         for candidate, one in self.contenders.items():
             model, schedule, *_ = candidate.split("/")
             called = {"model": f"model {model}", "schedule": f"schedule {schedule}"}
@@ -221,7 +222,7 @@ def samples_job(question: CrossValidation, blocks: Blocks) -> SamplesJob:
         BadOption: a Python file that a candidate names is not there.
     """
     # Arrays are no file yet that could be looked for.
-    data = {} if question.arrays is None else {"data": b""}
+    data = {} if question.arrays is None else {"data": Pickled(b"")}
     trained = []
     for one in question.contenders.values():
         check_files(one.config)

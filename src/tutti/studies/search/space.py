@@ -22,27 +22,9 @@ from tutti.models import MODELS
 from tutti.records.json_lines import Json, to_json
 from tutti.records.untrusted import read_file
 from tutti.run.config import MOST_BYTES, TrainConfig, type_name
-from tutti.studies.crossing import with_options
+from tutti.studies.crossing import SHARED, with_options
 
 FORMS: Final = "give log:1e-4..1e-1, 0.1..0.9, 16..256, or values with commas, such as 64,128,256"
-
-NOT_SEARCHED: Final = {
-    "data": "all trials are of one data set",
-    "data_options": "all trials are of one data set",
-    "validation": "trials are compared by the same samples",
-    "split": "--folds makes the splits",
-    "predictions": "each trial writes what it needs",
-    "seed": "give --seed once, for the search",
-    "workers": "give --block",
-    "threads": "give --threads once, for all",
-    "hosts": "the farm is on this host",
-    "out": "each trial gets its folder in --out",
-    "time_limit": "give --time-limit once, for all, or --job-timeout",
-    "on_failure": "a trial whose rank is lost fails alone, and the others go on",
-    "hang_timeout": "give --job-timeout",
-    "max_failures": "a trial whose rank is lost fails alone, and the others go on",
-}
-"""Options that are the same for all trials, and what to do instead."""
 
 _RANGE: Final = re.compile(r"\s*(log:)?\s*([^:]*?)\s*\.\.\s*([^:]*?)\s*")
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
@@ -214,15 +196,13 @@ def _choice(name: str, values: list[Any]) -> Choice:
 
 def _check_name(name: str, base: TrainConfig, dimensions: Mapping[str, Dimension]) -> None:
     parts = {f.name.removesuffix("_options") for f in fields(base) if type_name(f) == "Options"}
-    known = [f.name for f in fields(base) if type_name(f) != "Options" and f.name not in NOT_SEARCHED]
+    known = [f.name for f in fields(base) if type_name(f) != "Options" and f.name not in SHARED]
     own, dot, key = name.partition(".")
     field = f"{own}_options" if dot else own
-    if field in NOT_SEARCHED:
-        raise BadOption(f"--space.{name}: {NOT_SEARCHED[field]}")
+    if field in SHARED:
+        raise BadOption(f"--space.{name}: {SHARED[field]}")
     if (dot and own not in parts) or (not dot and own not in known):
-        of_parts = [
-            f"{part}.{key or 'KEY'}" for part in sorted(parts) if f"{part}_options" not in NOT_SEARCHED
-        ]
+        of_parts = [f"{part}.{key or 'KEY'}" for part in sorted(parts) if f"{part}_options" not in SHARED]
         raise UnknownName("option", f"--space.{name}", [f"--space.{one}" for one in [*known, *of_parts]])
     if dot and own == "model" and "model" not in dimensions and base.model in MODELS:
         options = MODELS.options(base.model)

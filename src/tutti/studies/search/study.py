@@ -32,13 +32,14 @@ from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder, folder_name
 from tutti.records.splits import write_splits
 from tutti.run.config import TrainConfig
+from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
 from tutti.run.trust import seal
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.splits import Splitter, make_splits, splitter_of
 from tutti.studies.cross_validation.study import Blocks, keep_data
-from tutti.studies.crossing import with_options
+from tutti.studies.crossing import refuse_single_run, with_options
 from tutti.studies.given_code import numbers_given, say_other_code
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.objectives import Aim, aims_of
@@ -91,7 +92,7 @@ class Search:
     stratified: bool = False
     ahead: int = 8
     successive: str | None = None
-    objects: Mapping[str, bytes] = field(default_factory=dict)
+    objects: Mapping[str, Pickled] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] | None = None
     floats: str | None = None
 
@@ -128,9 +129,7 @@ class Search:
             raise BadOption(f"--ahead is {self.ahead}; the smallest possible is 1")
         if self.stratified and self.folds == 1:
             raise BadOption("--stratified is for folds; give --folds 3 or the like, or leave it out")
-        for name, left in (("split", None), ("predictions", False), ("hosts", None), ("out", None)):
-            if getattr(self.config, name) != left:
-                raise BadOption(f"--{name} is for a single run; leave it out")
+        refuse_single_run(self.config)
         by_validation = any(aim.by_epoch for aim in self.aims)
         if self.folds == 1 and by_validation and self.config.validation == 0:
             raise BadOption("--validation is 0, so trials cannot be compared; give a share, or --folds 3")
@@ -259,7 +258,7 @@ def samples_job(search: Search, blocks: Blocks) -> SamplesJob:
         BadOption: a Python file that the search names is not there.
     """
     # Arrays are no file yet that could be looked for.
-    objects = dict(search.objects) | ({} if search.arrays is None else {"data": b""})
+    objects = dict(search.objects) | ({} if search.arrays is None else {"data": Pickled(b"")})
     workers = str(max(1, blocks.block - search.config.servers))
     found = {}
     for name, dimension in search.space.dimensions.items():

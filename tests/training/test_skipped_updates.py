@@ -1,16 +1,14 @@
-"""Gradients that are not finite: the rank is named, and its contribution left out."""
+"""Gradients that are not finite: the rank is named, and the update skipped."""
 
 from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import SGD
 
 from tests.trainers import trainer_of
@@ -27,10 +25,10 @@ from tutti.strategies import STRATEGIES, Clip, Strategy, Sync
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 from tutti.training.agenda import Agenda, Wishes
-from tutti.training.contributions import Contributions
 from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.precision import Arithmetic
+from tutti.training.skipped_updates import SkippedUpdates
 from tutti.training.trainer import Trainer
 
 GENERATOR = torch.Generator().manual_seed(11)
@@ -110,20 +108,17 @@ def trained(
     return VirtualWorld(ranks, ranks_per_host=hosts).run(run)
 
 
-def expected(ranks: int, train: Part, loss: Loss = PLAIN, epochs: int = 2) -> Tensor:
-    """The weights after the updates over all samples but those of ranks that have a spoiled one."""
+def expected(train: Part, loss: Loss = PLAIN, epochs: int = 2) -> Tensor:
+    """The weights and statistics after the updates without a spoiled sample, by one process."""
     net = Net()
     optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
-    batches = [Batches(train, BATCH, rank, ranks, seed=1) for rank in range(ranks)]
+    batches = Batches(train, BATCH, seed=1)
     for epoch in range(epochs):
-        for update in zip(*(of_rank.epoch(epoch) for of_rank in batches), strict=True):
-            parts = [passes[0] for _, passes in update]
-            good = [one for one in parts if not (one.inputs[:, 0].isnan() | (one.inputs[:, 0] == 7)).any()]
-            if not good:
+        for _, (batch,) in batches.epoch(epoch):
+            if (batch.inputs[:, 0].isnan() | (batch.inputs[:, 0] == 7)).any():
                 continue
             optimizer.zero_grad()
-            outputs = net(torch.cat([one.inputs for one in good]))
-            loss.function(outputs, torch.cat([one.targets for one in good])).backward()
+            loss.function(net(batch.inputs), batch.targets).backward()
             optimizer.step()
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
@@ -142,41 +137,16 @@ SEVEN_AND_NAN = pytest.mark.parametrize("how", [7.0, math.nan], ids=["gradient",
     ],
     ids=["sync", "sync-hosts", "ring", "paramserver"],
 )
-def test_an_update_is_the_mean_over_the_samples_of_the_other_ranks(
+def test_all_ranks_skip_an_update_that_is_not_finite_on_one(
     how: float, strategy: Strategy, hosts: list[int] | None
 ) -> None:
     train = spoiled(how)
-    reference = expected(3, train)
+    reference = expected(train)
     for vector, history in trained(3, train, strategy, hosts):
         torch.testing.assert_close(vector[-len(reference) :], reference, rtol=0, atol=1e-12)
         assert [sum(rank.left_out for rank in epoch.ranks) for epoch in history] == [1, 1]
+        assert {rank.updates for epoch in history for rank in epoch.ranks} == {SAMPLES // BATCH - 1}
         assert vector.isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["sync", "paramserver"])
-def test_a_loss_with_a_denominator_of_its_own_is_divided_by_that_of_the_other_ranks(name: str) -> None:
-    def total_and_weight(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        each = functional.cross_entropy(outputs, targets, reduction="none")
-        return (each * (1 + targets)).sum(), (1 + targets).sum().double()
-
-    def mean(outputs: Tensor, targets: Tensor) -> Tensor:
-        total, weight = total_and_weight(outputs, targets)
-        return total / weight
-
-    train = spoiled(7.0)
-    reference = expected(3, train, replace(PLAIN, function=mean))
-    of_weights = replace(PLAIN, function=total_and_weight, weighed=True)
-    for vector, _ in trained(3, train, STRATEGIES[name](), loss=of_weights):
-        torch.testing.assert_close(vector[-len(reference) :], reference, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["solo", "sync", "paramserver"])
-def test_an_update_of_which_nothing_is_finite_is_not_made(name: str) -> None:
-    ranks = 1 if name == "solo" else 2
-    train = spoiled(7.0, tuple(Batches(Part(INPUTS, TARGETS), BATCH, seed=1).order(0)[:BATCH].tolist()))
-    reference = expected(ranks, train, epochs=1)
-    for vector, _ in trained(ranks, train, STRATEGIES[name](), epochs=1):
-        torch.testing.assert_close(vector[-len(reference) :], reference, rtol=0, atol=1e-12)
 
 
 def test_looking_changes_no_bit_of_a_run_in_which_nothing_fails() -> None:
@@ -200,25 +170,23 @@ def test_the_rank_the_step_and_the_parameter_are_named(capfd: pytest.CaptureFixt
     trained(3, spoiled(7.0), Sync(), epochs=1)
     line = capfd.readouterr().err
     assert "the gradient of 'first.weight' is not finite, though the loss is in step" in line
-    assert "its contribution is left out, the 1st of this rank" in line
+    assert "the update is skipped, the 1st by this rank" in line
     trained(3, spoiled(math.nan), Sync(), epochs=1)
     assert "the loss is nan in step" in capfd.readouterr().err
 
 
 def test_a_run_that_goes_on_within_an_epoch_counts_on(capfd: pytest.CaptureFixture[str]) -> None:
     def run(comm: Communicator) -> None:
-        before, after = (Contributions(Replica(Net()), comm, most=3) for _ in range(2))
+        before, after = (SkippedUpdates(Replica(Net()), comm, False, most=3) for _ in range(2))
         before.note_loss(math.nan)
-        assert not before.is_finite(step=1, epoch=0)
+        assert not before.is_usable(step=1, epoch=0)
         after.load_state(before.state())
         after.note_loss(math.nan)
-        assert not after.is_finite(step=2, epoch=0)
+        assert not after.is_usable(step=2, epoch=0)
         assert after.take() == 2
-        after.load_state(1)  # of an earlier version
-        assert after.state() == [1, 0, 0]
 
     VirtualWorld(1).run(run)
-    assert "in step 2 (epoch 1) on rank 0: its contribution is left out, the 2nd" in capfd.readouterr().err
+    assert "in step 2 (epoch 1) on rank 0: the update is skipped, the 2nd" in capfd.readouterr().err
 
 
 def test_ranks_that_go_on_as_fewer_count_what_all_have_done() -> None:
@@ -266,7 +234,7 @@ def test_a_run_goes_on_with_the_mean_statistics_though_the_first_gradient_of_an_
 def test_more_in_a_row_than_allowed_end_the_run() -> None:
     everything = spoiled(7.0, tuple(range(SAMPLES)))
     with pytest.raises(
-        NotFinite, match=r"in step 3 \(epoch 1\) on rank 0; --skip-nonfinite allows 2 in a row"
+        NotFinite, match=r"in step 3 \(epoch 1\) on rank 0; --skip-nonfinite skips 2 updates in a row"
     ):
         trained(1, everything, STRATEGIES["solo"](), skip_nonfinite=2)
 
