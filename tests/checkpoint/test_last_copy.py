@@ -21,7 +21,7 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import PeerLost
 from tutti.records.checkpoints import FOLDER, newest
 from tutti.run.config import TrainConfig
-from tutti.run.survival import last_copy_kept
+from tutti.run.survival import _last_copy_kept
 from tutti.run.train_job import TrainJob
 
 
@@ -86,7 +86,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def fail(memory: StateMemory) -> None:
     """Have a run fail that has lost too many ranks."""
     job = TrainJob(TrainConfig(model="mlp", data="digits"))
-    with pytest.raises(PeerLost, match="once too often"), last_copy_kept(job, memory.place):
+    with pytest.raises(PeerLost, match="once too often"), _last_copy_kept(job, memory.place):
         raise PeerLost([0], "once too often")
 
 

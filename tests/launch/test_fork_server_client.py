@@ -25,7 +25,7 @@ import tutti
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tutti.errors import PeerLost, RankFailed, UserError
 from tutti.launch import fork_server, fork_server_client
-from tutti.launch.crew import Crew, Orders, Outcome
+from tutti.launch.crew import Crew, Outcome
 from tutti.launch.fork_server import Branch, ForkServerProcess, Load, NotForked, Ready, receive, send
 from tutti.launch.fork_server_client import ForkServer
 from tutti.launch.placement import Placement
@@ -253,7 +253,7 @@ def test_ranks_are_gone_with_what_they_have_started(tmp_path: Path, grace_s: flo
     selector, stop = selectors.DefaultSelector(), StopPage.make_file()
     with fork_server_client.fork_server(1, crowded=False) as server:
         entry = "tests.launch.entries:wait_for_ever"
-        crew = Crew(server.branch(entry), entry, Orders(str(tmp_path).encode(), TWO), stop)
+        crew = Crew(server.branch(entry), entry, str(tmp_path).encode(), TWO, stop)
         crew.register(selector)
         notes = [tmp_path / f"rank-{rank}" for rank in range(2)]
         wait_for_files(notes)
@@ -261,8 +261,8 @@ def test_ranks_are_gone_with_what_they_have_started(tmp_path: Path, grace_s: flo
         # The process that forks them says that it listens before it says anything else.
         selector.select()
         crew._note_message()
-        crew.unregister(selector)
-        crew.end(grace_s)
+        selector.close()
+        end(crew, grace_s)
     os.close(stop)
     assert not any(map(lives, processes))
 
@@ -335,6 +335,13 @@ class Limited:
         resource.prlimit(self._process, resource.RLIMIT_NOFILE, self._before)
 
 
+def end(crew: Crew, grace_s: float) -> None:
+    """End its ranks, and the branch that has forked them."""
+    crew._server.clear(grace_s)
+    crew._server.close()
+    crew.close()
+
+
 def outcome_of(crew: Crew) -> Outcome:
     """The end of its work."""
     with selectors.DefaultSelector() as selector:
@@ -349,32 +356,31 @@ def test_ranks_that_could_not_be_forked_leave_the_others_and_their_server_alone(
     entry, stop = "tests.launch.entries:sum_of_ranks", StopPage.make_file()
     waits = "tests.launch.entries:wait_for_ever"
     with fork_server_client.fork_server(1, crowded=False) as server:
-        others = Crew(server.branch(waits), waits, Orders(str(tmp_path).encode(), TWO), stop)
+        others = Crew(server.branch(waits), waits, str(tmp_path).encode(), TWO, stop)
         wait_for_files([tmp_path / f"rank-{rank}" for rank in range(2)])
         with Limited(server):
-            refused = Crew(server.branch(entry), entry, Orders(b"", TWO), stop)
+            refused = Crew(server.branch(entry), entry, b"", TWO, stop)
             outcome = outcome_of(refused)
-            refused.end(0.0)
-        assert not outcome.begun
+            end(refused, 0.0)
         assert isinstance(outcome.error, UserError)
         assert str(outcome.error).startswith(
             "too many open files: raise the limit of this process (ulimit -n)"
         )
         assert others.outcome() is None
-        started = Crew(server.branch(entry), entry, Orders(b"", TWO), stop)
+        started = Crew(server.branch(entry), entry, b"", TWO, stop)
         assert outcome_of(started) == Outcome(None)
         for crew in (others, started):
-            crew.end(0.0)
+            end(crew, 0.0)
     os.close(stop)
 
 
 def test_what_has_ended_a_branch_with_its_server_is_told(tmp_path: Path) -> None:
     entry, stop = "tests.launch.entries:wait_for_ever", StopPage.make_file()
     with fork_server_client.fork_server(1, crowded=False) as server:
-        crew = Crew(server.branch(entry), entry, Orders(str(tmp_path).encode(), TWO), stop)
+        crew = Crew(server.branch(entry), entry, str(tmp_path).encode(), TWO, stop)
         wait_for_files([tmp_path / f"rank-{rank}" for rank in range(2)])
         os.kill(server._process.pid, signal.SIGILL)
         outcome = outcome_of(crew)
-        crew.end(0.0)
+        end(crew, 0.0)
     os.close(stop)
     assert str(outcome.error) == "the process that forked all ranks ended: killed by signal 4 (SIGILL)"

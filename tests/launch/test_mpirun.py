@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import pickle
-import resource
 import signal
 import subprocess
 import sys
@@ -19,15 +18,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tutti.launch.reserve_on_hosts import RanksInReserve
 
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import forked_mpi_ranks, interpreter
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadData, LauncherLost, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
-from tutti.launch import guard, mpirun, mpirun_outcome, ranks_on_hosts, reserve_on_hosts
-from tutti.launch.crew import Orders
+from tutti.launch import guard, mpirun, mpirun_outcome, ranks_on_hosts
 from tutti.launch.exit_reports import Report
 from tutti.launch.liveness import DONE, FAILED, LivenessAddress, LivenessWatch, RankEnd
 from tutti.launch.mpi_rank import START, MpiStart
@@ -36,6 +33,7 @@ from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.mpirun_outcome import outcome
 from tutti.launch.placement import Host, Placement, place_ranks
 from tutti.launch.ranks_on_hosts import LARGEST_IN_ENVIRONMENT, RanksOnHosts
+from tutti.launch.recovery import Replaced
 from tutti.launch.signals import SignalWatch, suspended_together
 from tutti.launch.start import start
 from tutti.launch.stop_request import Stopping
@@ -103,24 +101,6 @@ def test_messages_arrive_whole_and_only_from_those_who_know_the_token() -> None:
     finally:
         channel.close()
     assert address.payload_here() is None
-
-
-def test_whoever_asks_while_something_else_is_handed_gets_it_whole_or_what_was_there() -> None:
-    payloads = [bytes([number]) * 3_000_000 for number in range(2)]
-    with closing(MpirunChannel(payloads[0])) as channel:
-        over = threading.Event()
-
-        def hand() -> None:
-            while not over.is_set():
-                for one in payloads:
-                    channel.hand(one)
-
-        thread = threading.Thread(target=hand)
-        thread.start()
-        found = [channel.address.payload_here() for _ in range(200)]
-        over.set()
-        thread.join()
-    assert all(one in payloads for one in found)
 
 
 def test_where_no_report_can_come_from_the_exit_code_says_what_happened() -> None:
@@ -240,83 +220,6 @@ def test_a_rank_that_failed_on_another_host_is_named_with_it() -> None:
             outcome([], 1, "", watch, [Host("a", 1), Host("b", 1)])
 
 
-HOSTS = [Host("a", 1), Host("b", 1)]
-
-
-@pytest.mark.parametrize(
-    ("reports", "ends", "said"),
-    [
-        ([], [RankEnd(1, 1.0, False, b"", -9)], "killed by signal 9"),
-        (
-            [Report(0, 1.0, None, None, "lost", lost=True)],
-            [RankEnd(1, 1.1, False, FAILED)],
-            "rank 1 failed on",
-        ),
-        ([Report(0, 1.0, None, None, "ValueError: no data")], [RankEnd(0, 1.1, False, FAILED)], "no data"),
-        ([], [RankEnd(0, 1.0, False, DONE)], None),
-    ],
-)
-def test_it_is_known_by_what_ranks_in_reserve_have_ended(
-    reports: list[Report], ends: list[RankEnd], said: str | None
-) -> None:
-    error = mpirun_outcome.why_ended(reports, ends, HOSTS)
-    assert (error is None) if said is None else (said in str(error))
-
-
-class Nobody:
-    """Nobody has asked for other ranks."""
-
-    def asked_for(self) -> Orders | None:
-        return None
-
-    def may_take_over(self) -> bool:
-        raise AssertionError
-
-    def take_over(self) -> Orders | None:
-        raise AssertionError
-
-    def refuse(self, why: TuttiError) -> None:
-        raise AssertionError
-
-    def note_stop(self) -> None:
-        pass
-
-
-def in_reserve(signals: SignalWatch, placement: Placement) -> RanksInReserve:
-    return RanksInReserve("package:entry", lambda: Orders(b"", placement), Stopping(signals), Nobody())
-
-
-def test_others_prepare_themselves_only_where_no_exception_would_come_again(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    begun: list[object] = []
-
-    class Ended(RanksOnHosts):
-        def __init__(self, *_: object, **__: object) -> None:
-            begun.append(self)
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        @property
-        def live(self) -> bool:
-            return False
-
-        def why_ended(self) -> TuttiError:
-            return PeerLost([1], "killed") if len(begun) == 1 else RankFailed(1, "...\nValueError: no data")
-
-    monkeypatch.setattr(reserve_on_hosts, "RanksOnHosts", Ended)
-    placement = place_ranks(1, hosts="localhost:1")
-    with SignalWatch() as signals:
-        reserve = in_reserve(signals, placement)
-        for _ in range(4):
-            reserve.look()
-    first, second = capfd.readouterr().err.splitlines()
-    assert "the ranks in reserve have ended (lost rank 1: killed); others prepare themselves" in first
-    assert "the ranks in reserve have ended (ValueError: no data); from here on" in second
-    assert len(begun) == 2
-
-
 def test_a_host_without_room_for_mpirun_is_told_what_to_do() -> None:
     with pytest.raises(TuttiError, match=r"ended with exit code 213.*make room.*df /tmp"):
         outcome([], 213, "")
@@ -346,73 +249,21 @@ def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open(
         assert ranks.wait(Stopping(signals), None, None, None) == (7, "last words\n")
 
 
+def test_ranks_are_ended_when_others_take_over_though_something_is_said_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = started_as(monkeypatch, "while :; do echo said >&2; sleep 0.05; done")
+    with SignalWatch() as signals, ranks:
+        returncode, said = ranks.wait(Stopping(signals), None, None, lambda: True)
+        with pytest.raises(Replaced):
+            ranks.result(returncode, said)
+
+
 def test_an_mpirun_that_starts_nobody_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = started_as(monkeypatch, "sleep 300")
     with SignalWatch() as signals, ranks:
         assert ranks.wait(Stopping(signals), None, 0.1, None) == (None, "")
     assert ranks.hangs
-
-
-def test_ranks_in_reserve_are_looked_after_though_something_is_said_all_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks: list[float] = []
-
-    class Reserve(RanksInReserve):
-        def look(self, begins: bool = True) -> bool:
-            assert not begins  # None of those before them has made a step.
-            looks.append(time.monotonic())
-            return False
-
-    ranks = started_as(monkeypatch, "for one in {1..40}; do echo said >&2; sleep 0.05; done")
-    with SignalWatch() as signals, ranks:
-        stopping = Stopping(signals)
-        ranks.wait(stopping, None, None, Reserve("package:entry", lambda: None, stopping, Nobody()))
-    assert looks
-
-
-def test_those_that_train_go_on_without_a_reserve_that_cannot_be_started(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    placement = place_ranks(1, hosts="localhost:1")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with (
-        SignalWatch() as signals,
-        closing(in_reserve(signals, placement)) as reserve,
-        open(os.devnull) as last,
-    ):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
-        try:
-            reserve.look()
-            reserve.look()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    (said,) = capfd.readouterr().err.splitlines()
-    assert "there are no ranks in reserve (too many open files: raise the limit" in said
-    assert "from here on new ones are started when one is lost" in said
-
-
-def test_whoever_has_asked_a_run_to_stop_does_not_wait_for_hosts_that_may_be_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waited: list[float] = []
-
-    def answering(hosts: Sequence[str], patience_s: float, over: Callable[[], bool]) -> list[str]:
-        began = time.monotonic()
-        while not over() and time.monotonic() < began + patience_s:
-            time.sleep(0.01)
-        waited.append(time.monotonic() - began)
-        return []
-
-    monkeypatch.setattr(reserve_on_hosts, "answering", answering)
-    monkeypatch.setattr(reserve_on_hosts, "PROBE_S", 0.1)
-    with SignalWatch() as signals:
-        reserve = in_reserve(signals, place_ranks(1, hosts="localhost:1"))
-        assert reserve.answering(["b"], 0.5) == []
-        reserve._stopping.page.request()
-        assert reserve.answering(["b"], 60.0) == []
-    assert waited[0] >= 0.5
-    assert waited[1] < 30
 
 
 @needs_mpirun

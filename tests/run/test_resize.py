@@ -181,7 +181,7 @@ def test_a_run_on_hosts_has_more_and_fewer_ranks_when_somebody_asks(tmp_path: Pa
     assert all(before < after for before, after in pairwise(steps))
     torch.testing.assert_close(weights_of(found), left_alone(), rtol=0, atol=1e-12)
     assert [one.train.samples for one in found.history] == [48] * 6
-    assert found.config.workers == "1"
+    assert found.config.workers == "3"
 
 
 @needs_mpirun
@@ -264,17 +264,13 @@ def test_the_command_says_what_has_become_of_it(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> None:
-    with pytest.raises(BadRunFolder, match=r"does not exist; .* ask again once it trains"):
-        resize(tmp_path / "nowhere", 2)
-    with pytest.raises(BadRunFolder, match="if a run is just starting there"):
-        resize(tmp_path, 2)
+    for place in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(BadRunFolder, match=r"has no config\.json; .* ask again once it trains"):
+            resize(place, 2)
     run = tmp_path / "a run"
     tutti.train(model(), workers=1, checkpoint="1 epoch", out=str(run), **OPTIONS)
     with pytest.raises(BadRunFolder, match=r"finished; to train longer: tutti train --resume '.*' --epochs"):
         resize(run, 2)
-    for place in (run / "checkpoints", run / "checkpoints" / "latest"):
-        with pytest.raises(BadRunFolder, match=f"give the run's folder, {run}$"):
-            resize(place, 2)
     (run / "summary.json").unlink()
     # It has left the heartbeat of one that has stopped.
     with pytest.raises(BadRunFolder, match=r"with 2 ranks it goes on by: tutti train --resume '.*' -n 2"):
@@ -286,9 +282,6 @@ def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> N
         with pytest.raises(BadOption, match=r"-n 2 --hosts \.\.\. --on-failure respawn"):
             resize(run, 2)
     assert not (run / REQUEST).exists()
-    (tmp_path / "farm.json").touch()
-    with pytest.raises(BadRunFolder, match="only a single run"):
-        resize(tmp_path, 2)
 
 
 @pytest.mark.parametrize("workers", [True, "2", None, 1.0])

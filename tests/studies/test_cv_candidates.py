@@ -77,7 +77,7 @@ def test_options_that_cannot_be_swept_are_refused(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("split", "a:0"), ("out", "a"), ("workers", "2"), ("on_failure", "respawn"), ("standby", True)],
+    [("split", "a:0"), ("out", "a"), ("workers", "2"), ("on_failure", "respawn")],
 )
 def test_studies_refuse_the_same_options_of_a_single_run(option: str, value: object) -> None:
     config = TrainConfig(epochs=1, **{option: value})  # type: ignore[arg-type]

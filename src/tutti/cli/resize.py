@@ -21,13 +21,13 @@ class ResizeCommand(Command):
     """Have a run go on with more or fewer ranks, while it trains.
 
     The run has to be on this machine, the first of its --hosts, and to survive lost ranks (--on-failure
-    respawn or shrink). It trains on until the new ranks are ready, which then take over a fresh copy of its
-    state. With strategy sync the batch stays the same, and so does what is learned. Beyond the cores that
-    the run may use ranks take turns, which is slower, and a warning says so.
+    respawn or shrink). It copies its state at the next step, and the new ranks go on from there. With
+    strategy sync the batch stays the same, and so does what is learned. More ranks than the run has cores
+    take turns, which is slower, and a warning says so.
 
-    The command waits until the new ranks have taken over; Ctrl-C meanwhile takes the wish back. Exit codes:
-    0 if they have, or the run had as many ranks already; 2 if there cannot be so many, or the run does not
-    train; 130 after Ctrl-C.
+    The command waits until the new ranks train; Ctrl-C before that takes the request back. Exit codes: 0 if
+    they train, or the run had that number of ranks already; 2 if there cannot be that many, or the run does
+    not train; 130 after Ctrl-C.
     """
 
     aim = "train a network"

@@ -119,16 +119,16 @@ class RecoveryPolicy:
         return False
 
     def resize(self) -> None:
-        """Choose the ranks that were asked for."""
+        """Choose the ranks that were asked for.
+
+        Raises:
+            BadRunFolder: the folder of the run is gone.
+        """
         resize = self._resize
         assert resize is not None, "they were asked for"
         before = self.job, self.placement
         why = f"somebody asked for {ranks_text(resize.request.workers)}"
-        try:
-            self._change_to(resize.job, resize.placement, why)
-        except BadRunFolder as gone:
-            self._refuse(resize.folder, resize.request, str(gone))
-            return
+        self._change_to(resize.job, resize.placement, why)
         self._resize = replace(resize, copies=self._memory.place.copies_taken, before=before)
 
     def finish(self) -> None:

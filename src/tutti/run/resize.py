@@ -11,8 +11,6 @@ from typing import Final, SupportsIndex
 
 from tutti.errors import BadOption, BadRunFolder, UserError
 from tutti.launch.launcher import Launcher, started_by
-from tutti.records import checkpoints
-from tutti.records.farm_folder import FARM
 from tutti.records.folder_lock import is_locked
 from tutti.records.heartbeat import FINISHED
 from tutti.records.resize_request import REQUEST, read_request, remove_request, request_workers
@@ -139,26 +137,10 @@ def _found(path: Path) -> RunFolder:
     Raises:
         BadRunFolder: it is none, or not yet.
     """
-    if not path.exists():
+    if not (path / CONFIG).is_file():
         raise BadRunFolder(
-            f"run folder {path} does not exist; give the folder that 'tutti train' writes, or if the run is "
-            "just starting, ask again once it trains"
-        )
-    refuse_no_folder(path)
-    if (path / FARM).exists():
-        raise BadRunFolder(
-            f"{path} is the folder of many runs, which share the cores; only a single run, of 'tutti train', "
-            "can change its number of ranks"
-        )
-    above = path.absolute()
-    while checkpoints.FOLDER in (above.name, above.parent.name):
-        above = above.parent
-        if (above / CONFIG).is_file():
-            raise BadRunFolder(f"{path} is no run, but has its checkpoints; give the run's folder, {above}")
-    if not (path / CONFIG).exists():
-        raise BadRunFolder(
-            f"{path} has no {CONFIG}; if a run is just starting there, ask again once it trains, and else "
-            "give the folder that 'tutti train' writes"
+            f"{path} is no folder of a run, as it has no {CONFIG}; give the folder that 'tutti train' "
+            "writes, or if a run is just starting there, ask again once it trains"
         )
     return RunFolder(path)
 

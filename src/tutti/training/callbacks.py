@@ -53,7 +53,7 @@ class Course:
     def resize(self, workers: int) -> None:
         """Ask that the run go on with another number of workers, and train on meanwhile.
 
-        What rank 0 asks for counts. New ranks prepare themselves and take over, as with `tutti.resize`; with
+        What rank 0 asks for counts. New ranks go on from a copy of the state, as with `tutti.resize`; with
         those the callback goes on, by its `begin`. If that cannot be, the run prints a warning. A call asks
         for nothing as long as an earlier one has no answer, or where the run has so many workers already.
 

@@ -60,7 +60,7 @@ class RunningRanks:
     def look(self) -> dict[int, RankSeen]:
         """The ranks that live and have found each other, by their numbers.
 
-        Where several groups of ranks live, as one waits to take over, they are those of the group that
+        Where several groups of ranks live, as one is being ended, they are those of the group that
         trains, or has trained last.
         """
         groups, broken = self._look()
