@@ -165,9 +165,10 @@ class PipelinePortion(TeamPortion):
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
         # Not views: these would be sent with all that they are views of.
-        own = {name: x.clone() for name, x in taken(self.module, of).items()}
-        found: dict[str, Tensor] = {}
-        for part in cast("list[dict[str, Tensor]]", self.ranks.team.all_gather_objects(own)):
+        values = taken(self.module, of)
+        own = {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+        found: dict[str, Any] = {}
+        for part in cast("list[dict[str, Any]]", self.ranks.team.all_gather_objects(own)):
             found |= part
         return {name: found[name] for name in self._names if name in found}
 
