@@ -198,7 +198,6 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
             if not world.lost:
                 weights, samples = [one for one, _ in found], found[0][1]
                 return Finished(weights, samples, crews, [crew.operations[rank] for rank in range(ranks)])
-            memory.note_loss(1.0)
             ranks += POLICIES[policy]
     raise AssertionError("the last crew has lost a rank, whom nobody has killed")
 
