@@ -299,3 +299,15 @@ def test_a_class_that_training_never_sees_is_refused(tmp_path, train, test):
     with pytest.raises(BadData, match=f"the test part has the class '{test.split()[1]}' in 1 of 2 samples"):
         read_source(str(tmp_path), {})
     assert read_source(str(tmp_path), {"classes": 3}).classes == 3
+
+
+@pytest.mark.parametrize(("first", "missing"), [(0, 0), (0, 2), (0, 3), (1, 3)])
+def test_a_missing_one_of_the_files_of_a_part_is_named(tmp_path, first, missing):
+    names = [f"train-{number:05}-of-00004.csv" for number in range(first, first + 4)]
+    for name in names:
+        (tmp_path / name).write_text("a,y\n1,0\n3,1\n")
+    assert len(read_source(str(tmp_path), {}).parts["train"][1]) == 8
+    name = f"train-{missing:05}-of-00004.csv"
+    (tmp_path / name).unlink()
+    with pytest.raises(BadData, match=name):
+        read_source(str(tmp_path), {})

@@ -126,3 +126,14 @@ def test_a_program_that_joins_the_job_of_an_mpirun_that_has_ended_is_refused(
     )
     assert rank.returncode > 0
     assert "OMPI_" in rank.stderr
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["run", "-n", "2", __file__], ["compare"]])
+def test_a_command_with_another_rank_of_an_mpirun_that_has_ended_says_so(
+    words: list[str], ended_mpirun: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "tutti", *words]
+    environ = {**ended_mpirun, "OMPI_COMM_WORLD_RANK": "1"}
+    done = subprocess.run(command, env=environ, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("unset ${!OMPI_*}") == 1

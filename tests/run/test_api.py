@@ -477,3 +477,9 @@ def test_state_that_is_no_tensor_is_refused_before_anything_is_trained(
     with pytest.raises(BadModel, match=r"'_extra_state' is a dict; only tensors .* \(out=None\)"):
         tutti.train(Extra(2, 2), data, out=str(tmp_path / "run"), **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_made_has_the_trained_dtype_and_a_given_one_keeps_its_own() -> None:
+    options: Any = {**ONE, "precision": "fp64"}
+    assert {one.dtype for one in tutti.train(net, DATA, **options).model.parameters()} == {torch.float64}
+    assert {one.dtype for one in tutti.train(net(), DATA, **options).model.parameters()} == {torch.float32}

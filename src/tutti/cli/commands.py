@@ -25,6 +25,7 @@ from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
 from tutti.launch.launcher import started_by
 from tutti.launch.malloc import keep_memory
+from tutti.launch.orphans import refuse_ended_launcher
 from tutti.records.untrusted import printable
 from tutti.registry import Registry
 from tutti.terminal import lasting_output
@@ -90,11 +91,18 @@ def _run(words: Sequence[str]) -> int:
 def _say(error: TuttiError) -> int:
     """Print the error, after all that was printed before; returns its exit code."""
     sys.stdout.flush()
-    if _repeated():
-        # The first rank that ends takes all others with it.
-        time.sleep(_SAYING_S)
+    texts = [str(error)]
+    try:
+        refuse_ended_launcher(os.environ)
+    except UserError as ended:
+        texts += [str(ended)] * (str(ended) not in texts)
     else:
-        print(f"tutti: error: {printable(str(error), lines=True)}", file=sys.stderr)
+        if _repeated():
+            # The first rank that ends takes all others with it.
+            time.sleep(_SAYING_S)
+            return error.exit_code
+    for text in texts:
+        print(f"tutti: error: {printable(text, lines=True)}", file=sys.stderr)
     return error.exit_code
 
 

@@ -20,6 +20,7 @@ from tutti.free_memory import free_bytes
 from tutti.launch.allocation import Allocation, find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
+from tutti.launch.orphans import refuse_ended_launcher
 from tutti.launch.liveness import own_addresses
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def place_ranks(
     Raises:
         BadOption: a number that cannot be used, that contradicts the hosts or the launcher, or that this
             host has no memory for.
-        UserError: this process was started by a launcher that tutti cannot work under.
+        UserError: this process was started by a launcher that tutti cannot work under, or that has ended.
     """
     wanted = _wanted(workers)
     if servers < 0:
@@ -148,6 +149,8 @@ def place_ranks(
     if threads is not None and threads < 1:
         raise BadOption(f"--threads is {threads}; give a whole number of at least 1")
     context = started_by()
+    if context.mpi:
+        refuse_ended_launcher(os.environ)
     if context.launcher is not Launcher.ALONE:
         return _launched(context.launcher, context.size, wanted, threads, hosts, servers)
     if hosts is not None:

@@ -39,6 +39,7 @@ from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
 from tutti.training.evaluation import load_buffers, named_buffers
+from tutti.training.precision import Arithmetic
 from tutti.training.weights import bring_back, read_weights
 
 
@@ -200,7 +201,8 @@ def train(
 
     Returns:
         The trained model, the history and the summary. A module that was given is the trained one: its
-        weights, and what it has changed in attributes of its own, are those of rank 0.
+        weights, and what it has changed in attributes of its own, are those of rank 0; it keeps its dtype.
+        Another model has the trained dtype: float64 with precision="fp64".
 
     Raises:
         UserError: an argument is wrong; the message says which and what to do.
@@ -383,6 +385,8 @@ def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Modu
             reseed(job.config.seed, 0)
             options = job.config.model_options
             built = models.build(named_or_given(job, "model"), outcome.shape, outcome.outputs, options)
+        if outcome.config.precision == "fp64":
+            built = Arithmetic("fp64").prepare(built)
     else:
         built = model
     assert outcome.weights is not None

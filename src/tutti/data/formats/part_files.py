@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from tutti.registry import part
 
 _NAME: Final = re.compile(
     rf"({'|'.join(sorted(PARTS, key=len, reverse=True))})"
-    r"(?:[-_.](\d{1,9})(?:[-_]of[-_]\d+)?(?:-[0-9a-f]{8,})?)?\.\w+(?:\.gz|\.zst)?"
+    r"(?:[-_.](\d{1,9})(?:[-_]of[-_](\d{1,9}))?(?:-[0-9a-f]{8,})?)?(\.\w+(?:\.gz|\.zst)?)"
 )
 """Such as train.csv, or train-00000-of-00002.parquet; Hugging Face has put a checksum behind that."""
 
@@ -68,7 +68,8 @@ def _parts(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each part, in the order of their numbers.
 
     Raises:
-        BadData: two files may hold the same samples: a list, or a file without a number, is a whole part.
+        BadData: two files may hold the same samples: a list, or a file without a number, is a whole part; or
+            a file is missing.
     """
     found: dict[str, dict[int | None, Path]] = {}
     for name, number, path in _named(folder):
@@ -80,10 +81,27 @@ def _parts(folder: Path) -> dict[str, list[Path]]:
                 "one of them, or name the files that are meant in a list elsewhere"
             )
         files[number] = path
+    for files in found.values():
+        _refuse_missing(files.values())
     return {
         name: [files[number] for number in sorted(files, key=lambda at: at or 0)]
         for name, files in found.items()
     }
+
+
+def _refuse_missing(files: Collection[Path]) -> None:
+    """Raise BadData if files that say how many they are, as train-00000-of-00004.h5 does, are fewer."""
+    matches = [match for path in files if (match := _NAME.fullmatch(path.name.lower())) and match[3]]
+    if not matches:
+        return
+    counts = {int(match[2]): int(match[3]) for match in matches}
+    count = max(counts.values())
+    first = int(count in counts)  # Numbers are from 0 or from 1.
+    missing = next((number for number in range(first, first + count) if counts.get(number) != count), None)
+    if missing is not None:
+        like = next(match for match in matches if int(match[3]) == count)
+        name = f"{like.string[: like.start(2)]}{missing:0{len(like[2])}}{like.string[like.end(2) : like.end(3)]}"
+        raise BadData(f"{next(iter(files)).parent} lacks {name}{like[4]}; copy it again, or rename the others")
 
 
 def _named(folder: Path) -> Iterator[tuple[str, int | None, Path]]:
