@@ -20,8 +20,8 @@ from tutti.free_memory import free_bytes
 from tutti.launch.allocation import Allocation, find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
-from tutti.launch.orphans import refuse_ended_launcher
 from tutti.launch.liveness import own_addresses
+from tutti.launch.orphans import refuse_ended_launcher
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator

@@ -100,8 +100,12 @@ def _refuse_missing(files: Collection[Path]) -> None:
     missing = next((number for number in range(first, first + count) if counts.get(number) != count), None)
     if missing is not None:
         like = next(match for match in matches if int(match[3]) == count)
-        name = f"{like.string[: like.start(2)]}{missing:0{len(like[2])}}{like.string[like.end(2) : like.end(3)]}"
-        raise BadData(f"{next(iter(files)).parent} lacks {name}{like[4]}; copy it again, or rename the others")
+        name = (
+            f"{like.string[: like.start(2)]}{missing:0{len(like[2])}}{like.string[like.end(2) : like.end(3)]}"
+        )
+        raise BadData(
+            f"{next(iter(files)).parent} lacks {name}{like[4]}; copy it again, or rename the others"
+        )
 
 
 def _named(folder: Path) -> Iterator[tuple[str, int | None, Path]]:
