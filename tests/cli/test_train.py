@@ -295,7 +295,6 @@ def corrupt(tmp_path: Path) -> None:
         ("--device gpu", "Known: cpu, cuda"),
         ("--device cuda --strategy easgd", "use --strategy solo there"),
         ("--cuda-graph on", "use --device cuda"),
-        ("--lr 1e30 --optimizer sgd", "on rank 0"),
     ],
 )
 def test_bad_input_is_one_clear_message(tutti: Run, tmp_path: Path, words: str, message: str) -> None:

@@ -94,7 +94,7 @@ def test_a_picture_that_would_start_a_program_is_not_opened(folder, monkeypatch)
 
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", start)
     (folder / "cat" / "a.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 3\n%%EndComments\n")
-    with pytest.raises(BadData, match="cannot identify image file"):
+    with pytest.raises(BadData, match="none of the formats that are read"):
         read_source(folder, {})
 
 

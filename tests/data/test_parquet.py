@@ -218,3 +218,13 @@ def test_a_damaged_file_is_named_in_one_clean_line(tmp_path):
     with pytest.raises(BadData, match=r"a\.parquet is truncated or damaged") as caught:
         read_source(str(tmp_path / "a.parquet"), {})
     assert str(caught.value).isprintable()
+
+
+def test_a_page_that_does_not_match_its_checksum_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    table = arrow.table({"x": [0.5, 1.5], "label": [0, 1]})
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    parquet.write_table(table, path, write_page_checksum=True, **options)
+    path.write_bytes(path.read_bytes().replace(np.float64(1.5).tobytes(), np.float64(2.5).tobytes()))
+    with pytest.raises(BadData, match=r"a\.parquet"):
+        read_source(str(path), {})

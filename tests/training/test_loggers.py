@@ -7,13 +7,15 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tutti.cli.main import main
-from tutti.errors import UnknownName, UserError
+from tutti.errors import BadRunFolder, UnknownName, UserError
+from tutti.records.folder_lock import FolderLock
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
 from tutti.records.run_folder import RunFolder
@@ -110,6 +112,17 @@ def test_every_run_folder_has_the_history_as_json_and_as_csv(folder: RunFolder) 
     assert [float(row["stages/wait"]) for row in rows] == [0.25, 0.25]
     assert rows[0]["time"] == "2026-01-02"
     assert not (folder.path / "tensorboard").exists()
+
+
+def test_nothing_is_logged_into_a_folder_that_has_taken_the_place_of_the_run_s(folder: RunFolder) -> None:
+    with FolderLock(folder.path) as lock:
+        writing = replace(folder, lock=lock)
+        shutil.rmtree(folder.path)
+        RunFolder.create(folder.path, "mlp", "digits")
+        for logger in loggers_of(writing, []).values():
+            with pytest.raises(BadRunFolder):
+                logger.epoch(HISTORY[0])
+        assert [path.name for path in folder.path.iterdir()] == ["ranks"]
 
 
 def test_tensorboard_reads_the_figures_of_a_run(folder: RunFolder) -> None:

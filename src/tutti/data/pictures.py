@@ -301,8 +301,11 @@ def _for_each(
             progress.advance(task, _BLOCK)
     if first and not skip_bad:
         number = min(first)
+        why: object = first[number]
+        if isinstance(why, optional_package("PIL", "pictures").UnidentifiedImageError):
+            why = f"it is none of the formats that are read ({', '.join(_FORMATS)})"
         raise BadData(
-            f"the picture {pictures.names[number]} of {pictures.source} cannot be read: {first[number]}; "
+            f"the picture {pictures.names[number]} of {pictures.source} cannot be read: {why}; "
             "mend it, or leave out such pictures by --data.skip-bad true"
         ) from first[number]
 

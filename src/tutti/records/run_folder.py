@@ -299,13 +299,13 @@ class RunFolder:
 
     def append(self, record: EpochRecord) -> None:
         """Add an epoch to the history."""
-        self._refuse_lost()
+        self.refuse_lost()
         with refusing(self.path / HISTORY):
             append_line(self.path / HISTORY, record, flush=not self.together)
 
     def keep_epochs(self, records: Sequence[EpochRecord]) -> None:
         """Have the history be that of these epochs alone, behind which the run goes on."""
-        self._refuse_lost()
+        self.refuse_lost()
         if records:
             self._write(HISTORY, _lines(records))
         else:
@@ -322,7 +322,7 @@ class RunFolder:
 
     def append_point(self, point: PointRecord) -> None:
         """Add a point within an epoch; it need not survive a power cut."""
-        self._refuse_lost()
+        self.refuse_lost()
         with refusing(self.path / POINTS):
             append_line(self.path / POINTS, point, flush=False)
 
@@ -470,7 +470,7 @@ class RunFolder:
         latest = self.path / CHECKPOINTS / LATEST
         return f"{look}; or look at what it has: tutti evaluate {self.path} --weights {latest}"
 
-    def _refuse_lost(self) -> None:
+    def refuse_lost(self) -> None:
         """Raise BadRunFolder if the folder is not the one that was locked any more, or not this job's."""
         if self.successor is not None and os.path.lexists(self.successor):
             raise BadRunFolder(
@@ -487,7 +487,7 @@ class RunFolder:
         self._write(name, to_json_lines(values).encode())
 
     def _write(self, name: str, content: bytes) -> Path:
-        self._refuse_lost()
+        self.refuse_lost()
         path = self.path / name
         with refusing(path):
             # A run that goes on writes what is there; until that is on the disk again would take a while.

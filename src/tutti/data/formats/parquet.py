@@ -232,7 +232,7 @@ def _is_arrow(frame: object) -> bool:
 
 def _open_parquet(path: Path) -> _Table:
     parquet = optional_package("pyarrow.parquet", "Parquet files")
-    file = parquet.ParquetFile(path, memory_map=True)
+    file = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
     size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
     refuse_larger_than_memory(path, size)
     step = _rows_of(size, file.metadata.num_rows)

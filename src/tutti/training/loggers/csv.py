@@ -29,6 +29,7 @@ class Csv(Logger):
         self._append([record])
 
     def _append(self, records: Sequence[EpochRecord]) -> None:
+        self._folder.refuse_lost()
         with open(self._folder.path / CSV, "a", encoding="utf-8", newline="", opener=open_unlinked) as file:
             for row in map(_row, records):
                 if not self._columns:
