@@ -267,7 +267,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
     assert {path.name for path in tmp_path.iterdir()} == {
         *("wide.npy", "float.npy", "text.csv", "few.csv", "there.csv")
     }
-    with pytest.raises(BadData, match="float32, but the model was trained on uint8, from 0 to 255"):
+    with pytest.raises(BadData, match="float64, but the model was trained on uint8, from 0 to 255"):
         tutti.load(runs / "images").predict(IMAGES / 255)
 
 
