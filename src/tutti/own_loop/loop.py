@@ -192,7 +192,7 @@ class OwnLoop:
 
         Args:
             model: the model.
-            reduction: of its losses; None: a loss that is seen to be a sum is refused.
+            reduction: of its losses; None: each loss is judged.
         """
         watched = WatchedModel(model, reduction)
         self._watched.append(watched)
@@ -272,7 +272,7 @@ class OwnLoop:
             warnings.warn(
                 "tutti takes this loss for a mean over the samples of the batch; if it is a sum, give "
                 "distribute(..., reduction='sum'). reduction='mean' declares a mean, without this warning",
-                stacklevel=5,
+                stacklevel=7,
             )
 
     def _has_whole_batches(self) -> bool:

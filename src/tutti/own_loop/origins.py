@@ -4,7 +4,8 @@
            └ scalars ┘                  └ noted here
 
 The forward hook of a model notes in the node of each output which batch the model was called with. Before a
-backward pass the graph is read from the loss down to these nodes; the model's own nodes are not visited.
+backward pass the graph is read from the loss down to these nodes. Where none is noted, as the model is
+compiled or called through another method, it is read down to the parameters.
 """
 
 from __future__ import annotations
@@ -136,9 +137,13 @@ def judge(root: Any, own: int) -> Verdict:
 
     verdict = Verdict.MEAN
     is_noted = any(KEY in node.metadata for node in ends_of([root]))
-    left = [(root, False, is_noted)]
+    left, seen = [(root, False, is_noted)], set[tuple[Any, bool, bool]]()
     while left:
-        node, is_divided, is_noted = left.pop()
+        path = left.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        node, is_divided, is_noted = path
         is_noted &= KEY not in node.metadata  # inside of the model no outputs are noted
         name, below, reduced = node.name(), _below(node), _reduced(node)
         reduction = getattr(node, "_saved_reduction", None)
