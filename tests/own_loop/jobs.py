@@ -33,7 +33,7 @@ class Job(Protocol):
     def rank(self) -> int: ...
 
     def distribute(
-        self, model: nn.Module, optimizer: Optimizer, reduction: str = "mean"
+        self, model: nn.Module, optimizer: Optimizer, reduction: str | None = None
     ) -> tuple[nn.Module, Optimizer]: ...
 
     def shard(self, batches: Iterable[Any]) -> Iterable[Any]: ...
@@ -69,7 +69,7 @@ class Plain(_Watched):
     rank = 0
 
     def distribute(
-        self, model: nn.Module, optimizer: Optimizer, reduction: str = "mean"
+        self, model: nn.Module, optimizer: Optimizer, reduction: str | None = None
     ) -> tuple[nn.Module, Optimizer]:
         self.watch(model)
         return model, optimizer
@@ -91,7 +91,7 @@ class Distributed(_Watched):
         self.strategy = strategy
 
     def distribute(
-        self, model: nn.Module, optimizer: Optimizer, reduction: str = "mean"
+        self, model: nn.Module, optimizer: Optimizer, reduction: str | None = None
     ) -> tuple[nn.Module, Optimizer]:
         self.watch(model)
         return distribute.distribute(model, optimizer, self.strategy, reduction=reduction)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -18,7 +20,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import Origin, SampleCounts, note_origin, sums_samples
+from tutti.own_loop.origins import Origin, SampleCounts, Verdict, WatchedModel, judge, note_origin
 
 
 def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[str, Tensor]]:
@@ -33,7 +35,7 @@ def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[
         for optimizer in optimizers:
             optimizer.zero_grad()
         mean = fit(first, inputs, targets)
-        total = nn.functional.cross_entropy(second(inputs), targets, reduction="sum")
+        total = F.cross_entropy(second(inputs), targets, reduction="sum")
         (mean + total).backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -50,50 +52,80 @@ def test_a_sum_beside_a_mean_is_that_of_the_whole_batch(worlds: Worlds, count: i
     assert differences(weights(net(), net(4)), wanted)
 
 
-ALL, OWN = 10, 5
-LOSSES: dict[str, tuple[bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    "sum": (True, lambda out, goal, weight: (out - goal).square().sum()),
-    "sum over each dimension": (True, lambda out, goal, weight: (out - goal).square().sum(1).sum()),
-    "half a sum": (True, lambda out, goal, weight: 0.5 * (out - goal).square().sum()),
-    "scaled sum": (
-        True,
-        lambda out, goal, weight: nn.functional.mse_loss(out, goal, reduction="sum") * 65536,
-    ),
-    "negative sum": (True, lambda out, goal, weight: -(out.log_softmax(1) * goal).sum()),
-    "sum beside a mean": (True, lambda out, goal, weight: out.mean() + out.exp().sum()),
-    "sum by all samples": (True, lambda out, goal, weight: (out - goal).square().sum() / ALL),
-    "cross entropy": (
-        True,
-        lambda out, goal, weight: nn.functional.cross_entropy(out, goal.argmax(1), reduction="sum"),
-    ),
-    "mean": (False, lambda out, goal, weight: (out - goal).square().mean()),
-    "accumulated mean": (False, lambda out, goal, weight: nn.functional.mse_loss(out, goal) / 4),
-    "mean of sums": (False, lambda out, goal, weight: (out - goal).square().sum(1).mean()),
-    "sum of means": (False, lambda out, goal, weight: (out @ out.new_ones(3, OWN)).mean(0).sum()),
-    "sum by samples": (False, lambda out, goal, weight: (out - goal).square().sum() / len(out)),
-    "sum times a part": (False, lambda out, goal, weight: (out - goal).square().sum() * (1 / out.numel())),
-    "weighted mean": (False, lambda out, goal, weight: (out.exp() * goal.exp()).sum() / goal.exp().sum()),
-    "decay": (False, lambda out, goal, weight: out.square().mean() + 1e-3 * weight.square().sum()),
-    "several terms": (False, lambda out, goal, weight: torch.stack([out.mean()] * OWN).sum()),
+OWN = 5
+MEAN, SUM, UNKNOWN = Verdict
+LABELS = torch.arange(OWN) % 3
+LOSSES: dict[str, tuple[Verdict, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "mean": (MEAN, lambda out, goal, weight: (out - goal).square().mean()),
+    "mean by passes": (MEAN, lambda out, goal, weight: F.mse_loss(out, goal) / 4),
+    "scaled mean": (MEAN, lambda out, goal, weight: F.cross_entropy(out, LABELS) * torch.tensor(65536.0)),
+    "weighted means": (MEAN, lambda out, goal, weight: 0.3 * F.l1_loss(out, goal) - 0.7 * out[:, 0].mean()),
+    "mean of sums": (MEAN, lambda out, goal, weight: (out - goal).square().sum(1).mean()),
+    "sum of means": (MEAN, lambda out, goal, weight: out.mean(0).sum()),
+    "mean of means": (MEAN, lambda out, goal, weight: torch.stack([out.mean(), out.exp().mean()]).mean()),
+    "pairs": (MEAN, lambda out, goal, weight: F.cross_entropy(out @ out.T, torch.arange(OWN))),
+    "smoothed": (MEAN, lambda out, goal, weight: F.cross_entropy(out, LABELS, label_smoothing=0.1)),
+    "probabilities": (MEAN, lambda out, goal, weight: F.cross_entropy(out, goal)),
+    "decay": (MEAN, lambda out, goal, weight: out.mean() + 0.1 * weight.square().sum() + weight.norm()),
+    "sum": (SUM, lambda out, goal, weight: (out - goal).square().sum()),
+    "sum of each dimension": (SUM, lambda out, goal, weight: (out - goal).square().sum(1).sum()),
+    "sum over means": (SUM, lambda out, goal, weight: (out - goal).square().mean(-1).sum((0,))),
+    "sum of all elements": (SUM, lambda out, goal, weight: out.exp().flatten().sum()),
+    "half a sum": (SUM, lambda out, goal, weight: 0.5 * (out - goal).square().sum()),
+    "scaled sum": (SUM, lambda out, goal, weight: F.mse_loss(out, goal, reduction="sum") * 65536),
+    "sum beside a mean": (SUM, lambda out, goal, weight: out.mean() - out.exp().sum()),
+    "cross entropy": (SUM, lambda out, goal, weight: F.cross_entropy(out, LABELS, reduction="sum")),
+    "sum by samples": (UNKNOWN, lambda out, goal, weight: -0.5 * out.exp().sum() / len(out)),
+    "sum times a part": (UNKNOWN, lambda out, goal, weight: out.exp().sum() * (1 / out.numel())),
+    "small sum": (UNKNOWN, lambda out, goal, weight: out.mean() + 0.01 * out.exp().sum()),
+    "sum of parts": (UNKNOWN, lambda out, goal, weight: (out / len(out)).sum()),
+    "by weights": (UNKNOWN, lambda out, goal, weight: (out.exp() * goal).sum() / goal.sum()),
+    "with weights": (UNKNOWN, lambda out, goal, weight: (out.exp() * (goal / goal.sum())).sum()),
+    "norm": (UNKNOWN, lambda out, goal, weight: torch.norm(out - goal) ** 2),
+    "einsum": (UNKNOWN, lambda out, goal, weight: torch.einsum("ij,ij->", out, goal)),
+    "mean over dimensions": (UNKNOWN, lambda out, goal, weight: out.exp().sum(0).mean()),
+    "correlations": (UNKNOWN, lambda out, goal, weight: (out.T @ out / OWN).square().sum()),
+    "maxima": (UNKNOWN, lambda out, goal, weight: out.amax(0).sum()),
+    "Python's sum": (UNKNOWN, lambda out, goal, weight: cast("Tensor", sum(map(F.mse_loss, out, goal)))),
 }
 
 
+@pytest.mark.parametrize("noted", ["outputs", "loss", "nothing"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_sum_over_samples_is_told_from_a_mean(name: str) -> None:
-    summed, loss = LOSSES[name]
+def test_a_sum_over_samples_is_told_from_a_mean(name: str, noted: str) -> None:
+    verdict, loss = LOSSES[name]
     model = nn.Linear(4, 3)
     out, weight = model(torch.ones(OWN, 4)), nn.Parameter(torch.ones(OWN, 2))
-    note_origin(out, Origin((SampleCounts(OWN, ALL),), None))
-    assert sums_samples(loss(out, torch.rand(OWN, 3), weight).grad_fn, OWN, ALL)[1] == summed
+    origin = Origin((), WatchedModel(model, None))
+    if noted == "outputs":
+        note_origin(out, origin)
+    found = loss(out, torch.rand(OWN, 3), weight)
+    if noted == "loss":
+        note_origin(found, origin)
+    assert judge(found.grad_fn, OWN) is verdict
 
 
-def test_a_sum_is_refused_unless_distribute_is_told(worlds: Worlds) -> None:
+class Whole(nn.Module):
+    """A model that returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        return 2 * F.cross_entropy(self.net(inputs), targets, reduction=reduction)
+
+
+@pytest.mark.parametrize("called", ["model", "part"])
+def test_a_sum_is_refused_unless_distribute_is_told(worlds: Worlds, called: str) -> None:
     def train(reduction: str | None) -> str:
-        model = net()
+        model = Whole()
         distribute.distribute(model, sgd(model), reduction=reduction)
         inputs, targets = next(iter(distribute.shard(DataLoader(samples(8), 8))))
+        model.forward(inputs, targets, "mean").backward()
+        call = model if called == "model" else model.forward
         try:
-            nn.functional.cross_entropy(model(inputs), targets, reduction="sum").backward()
+            call(inputs, targets, "sum").backward()
         except BadOption as error:
             return str(error)
         return ""
@@ -105,6 +137,21 @@ def test_a_sum_is_refused_unless_distribute_is_told(worlds: Worlds) -> None:
     for told in worlds.call(work, 2):
         assert told[:2] == ["", ""]
         assert "reduction='sum'" in told[2]
+
+
+def test_rank_0_warns_once_for_each_model_of_a_loss_that_may_be_a_sum(worlds: Worlds) -> None:
+    def work(comm: Communicator) -> int:
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for reduction in (None, None, "mean"):
+                model = net()
+                distribute.distribute(model, sgd(model), reduction=reduction)
+                for inputs, targets in distribute.shard(DataLoader(samples(8), 4)):
+                    (F.cross_entropy(model(inputs), targets, reduction="sum") / len(inputs)).backward()
+        return sum("reduction='sum'" in str(one.message) for one in found)
+
+    assert worlds.call(work, 2) == [2, 0]
 
 
 def _search(comm: Communicator | None, count: int, averaged: bool = False) -> list[dict[str, Tensor]]:

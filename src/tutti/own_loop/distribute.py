@@ -80,8 +80,8 @@ def distribute(
         clip_norm: largest 2-norm of the gradient of the whole model.
         clip_value: largest absolute value of an element of the gradient.
         reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
-            "sum". By default it is their mean, and a loss that is seen to be a sum is refused when
-            `backward()` is called.
+            "sum". By default it is their mean: `backward()` refuses a loss that is seen to be a sum, and
+            warns once of one that may be.
 
     Returns:
         The same two objects.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,16 @@ from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Looked
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.origins import Origin, SampleCounts, note_origin, origins_of, sums_samples
+from tutti.own_loop.origins import (
+    KEY,
+    Origin,
+    SampleCounts,
+    Verdict,
+    WatchedModel,
+    ends_of,
+    judge,
+    note_origin,
+)
 from tutti.own_loop.places import IterationStart, ResumedIteration, samplers_of
 from tutti.own_loop.structure import tensors_in
 from tutti.replica import Replica
@@ -120,7 +130,7 @@ class OwnLoop:
         self.counts_of = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
         self.looked = cast("Looked", WeakIdKeyDictionary())
-        self._losses: set[tuple[str, ...]] = set()
+        self._watched: list[WatchedModel] = []
         self._noted: list[SampleCounts] | None = None
 
     @property
@@ -182,8 +192,10 @@ class OwnLoop:
 
         Args:
             model: the model.
-            reduction: of its losses; None: a loss that is seen to be a sum is refused.
+            reduction: of its losses; None: each loss is judged.
         """
+        watched = WatchedModel(model, reduction)
+        self._watched.append(watched)
 
         def note_outputs(
             _: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
@@ -196,7 +208,7 @@ class OwnLoop:
                 for known in (tensor, tensor._base)
                 if known is not None and known in self.counts_of
             ]
-            note_origin(outputs, Origin(tuple(dict.fromkeys(found)) or (self.batch,), reduction))
+            note_origin(outputs, Origin(tuple(dict.fromkeys(found)) or (self.batch,), watched))
 
         model.register_forward_hook(ModuleHook(note_outputs), with_kwargs=True)
 
@@ -220,7 +232,8 @@ class OwnLoop:
         Raises:
             BadOption: it is of several batches of which a rank has different shares, or its loss is a sum.
         """
-        origins = origins_of(roots)
+        ends = list(ends_of(roots))
+        origins: list[Origin] = [end.metadata[KEY] for end in ends if KEY in end.metadata]
         batches = list(dict.fromkeys(batch for one in origins for batch in one.batches)) or [self.batch]
         wholes, size = {batch.all for batch in batches}, self.comm.size
         alike = _are_shared_alike(wholes, size, all(stepper.sums for stepper in self.steppers))
@@ -231,22 +244,36 @@ class OwnLoop:
                 "loss of each batch, or give batches that the ranks can share evenly (drop_last=True)"
             )
         counts = batches[-1]
-        unsaid = any(one.reduction is None for one in origins)
-        if unsaid and self.pace is Pace.TOGETHER and counts.own and counts is not self._before_all:
-            self._refuse_sum(roots, counts)
+        if self.pace is Pace.TOGETHER and counts.own:
+            self._refuse_sum(roots, counts, [one.model for one in origins] or self._models_of(ends))
         if (counts.own, counts.all) != (self.counts.own, self.counts.all):
             self.exchange.weigh(counts.own, counts.all)
         self.counts = counts
 
-    def _refuse_sum(self, roots: Sequence[Any], counts: SampleCounts) -> None:
-        for root in roots:
-            names, summed = sums_samples(root, counts.own, counts.all)
-            if summed and names not in self._losses:
-                raise BadOption(
-                    "the loss is a sum over the samples, and distribute() takes it for their mean; give "
-                    "distribute(..., reduction='sum'), or reduction='mean' if it is a mean all the same"
-                )
-            self._losses.add(names)
+    def _models_of(self, ends: list[Any]) -> list[WatchedModel]:
+        """Return the models that have parameters among the ends of a graph."""
+        found = {id(end.variable) for end in ends if hasattr(end, "variable")}
+        return [one for one in self._watched if any(id(p) in found for p in one.module.parameters())]
+
+    def _refuse_sum(self, roots: Sequence[Any], counts: SampleCounts, models: list[WatchedModel]) -> None:
+        """Refuse a loss that is a sum over samples; warn once of one that may be, for each model."""
+        undeclared = [one for one in models if one.reduction is None]
+        verdicts = {judge(root, counts.own) for root in roots} if undeclared else set()
+        if Verdict.SUM in verdicts and counts is not self._before_all:
+            raise BadOption(
+                "the loss is a sum over the samples, and distribute() takes it for their mean; give "
+                "distribute(..., reduction='sum'), or reduction='mean' if it is a mean all the same"
+            )
+        if verdicts <= {Verdict.MEAN} or all(one.is_warned for one in undeclared):
+            return
+        for one in undeclared:
+            one.is_warned = True
+        if self.comm.rank == 0:
+            warnings.warn(
+                "tutti takes this loss for a mean over the samples of the batch; if it is a sum, give "
+                "distribute(..., reduction='sum'). reduction='mean' declares a mean, without this warning",
+                stacklevel=7,
+            )
 
     def _has_whole_batches(self) -> bool:
         """Return whether each rank has batches of its own, and so no weight but 1."""
