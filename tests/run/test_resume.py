@@ -56,9 +56,13 @@ def test_a_run_is_found_by_one_of_its_checkpoints(tmp_path: Path, name: str) -> 
 
 
 def test_the_command_that_goes_on_with_a_run_can_be_copied_whatever_its_folder_is_called() -> None:
-    assert way_on("runs/lenet", ()) == "tutti train --resume runs/lenet"
-    assert way_on(Path("my runs/$net"), ()) == "tutti train --resume 'my runs/$net'"
-    assert way_on("my runs", ["model"]) == "the same call of tutti.train, with resume='my runs'"
+    assert way_on("runs/lenet", (), TrainConfig()) == "tutti train --resume runs/lenet"
+    assert way_on(Path("my runs/$net"), (), TrainConfig()) == "tutti train --resume 'my runs/$net'"
+    code = TrainConfig(model="my.py:make")
+    assert way_on("runs/own", (), code) == "tutti train --resume runs/own --trust"
+    assert (
+        way_on("my runs", ["model"], TrainConfig()) == "the same call of tutti.train, with resume='my runs'"
+    )
 
 
 def test_relative_paths_are_those_of_the_working_directory(
@@ -105,7 +109,7 @@ def test_a_run_without_a_checkpoint_makes_way_for_another_one_with_a_warning(
         f"with {was}\n"
     )
     (killed.folder / "config.json").write_text("{")
-    warn_of_another(killed, CONFIG)
+    warn_of_another(killed, TrainConfig())
 
 
 @pytest.mark.parametrize("how", ["command", "call"])

@@ -245,7 +245,7 @@ class AssembledRun:
             )
         book.stop()
         if self._speaks:
-            way = way_on(outcome.folder, self.job.objects)
+            way = way_on(outcome.folder, self.job.objects, self.job.config)
             print(summary_lines.stopped(why, saver.step, way), flush=True)
         return replace(outcome, stopped=why)
 

@@ -19,6 +19,7 @@ from tutti.records.folder_lock import refuse_locked
 from tutti.records.json_lines import Json
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import OBJECT, TrainConfig, flag
+from tutti.run.trust import code_named
 from tutti.terminal import warn_on_stderr
 
 AUTO: Final = "auto"
@@ -120,16 +121,18 @@ class Resume:
         return found
 
 
-def way_on(folder: Path | str | None, objects: Collection[str]) -> str:
-    """Say by what a run goes on.
+def way_on(folder: Path | str | None, objects: Collection[str], config: TrainConfig) -> str:
+    """Return the command by which a run goes on.
 
     Args:
         folder: of the run.
         objects: the fields that were Python objects: no command can bring them back.
+        config: of the run; one that names code needs --trust.
     """
     if objects:
         return f"the same call of tutti.train, with resume={str(folder)!r}"
-    return f"tutti train --resume {shlex.quote(str(folder))}"
+    trust = " --trust" if code_named(config.as_json()) else ""
+    return f"tutti train --resume {shlex.quote(str(folder))}{trust}"
 
 
 def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:

@@ -202,7 +202,7 @@ class TrainJob(Job):
             if self.config.hosts is not None:
                 hosts = " and hosts='...'" if self.objects else " --hosts ..."
                 hosts += " with those that are left"
-            way = f"go on from there by: {way_on(folder, self.objects)}{hosts}"
+            way = f"go on from there by: {way_on(folder, self.objects, self.config)}{hosts}"
             said = f"the run's newest checkpoint is {present[-1].name}; {way}"
         else:
             sooner = "checkpoint='1m'" if self.objects else "--checkpoint 1m"
