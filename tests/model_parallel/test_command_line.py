@@ -34,7 +34,7 @@ def test_a_run_leaves_a_folder_that_evaluate_reads(
     (record,) = map(json.loads, (tmp_path / "run/history.jsonl").read_text().splitlines())
     assert len(record["ranks"]) == 2
     assert (tmp_path / "run/pipeline.json").exists() == (way == "pipeline")
-    assert main(["evaluate", str(tmp_path / "run"), "-n", "1"]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "-n", "1", "--trust"]) == 0
     figures = capfd.readouterr().out.split("23 samples")[1].strip()
     assert figures in trained
 

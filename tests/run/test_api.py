@@ -392,7 +392,7 @@ def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(
     assert done.stdout.count("plan: 2 ranks") == 1
     assert done.stdout.endswith("samples 91 ranks 2\n")
     assert json.loads((out / "config.json").read_text())["model"] == "object:Net"
-    assert main(["train", "--config", str(out), "-n", "1"]) == 2
+    assert main(["train", "--config", str(out), "-n", "1", "--trust"]) == 2
     assert "was a Python object of a script" in capsys.readouterr().err
 
 

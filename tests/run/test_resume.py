@@ -211,6 +211,6 @@ def test_a_run_that_has_come_to_its_end_says_so(tmp_path: Path, capsys: pytest.C
     for options in (["--resume", str(run)], ["--resume", "auto", "--out", str(run)]):
         assert main(["train", *options]) == 0
         shown = capsys.readouterr().out
-        assert "has come to its end; give more epochs, to train on" in shown
+        assert "has come to its end; give more epochs to train on" in shown
         assert "test: 50 samples, accuracy 87.50%" in shown
         assert "trained 5 steps" in shown

@@ -383,7 +383,7 @@ GIVEN = {"data": Pickled(b"")}
     ("objects", "hosts", "way"),
     [
         ({}, None, "tutti train --resume {}"),
-        ({}, "a,b", "tutti train --resume {} --hosts ... with those that are left"),
+        ({}, "a,b", "tutti train --resume {} --trust --hosts ... with those that are left"),
         (GIVEN, None, "the same call of tutti.train, with resume='{}'"),
         (
             GIVEN,

@@ -190,9 +190,9 @@ def test_the_last_batch_normalisation_is_that_of_evaluation() -> None:
 def test_predictions_are_of_the_precision_of_the_training() -> None:
     made = classifier(precision="fp64").fit(X, Y)
     with torch.no_grad():
-        outputs = pickle.loads(pickle.dumps(made)).module_.double()(torch.tensor(X).double())
+        outputs = pickle.loads(pickle.dumps(made)).module_(torch.tensor(X).double())
     np.testing.assert_allclose(made.predict_proba(X), outputs.softmax(1), rtol=1e-13)
-    assert next(made.module_.parameters()).dtype == torch.float32
+    assert next(made.module_.parameters()).dtype == torch.float64
 
 
 def test_the_floats_are_those_of_the_program() -> None:

@@ -87,8 +87,9 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def flags(self) -> list[str]:
-        """Every option that this parser knows."""
-        return [flag for action in self._actions for flag in action.option_strings]
+        """Every option that this parser shows."""
+        shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+        return [flag for action in shown for flag in action.option_strings]
 
     def option(
         self, flags: str, help: str, metavar: str | None = None, default: Any = None, **settings: Any

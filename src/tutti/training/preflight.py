@@ -42,14 +42,17 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
 
     Raises:
         BadModel: the model does not take these inputs, or its outputs do not fit the loss or a metric.
-        BadOption: the loss gives neither a tensor nor a sum with its weight.
+        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
         BadData: a label lies outside 0..outputs-1.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
     some = torch.arange(min(arithmetic.telling_samples, len(part)))
 
-    inputs, targets = part.take(some)
-    inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
+    def taken(indices: Tensor) -> tuple[Inputs, Tensor]:
+        inputs, targets = part.take(indices)
+        return arithmetic.inputs(inputs), arithmetic.targets(targets)
+
+    inputs, targets = taken(some)
     refuse_unknown_inputs(module, part, inputs)
     with evaluating(module), torch.no_grad():
         with _naming("the model", inputs, arithmetic.layout):
@@ -60,7 +63,10 @@ def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
         loss = fit_check(outputs, targets, loss, objective.classes)
         if loss.whole:
             with _naming(f"loss '{loss.name}'", inputs):
-                loss = known(loss, loss.function(whole, LossBatch(inputs, targets)))
+                found = loss.function(whole, LossBatch(inputs, targets))
+                loss = known(
+                    loss, found, lambda: objective.compute(module, *taken(torch.cat([some, some])))[1]
+                )
         seen, its = labelled(outputs, targets, loss.ignored)
         every = _some_targets(part, MOST // max(1, seen[:1].numel()), loss.ignored)
         metrics = []

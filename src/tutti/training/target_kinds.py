@@ -36,9 +36,14 @@ def loss_for(targets: Tensor) -> str:
 
 def _other_ways(targets: Tensor) -> list[str]:
     """Return what floats may be other than amounts, as options."""
+    if targets.numel() > len(targets) and are_flags(targets):
+        return [
+            "'--loss bce' for labels of which any number may hold",
+            "'--loss cross_entropy' where one of them holds",
+            "'--data.classes 2' where every position, such as a token, has a class",
+        ]
     if targets.numel() > len(targets) and not_shares(targets) is None:
-        flags = ["'--loss bce' for labels of which any number may hold"] if are_flags(targets) else []
-        return ["'--loss cross_entropy' for shares of classes", *flags]
+        return ["'--loss cross_entropy' for shares of classes"]
     values = torch.unique(targets)
     first, last, count = float(values[0]), float(values[-1]), len(values)
     if count < 2 or not torch.equal(values, values.floor()):

@@ -171,7 +171,7 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
 
     Raises:
         BadModel: the shapes do not fit.
-        BadOption: the loss gives neither a tensor nor a sum with its weight.
+        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
     """
     wanted = loss.fit(outputs, targets, classes)
     if wanted is not None:
@@ -184,18 +184,20 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
         return loss
     with torch.no_grad():
         # Copies, as a function may change its arguments in place.
-        return known(loss, loss.function(outputs.clone(), targets))
+        found = loss.function(outputs.clone(), targets)
+        return known(loss, found, lambda: loss(torch.cat([outputs, outputs]), torch.cat([targets, targets])))
 
 
-def known(loss: Loss, found: object) -> Loss:
+def known(loss: Loss, found: object, twice: Callable[[], Tensor]) -> Loss:
     """Return the loss, which knows now whether it has a denominator of its own.
 
     Args:
         loss: the loss that will be computed.
         found: what its function gives for some samples.
+        twice: computes the loss of these samples where each is there twice: a sum doubles, a mean stays.
 
     Raises:
-        BadOption: that is neither a tensor nor a sum with its weight.
+        BadOption: that is neither a mean over the samples nor a sum with its weight.
     """
     if isinstance(found, tuple):
         _refuse_other_pairs(found, loss)
@@ -204,6 +206,13 @@ def known(loss: Loss, found: object) -> Loss:
         raise BadOption(
             f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the samples, "
             "or one value for each"
+        )
+    once = found.mean()
+    # Twice infinity is no more.
+    if once != 0 and once.isfinite() and torch.isclose(twice(), 2 * once, rtol=1e-4, atol=0.0):
+        raise BadOption(
+            f"loss '{loss.name}' is a sum over the samples; make it their mean (reduction='mean'), or give "
+            "the sum with what to divide it by"
         )
     return loss
 
