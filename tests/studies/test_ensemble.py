@@ -116,9 +116,9 @@ def test_a_loss_that_was_a_python_object_is_not_needed_again(farm: Path, tmp_pat
 
 @pytest.fixture(scope="module")
 def ensemble(farm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both candidates stacked."""
-    out = tmp_path_factory.mktemp("ensembles") / "stacked"
-    assert main(["ensemble", str(farm), "--method", "greedy", "--out", str(out), "-n", "1", "--trust"]) == 0
+    """Both candidates."""
+    out = tmp_path_factory.mktemp("ensembles") / "both"
+    assert main(["ensemble", str(farm), "--method", "mean", "--out", str(out), "-n", "1", "--trust"]) == 0
     return out
 
 
