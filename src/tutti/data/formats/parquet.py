@@ -536,7 +536,9 @@ def _classes(schema: Any, goals: list[str]) -> tuple[int | None, tuple[str, ...]
 
 def _write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
     """Write a data set of one part; class names go where Hugging Face has them."""
-    arrow, parquet = (optional_package(f"pyarrow{one}", "Parquet files") for one in ("", ".parquet"))
+    from pyarrow import parquet
+
+    arrow = arrow_package()
     if len(contents.parts) > 1:
         raise BadData(
             f"'{contents.name}' has the parts {', '.join(contents.parts)}, and a Parquet file has one; give "
