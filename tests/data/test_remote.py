@@ -110,9 +110,7 @@ def test_a_copy_that_breaks_off_leaves_nothing_that_looks_whole(
 
     with monkeypatch.context() as broken:
         broken.setattr(memory, "get_file", cut_off)
-        with pytest.raises(
-            BadData, match=r"x_train.npy of memory://.* cannot be copied: .*: connection reset"
-        ):
+        with pytest.raises(BadData, match=r"x_train.npy of memory://.* cannot be copied: connection reset"):
             local_copy(address)
     assert not [path for path in cache.rglob("*") if path.is_file() and path.read_bytes() == b"half"]
     assert len(list(Path(str(local_copy(address))).iterdir())) == 2
