@@ -51,11 +51,6 @@ class Reduction:
         if self.mean:
             self.finish(out, len(rows))
 
-    def fold_into_first(self, rows: Sequence[Tensor]) -> Tensor:
-        """Overwrite the first of `rows` with their reduction, and return it."""
-        self.fold(rows, rows[0])
-        return rows[0]
-
     def finish(self, total: Tensor, size: int) -> None:
         """Divide, where the operation is a mean; integers are rounded towards zero."""
         if self.mean:

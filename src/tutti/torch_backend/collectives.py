@@ -16,7 +16,6 @@ from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.reductions import Reduction
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.collectives import HostCollectives
-from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.reduce_ops import reduction_of
@@ -36,7 +35,6 @@ class GroupCollectives(ProcessGroup):
     _short_all_reduce: Callable[[Tensor, Reduction], Steps | None]
     _short = -1
     _progress: ProgressEngine
-    _dispatch: DeviceDispatch
 
     def _run(
         self, what: str, steps: Sequence[Steps], outputs: Sequence[Tensor], staging: Staging, options: Any
@@ -62,14 +60,12 @@ class GroupCollectives(ProcessGroup):
             return self._progress.collective(steps, several, "all_reduce", wanted)
         return self._all_reduce_all(several, options)
 
-    @dispatched("allreduce_coalesced")
     def allreduce_coalesced(
         self, tensors: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
         """Overwrite each tensor on every rank with the reduction of the ranks' tensors."""
         return self._all_reduce_all(listed(tensors), options)
 
-    @dispatched("allreduce")
     def _all_reduce_all(self, several: Sequence[Tensor], options: Any) -> Operation | None:
         op, staging, steps = reduce_op(options), Staging(), []
         for tensor in several:
@@ -83,7 +79,6 @@ class GroupCollectives(ProcessGroup):
             steps.append(self._transport.all_reduce(staged, reduction))
         return self._run("all_reduce", steps, several, staging, options)
 
-    @dispatched("reduce")
     def reduce(self, tensors: Tensors, options: Any = None, op: Any = None) -> Operation | None:
         """Overwrite each tensor on the root with the reduction of the ranks' tensors."""
         several, staging, root = listed(tensors), Staging(), root_of(options)
@@ -97,7 +92,6 @@ class GroupCollectives(ProcessGroup):
             steps.append(self._transport.reduce(staged, reduction, root))
         return self._run("reduce", steps, several, staging, options)
 
-    @dispatched("reduce_scatter")
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -119,7 +113,6 @@ class GroupCollectives(ProcessGroup):
         """Overwrite this rank's output with the reduction of the ranks' parts for it."""
         return self.reduce_scatter_single_coalesced([output], [source], options)
 
-    @dispatched("reduce_scatter_single_coalesced")
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None
     ) -> Operation | None:
@@ -144,7 +137,6 @@ class GroupCollectives(ProcessGroup):
 
     # --- moves
 
-    @dispatched("broadcast")
     def broadcast(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with that of the root."""
         several, staging, root = listed(tensors), Staging(), root_of(options)
@@ -156,7 +148,6 @@ class GroupCollectives(ProcessGroup):
         ]
         return self._run("broadcast", steps, several, staging, options)
 
-    @dispatched("allgather")
     def allgather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -181,7 +172,6 @@ class GroupCollectives(ProcessGroup):
         """Overwrite the output with the ranks' inputs, one after the other."""
         return self.all_gather_single_coalesced([output], [source], options)
 
-    @dispatched("all_gather_single_coalesced")
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None
     ) -> Operation | None:
@@ -205,7 +195,6 @@ class GroupCollectives(ProcessGroup):
                 f"one of {own.numel()} for that of rank {self._rank}; give one for each rank, as long as that"
             )
 
-    @dispatched("gather")
     def gather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -217,20 +206,6 @@ class GroupCollectives(ProcessGroup):
         self._check_root_lists("gather", staged, places, root)
         return self._run("gather", [self._transport.gather(staged, places, root)], lists, staging, options)
 
-    @dispatched("gather_single")
-    def gather_single(self, output: Tensor, source: Tensor, options: Any = None) -> Operation | None:
-        """Overwrite the root's output with the ranks' inputs, one after the other."""
-        staging, root, places = Staging(), root_of(options), list[Tensor]()
-        staged = staging.shaped(source, write=False)
-        if root == self._rank:
-            target = staging.take(output, read=False)
-            check_whole("gather", staged, target, self._size)
-            places += parts_of(torch.split(target, staged.numel() or 1), self._size)
-        return self._run("gather", [self._transport.gather(staged, places, root)], [output], staging, options)
-
-    gather_into_tensor = gather_single
-
-    @dispatched("scatter")
     def scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -251,7 +226,6 @@ class GroupCollectives(ProcessGroup):
                 f"give {self._size} of {own.numel()}, one for each rank"
             )
 
-    @dispatched("all_to_all_single")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -287,7 +261,6 @@ class GroupCollectives(ProcessGroup):
             )
         return torch.split(vector, [rows and len(vector) // rows * split for split in splits])
 
-    @dispatched("alltoall")
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None, timeout: Any = None
     ) -> Operation | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.distributed import Work
@@ -15,16 +14,7 @@ from torch.futures import Future
 if TYPE_CHECKING:
     from tutti.comm.shm.barrier import Steps
     from tutti.comm.shm.point_to_point import Receiving
-
-
-class OperationEngine(Protocol):
-    """The engine that runs a group's operations, as far as they know it."""
-
-    lock: Lock
-    """Held by the thread that runs operations."""
-
-    def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
-        """Wait until an operation is over."""
+    from tutti.torch_backend.progress import ProgressEngine
 
 
 class Operation(Work):
@@ -48,7 +38,7 @@ class Operation(Work):
     done = False
     error: BaseException | None = None
     deadline_s = 0.0
-    _progress: OperationEngine | None = None
+    _progress: ProgressEngine | None = None
     _steps: Steps | None = None
     _receiving: Receiving | None = None
     _future: Future[Any] | None = None
@@ -56,7 +46,7 @@ class Operation(Work):
 
     def __init__(
         self,
-        progress: OperationEngine,
+        progress: ProgressEngine,
         steps: Steps,
         outputs: Sequence[Tensor],
         what: str,

@@ -24,7 +24,6 @@ from typing_extensions import override
 from tutti.comm.base import Communicator, Counter, by_color
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter, ThreadSafeCounter
-from tutti.comm.mpi.barrier import HostState, host_state_bytes
 from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import Membership, MpiGroup
@@ -89,12 +88,7 @@ class MpiCommunicator(BlockingCommunicator):
         self._world, self._node, self._members, self._peers = world, node, hosts, node._peers
         self._group = Membership(mpi, self.rank, global_ranks, self._peers)
         world.memberships.append(self._group)
-        state = HostState(
-            node._arena, node.reserve(host_state_bytes(node.size, self.size)), node.size, self.size
-        )
-        self._collectives = HierarchicalCollectives(
-            self._group, node._collectives, state, hosts, checked=False
-        )
+        self._collectives = HierarchicalCollectives(self._group, node._collectives, hosts)
         self._messages = MpiMessages(self._group)
         self._counter_server: CounterServer | None = None
         self._counters = 0

@@ -6,8 +6,7 @@
 A rank that leaves because it has lost another names that one in its notices. Whoever waits for a rank has a
 group in common with it, and looks for its notices: so a loss gets from rank to rank to all that wait.
 
-A rank that has left, and has received the notices of all others, knows that nothing is under way any more,
-and frees the communicators. No rank waits for that: it is tried when the next group begins or ends.
+Communicators are never freed: that would need all ranks of the group, and a process has few of them.
 """
 
 from __future__ import annotations
@@ -94,11 +93,6 @@ class MpiGroup:
             mpi.ERR_REVOKED,
         )
 
-    def free(self) -> None:
-        """Free the communicators; nothing may be under way on them, in any rank."""
-        self.collectives.Free()
-        self.messages.Free()
-
 
 class Membership:
     """A rank's membership of a group: what it tells the others at its end, and what they tell it.
@@ -127,27 +121,18 @@ class Membership:
         self.begun = self.done = 0
         self._others = [other for other in range(len(global_ranks)) if other != rank]
         self._peers, self._lost = peers, lost
-        self._left: dict[int, tuple[int, float, int]] = {}
+        self._left: dict[int, tuple[int, float]] = {}
         self._lock, self._next_look_s = threading.Lock(), 0.0
-        self._notices: list[Any] = []
-        self._abandoned: list[Any] = []
         self._sent = False
-        _free_what_is_over()
 
     def early(self) -> list[int]:
         """The ranks that have left, and will not come to the latest collective.
-
-        In the place of one that has left because another did not come in time, that other.
 
         Raises:
             PeerLost: a rank is lost.
         """
         self.check()
-        return [
-            rank if late in (_NONE, self.global_ranks[self.rank]) else self.global_ranks.index(late)
-            for rank, (done, _, late) in tuple(self._left.items())
-            if done < self.begun
-        ]
+        return [rank for rank, (done, _) in tuple(self._left.items()) if done < self.begun]
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank has left, and no message from it can still come; raises as `early`."""
@@ -191,10 +176,10 @@ class Membership:
         """Receive the notices that have come; return the lost ranks that they name, numbered in the job."""
         lost, status, comm = list[int](), self.mpi.status(), self.mpi.collectives
         while (message := comm.Improbe(self.mpi.any_source, LEAVE_TAG, status)) is not None:
-            words = numpy.zeros(3, numpy.int64)
+            words = numpy.zeros(2, numpy.int64)
             message.Recv(words)
-            done, dead, late = words.tolist()
-            self._left[status.Get_source()] = done, time.monotonic(), late
+            done, dead = words.tolist()
+            self._left[status.Get_source()] = done, time.monotonic()
             if dead != _NONE:
                 lost.append(dead)
         return lost
@@ -204,58 +189,34 @@ class Membership:
 
     def abandon(self, requests: Sequence[Any]) -> None:
         """Keep requests under way, and their memory, although nobody waits for them any more."""
-        self._abandoned += requests
+        _unfinished.extend(requests)
 
-    def leave(self, lost: Sequence[int] = (), late: Sequence[int] = ()) -> None:
-        """Tell the others, once, that this rank leaves; the communicators are freed when all have.
+    def leave(self, lost: Sequence[int] = ()) -> None:
+        """Tell the others, once, that this rank leaves.
 
         Args:
             lost: the rank because of which it leaves, numbered in the job, if it has lost one.
-            late: the rank because of which it leaves, likewise, if one did not come in time.
         """
         if self._sent or self.mpi.module.Is_finalized():
             return
         self._sent = True
-        words = numpy.array([self.done, lost[0] if lost else _NONE, late[0] if late else _NONE])
+        words = numpy.array([self.done, lost[0] if lost else _NONE])
+        notices = list[Any]()
         for rank in self._others:
             try:
                 # A request keeps its message alive.
-                self._notices.append(self.mpi.collectives.Isend(words, rank, LEAVE_TAG))
+                notices.append(self.mpi.collectives.Isend(words, rank, LEAVE_TAG))
             except self.mpi.error:
                 # That rank is dead; the others are still to be told.
                 continue
+        self.abandon(notices)
         deadline = time.monotonic() + ANNOUNCE_S
         try:
-            while not self._delivered() and time.monotonic() < deadline:
+            while not all(request.Test() for request in notices) and time.monotonic() < deadline:
                 time.sleep(LONGEST_NAP_S)
         except self.mpi.error:
             return
-        _closing.append(self)
-        _free_what_is_over()
-
-    def _delivered(self) -> bool:
-        return all(request.Test() for request in self._notices)
-
-    def is_over(self) -> bool:
-        """Return whether all ranks have left, and nothing is under way."""
-        self._receive()
-        return (
-            len(self._left) == len(self._others)
-            and self._delivered()
-            and all(request.Test() for request in self._abandoned)
-        )
 
 
-_closing: Final[list[Membership]] = []
-
-
-def _free_what_is_over() -> None:
-    """Free the communicators of groups that all ranks have left."""
-    for membership in tuple(_closing):
-        try:
-            if membership.is_over():
-                _closing.remove(membership)
-                membership.mpi.free()
-        except membership.mpi.error:
-            # A rank of it died, and freeing it needs all of them.
-            _closing.remove(membership)
+_unfinished: Final[list[Any]] = []
+"""Requests that nobody waits for any more."""

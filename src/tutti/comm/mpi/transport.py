@@ -20,9 +20,6 @@ from tutti.comm.shm.rings import as_bytes
 VECTORS: Final = 1
 """The tag, on the communicator for collectives, of vectors."""
 
-HEADERS: Final = 0
-"""The tag of the messages at the beginning of a collective."""
-
 Request = tuple[int, Any]
 """A rank of the group, and MPI's request for a message to it or from it."""
 

@@ -61,7 +61,6 @@ class HostCommunicator(BlockingCommunicator):
     ) -> None:
         self.rank, self.size, self.hosts = group.rank, group.size, 1
         self._group, self._arena = group, group.arena
-        self._reserved = [(group.block, group.layout.nbytes)]
         self._closed = self._owns_arena = False
         self._whole = peers is None
         self._peers = peers or Peers(group, join_timeout_s, cores)
@@ -117,12 +116,6 @@ class HostCommunicator(BlockingCommunicator):
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
         offset = self._allocate(count, Call.of(Kind.LOCKS, torch.uint8, count))
         return [self._arena.lock(offset + number) for number in range(count)]
-
-    def reserve(self, nbytes: int) -> int:
-        """The offset of memory that is the communicator's until all its ranks have left (collective)."""
-        offset = self._allocate(nbytes, Call.of(Kind.SHARED, torch.uint8, nbytes))
-        self._reserved.append((offset, nbytes))
-        return offset
 
     def _allocate(self, nbytes: int, call: Call) -> int:
         return self._tell(self._arena.allocate(nbytes) if self.rank == 0 else 0, call)[0]
@@ -185,8 +178,7 @@ class HostCommunicator(BlockingCommunicator):
             group.leave()
             all_left = group.all_have_left()
         if not self._whole and all_left:
-            for offset, nbytes in self._reserved:
-                self._arena.release(offset, nbytes)
+            self._arena.release(group.block, group.layout.nbytes)
         if self._whole:
             self._peers.close()
         if self._owns_arena:
