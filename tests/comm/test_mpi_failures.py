@@ -93,23 +93,15 @@ def test_other_errors_stay_what_they_are() -> None:
 
 
 def test_a_rank_that_left_before_the_collective_is_early_and_one_that_left_after_it_is_not() -> None:
-    membership = member(notices=((3, -1, -1),))
+    membership = member(notices=((3, -1),))
     membership.begun = 3
     assert membership.early() == []
     membership.begun = 4
     assert membership.early() == [1]
 
 
-@pytest.mark.parametrize(("late", "named"), [(12, 2), (10, 1)])
-def test_of_a_rank_that_left_because_another_was_late_the_other_is_named(late: int, named: int) -> None:
-    membership = member(notices=((3, -1, late),))
-    membership.begun = 4
-    # The late one itself, rank 10, is told who has left.
-    assert membership.early() == [named]
-
-
 def test_a_loss_that_a_notice_names_is_raised_and_the_host_is_told() -> None:
-    membership = member(notices=((3, 12, -1),))
+    membership = member(notices=((3, 12),))
     with pytest.raises(PeerLost) as lost:
         membership.early()
     assert lost.value.ranks == membership._peers.lost == [12]

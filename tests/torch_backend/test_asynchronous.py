@@ -69,17 +69,6 @@ def test_tensors_of_inference_mode_can_be_finished_by_others(two):
     assert two.run(work) == [(2.0, 2.0)] * 2
 
 
-def test_a_future_has_the_tensors(two):
-    def work(rank):
-        tensor = torch.ones(3)
-        future = distributed.all_reduce(tensor, async_op=True).get_future()
-        return [one.tolist() for one in future.wait()], future.then(
-            lambda f: f.value()[0] + 1
-        ).wait().tolist()
-
-    assert two.run(work) == [([[2.0] * 3], [3.0] * 3)] * 2
-
-
 def test_what_follows_a_collective_may_start_another(two):
     def work(rank):
         first, second = torch.ones(3), torch.ones(2)
@@ -91,21 +80,6 @@ def test_what_follows_a_collective_may_start_another(two):
         return first.tolist(), second.tolist()
 
     assert two.run(work) == [([2.0] * 3, [2.0] * 2)] * 2
-
-
-def test_a_collective_may_be_waited_for_after_messages_that_need_it_to_be_under_way(two):
-    def work(rank):
-        tensor, message = torch.ones(2), torch.full((1,), float(rank))
-        if rank == 0:
-            pending = distributed.all_reduce(tensor, async_op=True)
-            distributed.send(message, 1)
-            pending.wait()
-        else:
-            distributed.recv(message, 0)
-            distributed.all_reduce(tensor)
-        return tensor.tolist(), message.tolist()
-
-    assert two.run(work) == [([2.0, 2.0], [0.0])] * 2
 
 
 def test_thousands_of_calls_waited_for_in_any_order_come_out_right(three):

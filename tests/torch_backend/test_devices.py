@@ -91,68 +91,6 @@ def test_what_is_only_read_is_not_written_back(pinned):
     assert tensor.held.tolist() == [0.0] * 3
 
 
-class Recorder:
-    """A backend for another device, which notes what it is asked for."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.calls.append((name, len(arguments)))
-
-    def shutdown(self):
-        pass
-
-
-def test_tensors_of_a_device_with_a_backend_of_its_own_go_there():
-    def work(rank):
-        group, other = distributed.group.WORLD, Recorder()
-        group._dispatch._groups["meta"] = other
-        one, two = torch.zeros(2, device="meta"), torch.zeros(4, device="meta")
-        distributed.all_reduce(one, async_op=True)
-        distributed.broadcast(one, 0, async_op=True)
-        distributed.all_gather([one, one], one, async_op=True)
-        distributed.all_gather_into_tensor(two, one, async_op=True)
-        distributed.reduce_scatter_tensor(one, two, async_op=True)
-        distributed.all_to_all_single(two, two, async_op=True)
-        distributed.gather(one, [one, one] if rank == 0 else None, 0, async_op=True)
-        distributed.isend(one, 1 - rank)
-        distributed.irecv(one, 1 - rank)
-        here = torch.ones(1)
-        distributed.all_reduce(here)
-        return [name for name, _ in other.calls], here.tolist()
-
-    with Ranks(2, backend="cpu:tutti,cuda:nccl") as ranks:
-        for names, here in ranks.run(work):
-            assert names == [
-                "allreduce",
-                "broadcast",
-                "allgather",
-                "all_gather_single_coalesced",
-                "reduce_scatter_single_coalesced",
-                "all_to_all_single",
-                "gather",
-                "send",
-                "recv",
-            ]
-            assert here == [2.0]
-
-
-def test_a_missing_nccl_is_named_when_it_is_needed():
-    def work(rank):
-        group = distributed.group.WORLD
-        try:
-            group._dispatch.backend_for(group, torch.device("cuda"))
-        except RuntimeError as error:
-            return str(error)
-        return ""
-
-    if distributed.is_nccl_available():
-        pytest.skip("this torch has NCCL")
-    with Ranks(1, backend="cpu:tutti,cuda:nccl") as ranks:
-        assert "this torch was built without it; install a CUDA build of torch" in ranks.run(work)[0]
-
-
 def test_a_default_device_of_the_program_does_not_reach_into_the_group():
     def work(rank):
         with torch.device("meta"):

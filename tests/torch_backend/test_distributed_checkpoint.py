@@ -1,7 +1,5 @@
 """torch.distributed.checkpoint on our groups: shards that one number of ranks saves, and another loads."""
 
-import errno
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, distributed, nn
-from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -120,40 +117,3 @@ def test_shards_are_saved_beside_training(jobs, tmp_path):
     before = jobs[2].run(lambda rank: saved_beside_training(rank, str(tmp_path)))[0]
     for found in jobs[3].run(lambda rank: loaded(rank, str(tmp_path))):
         torch.testing.assert_close(found, before, rtol=0, atol=0)
-
-
-def saved_by_some(rank: int, folder: str) -> dict[str, Tensor] | None:
-    group = distributed.new_group([0, 2])
-    if rank == 1:
-        return None
-    model, optimizer = sharded(seed=0, mesh=DeviceMesh.from_group(group, "cpu"))
-    train(model, optimizer, 3)
-    dcp.save(parts(model, optimizer), checkpoint_id=folder, process_group=group)
-    return whole(model, optimizer)
-
-
-def test_some_of_the_ranks_save_in_a_group_of_their_own(jobs, tmp_path):
-    before = jobs[3].run(lambda rank: saved_by_some(rank, str(tmp_path)))[0]
-    for found in jobs[2].run(lambda rank: loaded(rank, str(tmp_path))):
-        torch.testing.assert_close(found, before, rtol=0, atol=0)
-
-
-class FullDisk(FileSystemWriter):
-    def write_data(self, plan, planner):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def saved_where_a_disk_is_full(rank: int, folder: str) -> tuple[str, bool]:
-    state = parts(*sharded(seed=0))
-    writer = FullDisk(folder) if rank == 1 else FileSystemWriter(folder)
-    with pytest.raises(CheckpointException) as caught:
-        dcp.save(state, storage_writer=writer)
-    total = torch.ones(3)
-    distributed.all_reduce(total)
-    return str(caught.value), bool((total == 2).all())
-
-
-def test_every_rank_learns_that_one_could_not_write_and_the_group_goes_on(jobs, tmp_path):
-    for said, goes_on in jobs[2].run(lambda rank: saved_where_a_disk_is_full(rank, str(tmp_path))):
-        assert "No space left" in said
-        assert goes_on

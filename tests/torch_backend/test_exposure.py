@@ -11,7 +11,6 @@ import pytest
 from torch.distributed import HashStore
 
 from tests.comm.ranks import World
-from tests.mpi.mpirun import mpirun, needs_mpirun
 from tests.preloaded import command
 from tutti.comm.base import Communicator
 from tutti.comm.mpi.discovery import join_host
@@ -53,12 +52,6 @@ def test_ranks_of_tutti_run_find_each_other_and_listen_nowhere() -> None:
         [*command(), *words], timeout=LIMIT_S, capture_output=True, text=True, check=False
     )
     assert lines_of(outcome) == ["sum 3.0 3.0 listening []"] * 2
-
-
-@needs_mpirun
-@pytest.mark.mpi
-def test_ranks_of_mpirun_on_one_host_listen_nowhere() -> None:
-    assert lines_of(mpirun(2, PROGRAM)) == ["sum 3.0 3.0 listening []"] * 2
 
 
 def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Path) -> None:

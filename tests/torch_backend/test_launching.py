@@ -12,9 +12,7 @@ import pytest
 import torch.distributed.run
 import torch.multiprocessing
 
-from tests.mpi.mpirun import mpirun, needs_mpirun
 from tests.ports import held_ports
-from tests.preloaded import interpreter
 from tutti.launch.rendezvous import describe_mpi_rank
 
 PROGRAM = Path(__file__).with_name("summing.py")
@@ -31,19 +29,6 @@ def run(command):
 
 def expected(size):
     return [f"{rank} of {size}: {size * (size + 1) / 2}" for rank in range(size)]
-
-
-def test_under_torchrun():
-    torchrun = [*interpreter(), torch.distributed.run.__file__]
-    assert run([*torchrun, "--standalone", "--nproc-per-node", "2", PROGRAM]) == expected(2)
-
-
-@needs_mpirun
-@pytest.mark.mpi
-def test_under_mpirun_without_importing_mpi4py():
-    outcome = mpirun(2, PROGRAM, forked=False)
-    assert outcome.returncode == 0, outcome.stderr
-    assert sorted(outcome.stdout.splitlines()) == expected(2)
 
 
 def be_spawned(rank, port, folder):

@@ -20,14 +20,12 @@ class Reduction:
         number: what it is called in a `Call`.
         combine: makes one of two, into `out`.
         mean: whether the result is divided by the number of ranks.
-        factor: what every rank's vector is multiplied with before, or None.
     """
 
     name: str
     number: int
     combine: Callable[..., Any]
     mean: bool = False
-    factor: Any = None
 
     @cached_property
     def partial(self) -> Reduction:
@@ -68,14 +66,6 @@ REDUCTIONS: Final = (
     Reduction("bor", 6, torch.bitwise_or),
     Reduction("bxor", 7, torch.bitwise_xor),
 )
-
-
-def premul_sum(factor: Any) -> Reduction:
-    """The sum of the ranks' vectors, each multiplied with that rank's factor."""
-    return Reduction("premul_sum", len(REDUCTIONS), torch.add, factor=factor)
-
-
-REDUCTION_NAMES: Final = {way.number: way.name for way in (*REDUCTIONS, premul_sum(1.0))}
 
 
 def rounds(dtype: torch.dtype) -> bool:

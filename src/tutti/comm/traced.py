@@ -79,7 +79,9 @@ class TracedCommunicator(Communicator):
         self._trace.link(name, began, self._comm.clock(), kind, key)
         return result
 
-    def _record_message(self, name: str, began: float, kind: SpanLink, source: int, to: int, tag: int) -> None:
+    def _record_message(
+        self, name: str, began: float, kind: SpanLink, source: int, to: int, tag: int
+    ) -> None:
         """Messages from one rank to another with one tag keep their order, so that both ends count alike."""
         way = (source, to, tag)
         self._messages[kind, way] += 1

@@ -27,7 +27,7 @@ Tensors = Sequence[Tensor] | Tensor
 
 
 class GroupCollectives(ProcessGroup):
-    """The collectives of a group. Inputs must have one shape on all ranks; outputs may have any."""
+    """The collectives of a group. Inputs must have as many elements on all ranks; shapes may differ."""
 
     _rank: int
     _size: int
@@ -50,8 +50,6 @@ class GroupCollectives(ProcessGroup):
         if len(several) == 1 and is_plain(several[0]):
             tensor = several[0]
             reduction, wanted = reduction_of(op, tensor.dtype), asynchronous(options)
-            if reduction.factor is not None:
-                tensor.mul_(reduction.factor)
             if tensor.nbytes <= self._short:
                 return self._progress.immediate(
                     self._short_all_reduce, tensor, reduction, "all_reduce", wanted
@@ -72,10 +70,8 @@ class GroupCollectives(ProcessGroup):
             if tensor.layout is torch.sparse_coo:
                 steps.append(all_reduce_sparse(self._transport, tensor, op))
                 continue
-            staged = staging.shaped(tensor)
+            staged = staging.take(tensor)
             reduction = reduction_of(op, staged.dtype)
-            if reduction.factor is not None:
-                staged.mul_(reduction.factor)
             steps.append(self._transport.all_reduce(staged, reduction))
         return self._run("all_reduce", steps, several, staging, options)
 
@@ -85,10 +81,8 @@ class GroupCollectives(ProcessGroup):
         op = reduce_op(options) if op is None else op
         steps = []
         for tensor in several:
-            staged = staging.shaped(tensor, write=root == self._rank)
+            staged = staging.take(tensor, write=root == self._rank)
             reduction = reduction_of(op, staged.dtype)
-            if reduction.factor is not None:
-                staged = staged.mul_(reduction.factor) if root == self._rank else staged * reduction.factor
             steps.append(self._transport.reduce(staged, reduction, root))
         return self._run("reduce", steps, several, staging, options)
 
@@ -100,10 +94,7 @@ class GroupCollectives(ProcessGroup):
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
         steps = [
             self._reduce_scatter(
-                staging.take(output, read=False),
-                [staging.take(one, write=False) for one in parts],
-                options,
-                parts[0].shape if parts else (),
+                staging.take(output, read=False), [staging.take(one, write=False) for one in parts], options
             )
             for output, parts in zip(several, lists, strict=True)
         ]
@@ -122,18 +113,14 @@ class GroupCollectives(ProcessGroup):
             vector, target = staging.take(source, write=False), staging.take(output, read=False)
             check_whole("reduce_scatter", target, vector, self._size)
             parts = torch.split(vector, len(target) or 1)
-            steps.append(self._reduce_scatter(target, parts, options, source.shape))
+            steps.append(self._reduce_scatter(target, parts, options))
         return self._run("reduce_scatter_single", steps, outputs, staging, options)
 
-    def _reduce_scatter(
-        self, output: Tensor, parts: Sequence[Tensor], options: Any, shape: Sequence[int]
-    ) -> Steps:
+    def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], options: Any) -> Steps:
         parts = parts_of(parts, self._size)
         self._check_parts("reduce_scatter", parts, output)
         reduction = reduction_of(reduce_op(options), output.dtype)
-        if reduction.factor is not None:
-            parts = [part * reduction.factor for part in parts]
-        return self._transport.reduce_scatter(parts, output, reduction, shape)
+        return self._transport.reduce_scatter(parts, output, reduction)
 
     # --- moves
 
@@ -142,7 +129,7 @@ class GroupCollectives(ProcessGroup):
         several, staging, root = listed(tensors), Staging(), root_of(options)
         steps = [
             self._transport.broadcast(
-                staging.shaped(tensor, read=root == self._rank, write=root != self._rank), root
+                staging.take(tensor, read=root == self._rank, write=root != self._rank), root
             )
             for tensor in several
         ]
@@ -156,7 +143,7 @@ class GroupCollectives(ProcessGroup):
         staging = Staging()
         steps = [
             self._all_gather(
-                staging.shaped(source, write=False), [staging.take(out, read=False) for out in places]
+                staging.take(source, write=False), [staging.take(out, read=False) for out in places]
             )
             for source, places in zip(listed(inputs), lists, strict=True)
         ]
@@ -178,9 +165,9 @@ class GroupCollectives(ProcessGroup):
         """Run several `all_gather_single` as one operation."""
         staging, steps = Staging(), []
         for output, source in zip(outputs, inputs, strict=True):
-            staged, target = staging.shaped(source, write=False), staging.take(output, read=False)
+            staged, target = staging.take(source, write=False), staging.take(output, read=False)
             check_whole("all_gather", staged, target, self._size)
-            parts = torch.split(target, staged.numel() or 1)
+            parts = torch.split(target, len(staged) or 1)
             steps.append(self._all_gather(staged, parts_of(parts, self._size)))
         return self._run("all_gather_single", steps, outputs, staging, options)
 
@@ -201,7 +188,7 @@ class GroupCollectives(ProcessGroup):
         """Overwrite the root's outputs with the ranks' inputs."""
         staging, root, (source,) = Staging(), root_of(options), listed(inputs)
         lists = list(outputs[0] if outputs and not isinstance(outputs[0], Tensor) else outputs)
-        staged = staging.shaped(source, write=False)
+        staged = staging.take(source, write=False)
         places = [staging.take(out, read=False) for out in lists] if root == self._rank else []
         self._check_root_lists("gather", staged, places, root)
         return self._run("gather", [self._transport.gather(staged, places, root)], lists, staging, options)

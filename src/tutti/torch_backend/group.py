@@ -27,7 +27,7 @@ from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
 from tutti.torch_backend.collectives import GroupCollectives, Tensors, asynchronous, chain, listed
 from tutti.torch_backend.cpp_stub import register_stub
-from tutti.torch_backend.errors import Absent, Mismatch, RankLost, Unusable
+from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.rendezvous import GroupStore, join_by_mpi
 from tutti.torch_backend.staging import Staging

@@ -55,8 +55,6 @@ MOVING_S: Final = 10.0
 """Longest time of data on their way from another host: a gigabyte at a gigabit per second."""
 
 
-
-
 class ProgressEngine:
     """Runs the operations of one rank of a group.
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import ReduceOp
 
-from tutti.comm.reductions import REDUCTIONS, SUM, Reduction, premul_sum
+from tutti.comm.reductions import REDUCTIONS, SUM, Reduction
 from tutti.torch_backend.errors import Unusable
 
 # An instance equals the plain value that torch's enumeration has for it; the other way round it does not.
@@ -33,17 +33,13 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
         return SUM
     reduction = _BY_OP.get(op)
     if reduction is None:
-        if op != ReduceOp.PREMUL_SUM:
-            known = ", ".join(each.name.upper() for each in REDUCTIONS)
-            raise Unusable(f"there is no reduce operation {op}; give one of ReduceOp.{known}, PREMUL_SUM")
-        reduction = premul_sum(op.__getstate__()[1])
+        known = ", ".join(each.name.upper() for each in REDUCTIONS)
+        raise Unusable(f"there is no reduce operation {op}; give one of ReduceOp.{known}")
     bitwise = reduction.name in _BITWISE
     floats = dtype.is_floating_point or dtype.is_complex
     kind = ""
     if bitwise and floats:
         kind = "integers"
-    elif reduction.factor is not None and (not floats or dtype.itemsize == 1):
-        kind = "floats of at least 16 bits"
     elif dtype in _MOVED and not bitwise:
         kind = "signed integers or floats"
     elif dtype is torch.bool and reduction.mean:

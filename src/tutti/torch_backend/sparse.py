@@ -20,7 +20,7 @@ from tutti.torch_backend.errors import Mismatch, Unusable
 from tutti.torch_backend.reduce_ops import reduction_of
 from tutti.torch_backend.staging import Staging
 
-_SUMS: Final = ("sum", "avg", "premul_sum")
+_SUMS: Final = ("sum", "avg")
 
 
 def all_reduce_sparse(transport: HostCollectives | HierarchicalCollectives, tensor: Tensor, op: Any) -> Steps:
@@ -44,8 +44,7 @@ def all_reduce_sparse(transport: HostCollectives | HierarchicalCollectives, tens
         )
     with torch.no_grad():
         own = tensor.coalesce()
-        values = own.values() if reduction.factor is None else own.values() * reduction.factor
-    return _gather_and_sum(transport, tensor, own.indices(), values, reduction.mean)
+    return _gather_and_sum(transport, tensor, own.indices(), own.values(), reduction.mean)
 
 
 def _gather_and_sum(

@@ -171,23 +171,12 @@ class HierarchicalCollectives:
             {partners[host]: parts[host] for host in others},
         )
 
-    @collective
     def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
         """Overwrite `tensor`, contiguous, on rank `root` with the reduction of the ranks' tensors."""
-        vector = tensor.view(-1)
-        for piece in torch.split(vector, PIECE_BYTES // vector.itemsize):
-            if self.rank != root:
-                yield from self._requests.exchange({root: piece}, {})
-            elif len(piece):
-                found = [torch.empty_like(piece) for _ in range(self.size)]
-                found[root].copy_(piece)
-                yield from self._requests.exchange({}, {rank: found[rank] for rank in self._others})
-                reduction.fold(found, piece)
+        return self.all_reduce(tensor if self.rank == root else tensor.clone(), reduction)
 
     @collective
-    def reduce_scatter(
-        self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction, shape: Sequence[int] = ()
-    ) -> Steps:
+    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with the reduction of the ranks' vectors for this rank.
 
         A host's vectors for a rank of another host are summed by the rank that has the same place here, and

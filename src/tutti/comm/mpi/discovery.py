@@ -73,8 +73,8 @@ def join_host(
         if arena is not None:
             arena.close()
         raise unusable(
-            f"rank {failed} cannot open the shared memory of its host: {failures[failed]}; start all ranks of "
-            "a host as one user, in one container"
+            f"rank {failed} cannot open the shared memory of its host: {failures[failed]}; start all ranks "
+            "of a host as one user, in one container"
         )
     assert arena is not None, "no rank has failed"
     named = [global_ranks[member] for member in members]

@@ -41,16 +41,14 @@ shared-memory multiprocessors", ACM Transactions on Computer Systems 9 (its barr
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Generator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
 import torch
-from torch import Tensor
 
-from tutti.comm.reductions import REDUCTION_NAMES
+from tutti.comm.reductions import REDUCTIONS
 from tutti.comm.shm.fence import ORDERED, fence
 from tutti.comm.shm.layout import CALL, PHASE, HostGroup
 from tutti.comm.shm.rings import DTYPE_NUMBERS, DTYPES
@@ -83,14 +81,9 @@ _BARE = (Kind.BARRIER, Kind.ALL_GATHER_OBJECTS, Kind.COUNTER, Kind.SPLIT)
 class Call(int):
     """A collective and what its ranks must agree on, packed in one word, so that it is compared in one load.
 
-    62  59 58     55 54  49 48                              37 36              30 29            0
-    │ kind │ reduction │ dtype │ root, or check sum of lengths │ check of the shape │ length % 2^30 │
-
-    Attributes:
-        shape: of this rank's tensor; () for a vector, and where only the word is known.
+    62  59 58     55 54  49 48  37 36      0
+    │ kind │ reduction │ dtype │ root │ length │
     """
-
-    shape: tuple[int, ...] = ()
 
     @classmethod
     @lru_cache(maxsize=4096)
@@ -102,49 +95,21 @@ class Call(int):
         *,
         reduction: int = 0,
         root: int = 0,
-        shape: Sequence[int] = (),
     ) -> Call:
         """The word for a call."""
-        # Dimensions of one element are ignored: a scalar goes with a vector of one element.
-        dimensions = [rows for rows in shape if rows != 1]
-        several = len(dimensions) > 1 and all(dimensions)
         # The top bit stays 0: words are signed.
-        call = cls(
-            kind << 59
-            | reduction << 55
-            | DTYPE_NUMBERS[dtype] << 49
-            | (root & 0xFFF) << 37
-            | (zlib.crc32(repr(dimensions).encode()) % 0x7F + 1 if several else 0) << 30
-            | length & 0x3FFFFFFF
-        )
-        if several:
-            call.shape = tuple(shape)
-        return call
-
-    @classmethod
-    def on(cls, kind: Kind, tensor: Tensor, *, reduction: int = 0, root: int = 0) -> Call:
-        """The word for a call to which every rank gives such a tensor."""
-        shape = tensor.shape
-        return cls.of(kind, tensor.dtype, shape.numel(), reduction=reduction, root=root, shape=shape)
-
-    @property
-    def shape_check(self) -> int:
-        """The check sum of the shape; 0 for a vector."""
-        return self >> 30 & 0x7F
+        number = DTYPE_NUMBERS[dtype]
+        return cls(kind << 59 | reduction << 55 | number << 49 | (root & 0xFFF) << 37 | length & 0x1FFFFFFFFF)
 
     def __str__(self) -> str:
-        kind, root = Kind(self >> 59), self >> 37 & 0xFFF
+        kind = Kind(self >> 59)
         parts = []
         if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
-            parts.append(REDUCTION_NAMES[self >> 55 & 0xF])
+            parts.append(REDUCTIONS[self >> 55 & 0xF].name)
         if kind not in _BARE:
-            parts.append(f"{self & 0x3FFFFFFF} x {DTYPES[self >> 49 & 0x3F]}")
-        if self.shape_check:
-            parts.append(f"shape {self.shape}" if self.shape else "another shape")
+            parts.append(f"{self & 0x1FFFFFFFFF} x {DTYPES[self >> 49 & 0x3F]}")
         if kind in _ROOTED:
-            parts.append(f"root {root}")
-        elif root:
-            parts.append(f"sizes with check sum {root}")
+            parts.append(f"root {self >> 37 & 0xFFF}")
         return f"{kind.name.lower()}({', '.join(parts)})"
 
 
@@ -152,28 +117,11 @@ BARRIER: Final = Call(0)
 """The call that is no more than a barrier. It is 0, so that `if call` is the test for a call to compare."""
 
 
-def check_sum(lengths: Sequence[int]) -> int:
-    """The check sum of the ranks' lengths, in 12 bits; 0 if all are equal."""
-    if min(lengths) == max(lengths):
-        return 0
-    return zlib.crc32(repr(list(lengths)).encode()) % 0xFFF + 1
-
-
-def call_on_parts(kind: Kind, parts: Sequence[Tensor], shape: Sequence[int], reduction: int = 0) -> Call:
-    """The call to which each rank gives a tensor of `shape`, unless the ranks' vectors differ in length."""
-    lengths = [len(part) for part in parts]
-    uneven = check_sum(lengths)
-    shape = () if uneven else shape
-    return Call.of(kind, parts[0].dtype, sum(lengths), reduction=reduction, root=uneven, shape=shape)
-
-
 def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
     """The error message for two ranks, numbered in the job, that have called different things."""
-    if theirs.shape_check == call.shape_check:
-        theirs.shape = call.shape
     return (
         f"rank {rank} called {call} while rank {other} called {theirs}; all ranks of a group must call the "
-        "same collectives in the same order, with the same shapes and dtypes"
+        "same collectives in the same order, with the same sizes and dtypes"
     )
 
 

@@ -47,7 +47,6 @@ from tutti.comm.shm.barrier import (
     Kind,
     Steps,
     agree_on_lengths,
-    call_on_parts,
 )
 from tutti.comm.shm.layout import ROW, HostGroup
 
@@ -223,7 +222,7 @@ class HostCollectives(HostBarrier):
             ]
             for rows in self._memory_of(dtype)
         ]
-        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number, shape=shape), sets
+        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
         self._short_plans[dtype, shape, number] = found
         return found
 
@@ -247,7 +246,7 @@ class HostCollectives(HostBarrier):
                 yield from rest
             return
         vector = tensor.view(-1)
-        call = Call.on(Kind.ALL_REDUCE, tensor, reduction=reduction.number)
+        call = Call.of(Kind.ALL_REDUCE, vector.dtype, len(vector), reduction=reduction.number)
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
         # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
@@ -294,7 +293,7 @@ class HostCollectives(HostBarrier):
             reduction.finish(tensor, 1)
             return
         vector = tensor.view(-1)
-        call = Call.on(Kind.REDUCE, tensor, reduction=reduction.number, root=root)
+        call = Call.of(Kind.REDUCE, vector.dtype, len(vector), reduction=reduction.number, root=root)
         most = ROW // vector.itemsize
         for begin in range(0, max(len(vector), 1), most):
             piece = _part(vector, begin, most)
@@ -307,23 +306,20 @@ class HostCollectives(HostBarrier):
                 )
             yield True
 
-    def reduce_scatter(
-        self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction, shape: Sequence[int] = ()
-    ) -> Steps:
+    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with what the ranks' vectors for this rank make together.
 
         Args:
             inputs: one vector for each rank.
             output: this rank's.
             reduction: what is made of them.
-            shape: on which the ranks must agree.
         """
         if self.size == 1:
             output.copy_(inputs[0])
             reduction.finish(output, 1)
             return
         dtype, rank = output.dtype, self.rank
-        call = call_on_parts(Kind.REDUCE_SCATTER, inputs, shape, reduction.number)
+        call = Call.of(Kind.REDUCE_SCATTER, dtype, sum(map(len, inputs)), reduction=reduction.number)
         most = ROW // dtype.itemsize // self.size
         for begin in range(0, max(*map(len, inputs), 1), most):
             self._set ^= 1
@@ -381,7 +377,7 @@ class HostCollectives(HostBarrier):
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
         vector = tensor.view(-1)
-        call = Call.on(Kind.BROADCAST, tensor, root=root)
+        call = Call.of(Kind.BROADCAST, vector.dtype, len(vector), root=root)
         moves = [(vector, root, 0)]
         puts, takes = (moves, []) if self.rank == root else ([], moves)
         return self._pass_on(call, len(vector), ROW // vector.itemsize, puts, takes)
@@ -389,7 +385,7 @@ class HostCollectives(HostBarrier):
     def all_gather(self, tensor: Tensor, outputs: Sequence[Tensor]) -> Steps:
         """Overwrite the vectors `outputs` with the ranks' tensors, contiguous, which may differ in length."""
         vector, mine = tensor.view(-1), outputs[self.rank]
-        call = call_on_parts(Kind.ALL_GATHER, outputs, tensor.shape)
+        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(map(len, outputs)))
         own = None if mine.data_ptr() == vector.data_ptr() else (mine, vector)
         puts, takes = [(vector, self.rank, 0)], [(outputs[other], other, 0) for other in self._others]
         return self._pass_on(call, max(map(len, outputs)), ROW // vector.itemsize, puts, takes, own)
@@ -397,7 +393,7 @@ class HostCollectives(HostBarrier):
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
-        call = Call.on(Kind.GATHER, tensor, root=root)
+        call = Call.of(Kind.GATHER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [(vector, self.rank, 0)], [])
@@ -406,7 +402,7 @@ class HostCollectives(HostBarrier):
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        call = Call.on(Kind.SCATTER, vector, root=root)
+        call = Call.of(Kind.SCATTER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [], [(vector, self.rank, 0)])

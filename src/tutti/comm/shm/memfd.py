@@ -1,7 +1,7 @@
 """Anonymous files (memfds) that processes of one user on one host share; no file system has a name for them.
 
-A process tells another one where it has such a file open: two numbers. They may have come through a store that
-other users can write to, so whoever opens the file by them looks at what it is before it is used.
+A process tells another one where it has such a file open: two numbers. They may have come through a store
+that other users can write to, so whoever opens the file by them looks at what it is before it is used.
 """
 
 from __future__ import annotations
