@@ -56,10 +56,6 @@ def test_ranks_that_share_one_gpu_exchange_through_host_memory(tmp_path):
     compare("tutti", "cuda:0", RANKS, tmp_path, (*CHECKS, "objects"))
 
 
-def test_one_rank_for_each_gpu_exchanges_through_nccl(tmp_path):
-    compare("cpu:tutti,cuda:nccl", "cuda", GPUS, tmp_path)
-
-
 class Own(nn.Sequential):
     """A class of the user's, as graphs know nothing of."""
 

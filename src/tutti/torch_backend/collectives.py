@@ -82,8 +82,9 @@ class GroupCollectives(ProcessGroup):
         steps = []
         for tensor in several:
             staged = staging.take(tensor, write=root == self._rank)
-            reduction = reduction_of(op, staged.dtype)
-            steps.append(self._transport.reduce(staged, reduction, root))
+            if root != self._rank:
+                staged = staged.clone()
+            steps.append(self._transport.all_reduce(staged, reduction_of(op, staged.dtype)))
         return self._run("reduce", steps, several, staging, options)
 
     def reduce_scatter(

@@ -171,10 +171,6 @@ class HierarchicalCollectives:
             {partners[host]: parts[host] for host in others},
         )
 
-    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on rank `root` with the reduction of the ranks' tensors."""
-        return self.all_reduce(tensor if self.rank == root else tensor.clone(), reduction)
-
     @collective
     def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with the reduction of the ranks' vectors for this rank.

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator, Counter, by_color
 from tutti.comm.blocking import BlockingCommunicator
-from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter, ThreadSafeCounter
+from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter
 from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import Membership, MpiGroup
@@ -158,8 +158,7 @@ class MpiCommunicator(BlockingCommunicator):
         number, self._counters = self._counters, self._counters + 1
         counter: Counter = RemoteCounter(self._ask, number)
         if any(0 in ranks and self.rank in ranks for ranks in self._members):
-            counter = ThreadSafeCounter(self._node.counter())
-            self._counter_server.counters[number] = counter
+            counter = self._counter_server.counters[number] = self._node.counter()
         self.barrier()
         return counter
 

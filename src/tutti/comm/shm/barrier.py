@@ -59,22 +59,21 @@ class Kind(IntEnum):
 
     BARRIER = 0
     ALL_REDUCE = 1
-    REDUCE = 2
-    REDUCE_SCATTER = 3
-    BROADCAST = 4
-    ALL_GATHER = 5
-    GATHER = 6
-    SCATTER = 7
-    ALL_TO_ALL = 8
-    BROADCAST_OBJECT = 9
-    ALL_GATHER_OBJECTS = 10
-    SHARED = 11
-    COUNTER = 12
-    LOCKS = 13
-    SPLIT = 14
+    REDUCE_SCATTER = 2
+    BROADCAST = 3
+    ALL_GATHER = 4
+    GATHER = 5
+    SCATTER = 6
+    ALL_TO_ALL = 7
+    BROADCAST_OBJECT = 8
+    ALL_GATHER_OBJECTS = 9
+    SHARED = 10
+    COUNTER = 11
+    LOCKS = 12
+    SPLIT = 13
 
 
-_ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.BROADCAST_OBJECT)
+_ROOTED = (Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.BROADCAST_OBJECT)
 _BARE = (Kind.BARRIER, Kind.ALL_GATHER_OBJECTS, Kind.COUNTER, Kind.SPLIT)
 
 
@@ -104,7 +103,7 @@ class Call(int):
     def __str__(self) -> str:
         kind = Kind(self >> 59)
         parts = []
-        if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
+        if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER):
             parts.append(REDUCTIONS[self >> 55 & 0xF].name)
         if kind not in _BARE:
             parts.append(f"{self & 0x1FFFFFFFFF} x {DTYPES[self >> 49 & 0x3F]}")

@@ -287,25 +287,6 @@ class HostCollectives(HostBarrier):
             self._plans[dtype, length] = found
         return found
 
-    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on rank `root` with what the ranks' tensors make together."""
-        if self.size == 1:
-            reduction.finish(tensor, 1)
-            return
-        vector = tensor.view(-1)
-        call = Call.of(Kind.REDUCE, vector.dtype, len(vector), reduction=reduction.number, root=root)
-        most = ROW // vector.itemsize
-        for begin in range(0, max(len(vector), 1), most):
-            piece = _part(vector, begin, most)
-            self._set ^= 1
-            self._place(piece.dtype, self.rank, len(piece)).copy_(piece)
-            yield from self._arrive_and_wait(call)
-            if self.rank == root:
-                reduction.fold(
-                    [self._place(piece.dtype, other, len(piece)) for other in range(self.size)], piece
-                )
-            yield True
-
     def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with what the ranks' vectors for this rank make together.
 
