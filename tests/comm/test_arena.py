@@ -103,13 +103,6 @@ def test_tensors_of_every_dtype(arena: Arena, dtype: torch.dtype) -> None:
     assert not again[:23].any()
 
 
-def test_a_tensor_may_begin_inside_a_page(arena: Arena) -> None:
-    offset = arena.allocate(2 * PAGE)
-    arena.tensor(offset + PAGE - 64, (32,), torch.float32).fill_(3.0)
-    whole = arena.tensor(offset, (2 * PAGE // 4,), torch.float32)
-    assert whole.nonzero().view(-1).tolist() == list(range((PAGE - 64) // 4, (PAGE + 64) // 4))
-
-
 def test_views_keep_the_memory_mapped_and_the_last_one_unmaps_it(arena: Arena) -> None:
     before = mappings(arena)
     view = arena.tensor(arena.allocate(1 << 20), (1 << 18,), torch.float32)[5:10].fill_(2.0)
@@ -117,15 +110,6 @@ def test_views_keep_the_memory_mapped_and_the_last_one_unmaps_it(arena: Arena) -
     assert view.sum() == 10.0
     del view
     assert mappings(arena) == before
-
-
-def test_tensors_outlive_the_closing_of_the_arena() -> None:
-    arena = Arena.create()
-    tensor = arena.tensor(arena.allocate(400), (100,), torch.float32)
-    arena.close()
-    arena.close()
-    tensor.fill_(1.0)
-    assert tensor.sum() == 100.0
 
 
 def test_released_memory_goes_back_to_the_system(arena: Arena) -> None:
@@ -181,15 +165,6 @@ def test_a_lock_excludes_other_processes(arena: Arena) -> None:
         assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "held"
         assert run(TRY_LOCK, arena.fd, offset + 1, fds=(arena.fd,)) == "free"
     assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "free"
-
-
-def test_mapping_and_unmapping_leave_locks_alone(arena: Arena) -> None:
-    offset = arena.allocate(8)
-    with arena.lock(offset):
-        arena.tensor(offset, (1,), torch.int64)
-        arena.words(offset, 1)
-        gc.collect()
-        assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "held"
 
 
 def test_the_file_has_no_name(arena: Arena) -> None:

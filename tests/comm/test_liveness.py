@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -90,29 +89,6 @@ def test_a_removed_process_is_not_watched(watch: ProcessWatch, process: subproce
     watch.remove(2)
     watch.remove(2)
     assert watch.ended(0.0) == []
-
-
-def test_several_threads_may_wait_at_a_time(watch: ProcessWatch, process: subprocess.Popen[bytes]) -> None:
-    watch.add(2, process.pid)
-    with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(ended_in_time, watch)
-        for _ in range(1000):
-            watch.ended(0.0)
-        process.kill()
-        assert waiting.result(SOON_S) == [2]
-
-
-def test_what_is_ready_is_not_waited_for(arena: Arena, alone: Peers) -> None:
-    calls = iter(range(2))
-    wait(lambda: next(calls) == 0, alone, group_of(arena, 1), list)
-    assert next(calls) == 1
-
-
-def test_waiting_goes_on_until_it_is_ready(arena: Arena, alone: Peers) -> None:
-    group = group_of(arena, 2)
-    calls = iter(range(200))
-    wait(lambda: next(calls) == 150, alone, group, lambda: [1])
-    assert next(calls) == 151
 
 
 def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(arena: Arena, alone: Peers) -> None:

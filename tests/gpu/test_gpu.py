@@ -15,7 +15,6 @@ from tutti.models import build
 from tutti.training import cuda_graph
 from tutti.training.precision import Arithmetic
 
-GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),

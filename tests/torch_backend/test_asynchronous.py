@@ -1,7 +1,6 @@
 """The promises of `async_op=True`."""
 
 import random
-import threading
 
 import pytest
 import torch
@@ -40,17 +39,6 @@ def test_a_call_returns_before_the_others_come(two):
         return tensor.tolist(), pending.is_completed(), pending.is_success()
 
     assert two.run(work) == [([2.0, 2.0], True, True)] * 2
-
-
-def test_a_collective_ends_without_anybody_waiting_for_it(two):
-    def work(rank):
-        tensor, ended = torch.ones(400_000), threading.Event()
-        pending = distributed.all_reduce(tensor, async_op=True)
-        pending.get_future().add_done_callback(lambda _: ended.set())
-        assert ended.wait(30)
-        return float(tensor.mean())
-
-    assert two.run(work) == [2.0, 2.0]
 
 
 def test_tensors_of_inference_mode_can_be_finished_by_others(two):
@@ -121,29 +109,6 @@ def test_thousands_of_calls_waited_for_in_any_order_come_out_right(three):
         return wrong
 
     assert three.run(work) == [0, 0, 0]
-
-
-def test_two_groups_work_from_two_threads_of_each_rank(two):
-    def work(rank):
-        groups = [distributed.new_group(), distributed.new_group()]
-        totals = [0.0, 0.0]
-
-        def add(number):
-            for step in range(300):
-                tensor = torch.full((10 + 4000 * number,), float(step))
-                distributed.all_reduce(tensor, group=groups[number])
-                totals[number] += float(tensor[0])
-
-        threads = [threading.Thread(target=add, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for group in groups:
-            distributed.destroy_process_group(group)
-        return totals
-
-    assert two.run(work) == [[2.0 * sum(range(300))] * 2] * 2
 
 
 def test_an_error_reaches_who_waits_and_the_future(two):

@@ -206,26 +206,6 @@ def test_who_waits_in_a_group_that_another_thread_ends_is_told(two):
     assert two.run(wait)[0] is Closed
 
 
-def futures_fail(rank):
-    if rank == 1:
-        distributed.barrier()
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        distributed.barrier()
-        distributed.all_reduce(torch.ones(2), async_op=True).get_future().wait()
-    except RuntimeError as error:
-        first = str(error)
-    return first, said_by(lambda: distributed.all_reduce(torch.ones(2)))[1]
-
-
-def test_a_future_fails_with_the_lost_rank_and_so_does_all_that_follows(doomed):
-    doomed.start(futures_fail)
-    for rank in (0, 2):
-        first, second = doomed.outcome(rank)
-        assert "lost rank 1" in first
-        assert "cannot go on: lost rank 1" in second
-
-
 def test_a_timeout_names_who_did_not_come():
     def late(rank):
         group = distributed.new_group(timeout=timedelta(seconds=1))

@@ -107,18 +107,23 @@ def test_a_compiled_model_under_ddp_trains_as_an_uncompiled_one(two, outside):
         torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-12)
 
 
-def test_what_users_import_from_tutti_beside_the_backend_is_still_compiled(two):
-    def work(_):
-        from torch._dynamo import trace_rules
+def test_a_default_device_of_the_program_does_not_reach_into_the_group(two):
+    def work(rank):
+        with torch.device("meta"):
+            columns = torch.full((2, 3), 1.0 + rank, device="cpu").T
+            distributed.all_reduce(columns)
+            got = torch.zeros(3, 2, device="cpu").T
+            if rank == 0:
+                distributed.send(columns.T[:, ::2], 1)
+            else:
+                distributed.recv(got[:, ::2], 0)
+            every = [torch.zeros(2, 2, device="cpu").T for _ in range(2)]
+            distributed.all_gather(every, every[0] + rank)
+        return columns.tolist(), [one.tolist() for one in every]
 
-        import tutti.comm.shm.collectives
-        import tutti.models.lenet
-        import tutti.torch_backend.group
-
-        modules = (tutti.torch_backend.group, tutti.comm.shm.collectives, tutti.models.lenet)
-        return [trace_rules.check_file(module.__file__).skipped for module in modules]
-
-    assert two.run(work) == [[True, True, False]] * 2
+    for columns, every in two.run(work):
+        assert columns == [[3.0] * 2] * 3
+        assert every == [[[0.0] * 2] * 2, [[1.0] * 2] * 2]
 
 
 # --- time-outs
