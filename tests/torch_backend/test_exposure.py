@@ -14,8 +14,8 @@ from tests.comm.ranks import World
 from tests.preloaded import command
 from tutti.comm.base import Communicator
 from tutti.comm.mpi.discovery import join_host
+from tutti.errors import UserError
 from tutti.model_parallel.group import TeamMesh
-from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.rendezvous import GroupStore
 
 PROGRAM = Path(__file__).with_name("listening.py")
@@ -63,7 +63,7 @@ def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Pa
         of_rank_0.set("1/0", f"{os.getpid()} {file.fileno()} 5")
         of_rank_0.set("2/0", "0")
         gather = GroupStore(store, 1, (0, 1), timeout_s=5, check=lambda rank: None).gather
-        with pytest.raises(Unusable, match="theirs"):
-            join_host(1, ["here", "here"], gather, (0, 1), unusable=Unusable)
+        with pytest.raises(UserError, match="theirs"):
+            join_host(1, ["here", "here"], gather, (0, 1))
     assert not theirs.read_bytes().strip(b"\0")
     assert "theirs" not in Path("/proc/self/maps").read_text()

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import distributed
-from torch.distributed import DistBackendError, ReduceOp
+from torch.distributed import ReduceOp
 
 from tests.torch_backend.process_groups import Ranks
-from tutti.torch_backend.errors import Absent, Closed, Mismatch, RankLost
+from tutti.errors import CallsDiffer, PeerLost
+from tutti.torch_backend.errors import Absent, Closed
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def said_by(function):
     """The error that a call raises."""
     try:
         function()
-    except DistBackendError as error:
+    except RuntimeError as error:
         return type(error), str(error)
     return None, ""
 
@@ -80,7 +81,7 @@ MISMATCHES = {
 def test_a_mismatched_call_raises_on_all_ranks_and_names_both_calls(two, what):
     call, *words = MISMATCHES[what]
     for kind, text in two.run(lambda rank: said_by(lambda: call(rank))):
-        assert kind is Mismatch
+        assert kind is CallsDiffer
         for word in words:
             assert word in text
 
@@ -151,7 +152,7 @@ def test_a_killed_rank_is_named_by_the_others_soon(doomed):
     doomed.start(dies)
     for rank in (0, 2):
         kind, text, waited_s = doomed.outcome(rank)
-        assert kind is RankLost
+        assert kind is PeerLost
         assert "lost rank 1" in text
         assert waited_s < 20
 
@@ -166,7 +167,7 @@ def test_a_rank_that_destroys_its_group_early_is_named_by_those_who_wait_for_it(
     doomed.start(leave)
     for rank in (0, 2):
         kind, text = doomed.outcome(rank)
-        assert kind is RankLost
+        assert kind is PeerLost
         assert "lost rank 1: it left while others still waited for it" in text
 
 
@@ -182,7 +183,7 @@ def test_ranks_that_are_left_make_a_group_without_the_one_that_is_lost(doomed):
         return kind, tensor.tolist()
 
     doomed.start(go_on)
-    assert [doomed.outcome(rank) for rank in (0, 2)] == [(RankLost, [2.0])] * 2
+    assert [doomed.outcome(rank) for rank in (0, 2)] == [(PeerLost, [2.0])] * 2
 
 
 def test_who_waits_in_a_group_that_another_thread_ends_is_told(two):

@@ -5,7 +5,7 @@ import torch
 from torch import distributed, nn
 
 from tests.torch_backend.process_groups import Ranks
-from tutti.torch_backend.errors import Mismatch
+from tutti.errors import CallsDiffer
 
 SHAPE = (6, 3)
 DTYPES = [torch.float64, torch.float16, torch.int32]
@@ -54,7 +54,7 @@ def test_a_sum_is_that_of_the_dense_tensors(ranks, dtype, sparse_dim):
 
 def test_tensors_of_different_shapes_are_refused_on_all_ranks(two):
     def work(rank):
-        with pytest.raises(Mismatch) as raised:
+        with pytest.raises(CallsDiffer) as raised:
             distributed.all_reduce(torch.ones(2, 2 + rank).to_sparse())
         return str(raised.value)
 

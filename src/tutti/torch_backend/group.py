@@ -27,7 +27,7 @@ from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
 from tutti.torch_backend.collectives import GroupCollectives, Tensors, asynchronous, chain, listed
 from tutti.torch_backend.cpp_stub import register_stub
-from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
+from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.rendezvous import GroupStore, join_by_mpi
 from tutti.torch_backend.staging import Staging
@@ -58,11 +58,8 @@ class TuttiGroup(GroupCollectives):
             store, rank, self._global_ranks, timeout.total_seconds(), _check_rank_of_world
         )
         keys = group_store.gather(host_key())
-        self._group, hosts = join_host(rank, keys, group_store.gather, self._global_ranks, Mismatch, Unusable)
-        try:
-            self._peers = Peers(self._group, timeout.total_seconds(), None)
-        except PeerLost as error:
-            raise RankLost(error.ranks, error.why) from error
+        self._group, hosts = join_host(rank, keys, group_store.gather, self._global_ranks)
+        self._peers = Peers(self._group, timeout.total_seconds(), None)
         # A few of many ranks may be fewer than the cores, and have none for themselves all the same.
         self._peers.crowded |= any(group._peers.crowded for group in _open)
         rows = HostCollectives(self._group, self._peers.crowded)
@@ -83,9 +80,9 @@ class TuttiGroup(GroupCollectives):
         _open.add(self)
 
     def _connect_hosts(self, mpi: MpiGroup, hosts: Sequence[Sequence[int]], rows: HostCollectives) -> None:
-        self._membership = Membership(mpi, self._rank, self._global_ranks, self._peers, RankLost)
-        self._transport = HierarchicalCollectives(self._membership, rows, hosts, Mismatch)
-        self._messages = MpiMessages(self._membership, Mismatch, Unusable)
+        self._membership = Membership(mpi, self._rank, self._global_ranks, self._peers)
+        self._transport = HierarchicalCollectives(self._membership, rows, hosts)
+        self._messages = MpiMessages(self._membership)
 
     # --- names
 
@@ -213,20 +210,14 @@ def _check_rank_of_world(name: int) -> None:
     Ranks on several hosts make no new group after a loss: MPI's communicator is lost with the rank.
 
     Raises:
-        RankLost: so it is.
+        PeerLost: so it is.
     """
     world = distributed.GroupMember.WORLD
     if not isinstance(world, TuttiGroup) or world not in _open:
         return
-    try:
-        world._peers.check(name if world._membership is None else None)
-        left = (world._membership or world._group).has_left(name)
-    except RankLost:
-        raise
-    except PeerLost as error:
-        raise RankLost(error.ranks, error.why) from error
-    if left:
-        raise RankLost([name], LEFT_EARLY)
+    world._peers.check(name if world._membership is None else None)
+    if (world._membership or world._group).has_left(name):
+        raise PeerLost([name], LEFT_EARLY)
 
 
 def _limit_s(timeout: timedelta | None) -> float | None:

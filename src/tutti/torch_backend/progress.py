@@ -40,7 +40,7 @@ from torch import Tensor
 from tutti.comm.shm.fence import fence
 from tutti.comm.shm.liveness import LEFT_EARLY, Backoff, Peers
 from tutti.errors import PeerLost
-from tutti.torch_backend.errors import Absent, Closed, RankLost
+from tutti.torch_backend.errors import Absent, Closed
 from tutti.torch_backend.work import Operation
 
 if TYPE_CHECKING:
@@ -306,10 +306,8 @@ class ProgressEngine:
         try:
             if pause.rest():
                 self._check_peers()
-        except (RankLost, Absent) as error:
+        except (PeerLost, Absent) as error:
             self.fail(error)
-        except PeerLost as error:
-            self.fail(RankLost(error.ranks, error.why))
 
     def _check_peers(self) -> None:
         self._peers.check()
@@ -323,7 +321,7 @@ class ProgressEngine:
                 fence()
                 # A rank may have sent what we wait for just before it left.
                 if not self._run() and not operation.done:
-                    raise RankLost(self._named(left), LEFT_EARLY)
+                    raise PeerLost(self._named(left), LEFT_EARLY)
             if operation.deadline_s and now > operation.deadline_s and not operation.done:
                 raise Absent(operation.what, self._named(missing), operation.timeout_s)
 

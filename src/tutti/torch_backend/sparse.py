@@ -16,7 +16,8 @@ from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.reductions import rounds
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.collectives import HostCollectives
-from tutti.torch_backend.errors import Mismatch, Unusable
+from tutti.errors import CallsDiffer
+from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.reduce_ops import reduction_of
 from tutti.torch_backend.staging import Staging
 
@@ -35,7 +36,7 @@ def all_reduce_sparse(transport: HostCollectives | HierarchicalCollectives, tens
 
     Raises:
         Unusable: the operation is not a sum.
-        Mismatch: the ranks' tensors differ in shape.
+        CallsDiffer: the ranks' tensors differ in shape.
     """
     reduction = reduction_of(op, tensor.dtype)
     if reduction.name not in _SUMS:
@@ -60,7 +61,7 @@ def _gather_and_sum(
     forms = [one.tolist() for one in found]
     if any(form[1:] != forms[0][1:] for form in forms):
         shapes = [tuple(form[2:]) for form in forms]
-        raise Mismatch(
+        raise CallsDiffer(
             f"all_reduce got sparse tensors of the shapes {shapes} with {[form[1] for form in forms]} sparse "
             "dimensions, rank by rank; give tensors of one shape"
         )

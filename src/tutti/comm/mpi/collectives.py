@@ -27,6 +27,7 @@ from tutti.comm.mpi.transport import MpiRequests
 from tutti.comm.reductions import Reduction, rounds
 from tutti.comm.shm.barrier import Call, Kind, Steps, agree_on_lengths
 from tutti.comm.shm.collectives import HostCollectives
+from tutti.errors import CallsDiffer
 
 PIECE_BYTES: Final = 4 << 20
 """Bytes of a vector that hosts exchange at once: receiving them needs as much memory again."""
@@ -50,7 +51,7 @@ def collective(operation: Operation[P, T]) -> Operation[P, T]:
         membership.begun += 1
         try:
             result = yield from operation(self, *args, **kwargs)
-        except self._mismatch:
+        except CallsDiffer:
             membership.done += 1
             raise
         membership.done += 1
@@ -69,19 +70,12 @@ class HierarchicalCollectives:
         membership: of the group.
         rows: the collectives of this host's ranks.
         hosts: the group's ranks on each host.
-        mismatch: the error that the ranks have called different things.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        rows: HostCollectives,
-        hosts: Sequence[Sequence[int]],
-        mismatch: type[Exception] = ValueError,
-    ) -> None:
+    def __init__(self, membership: Membership, rows: HostCollectives, hosts: Sequence[Sequence[int]]) -> None:
         self.rank, self.size = membership.rank, len(membership.global_ranks)
         self._membership, self._requests = membership, MpiRequests(membership, membership.mpi.collectives)
-        self._rows, self._hosts, self._mismatch = rows, hosts, mismatch
+        self._rows, self._hosts = rows, hosts
         self._host = next(number for number, members in enumerate(hosts) if self.rank in members)
         self._here, self._lanes = hosts[self._host], min(map(len, hosts))
         self._lane = self._here.index(self.rank)
@@ -292,7 +286,7 @@ class HierarchicalCollectives:
         """Overwrite `outputs` with each rank's input for this one; the ranks agree on the lengths first."""
         lengths = [len(one) for one in (*inputs, *outputs)]
         table = yield from self.tell(lengths, Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
-        agree_on_lengths(table, self._membership.global_ranks, self._mismatch)
+        agree_on_lengths(table, self._membership.global_ranks)
         outputs[self.rank].copy_(inputs[self.rank])
         yield from self._requests.exchange(
             {rank: inputs[rank] for rank in self._others}, {rank: outputs[rank] for rank in self._others}

@@ -37,8 +37,6 @@ def join_host(
     keys: Sequence[str],
     gather: Gather,
     global_ranks: Sequence[int],
-    mismatch: type[Exception] = ValueError,
-    unusable: type[Exception] = UserError,
 ) -> tuple[HostGroup, list[list[int]]]:
     """Join the ranks of this host (collective over all ranks).
 
@@ -47,15 +45,13 @@ def join_host(
         keys: of all ranks; equal on those that are on one host.
         gather: gathers a text of each rank.
         global_ranks: the ranks' numbers in the job.
-        mismatch: as in `HostGroup`.
-        unusable: the error that ranks of a host cannot share memory.
 
     Returns:
         The ranks of this host, and the members of all hosts by their numbers. The hosts are in the order of
         their lowest ranks, and their members in order.
 
     Raises:
-        UserError: (or what `unusable` is) the ranks of a host cannot share memory.
+        UserError: the ranks of a host cannot share memory.
     """
     hosts = [[other for other, key in enumerate(keys) if key == here] for here in dict.fromkeys(keys)]
     members = next(ranks for ranks in hosts if rank in ranks)
@@ -72,13 +68,13 @@ def join_host(
     if failed is not None:
         if arena is not None:
             arena.close()
-        raise unusable(
+        raise UserError(
             f"rank {failed} cannot open the shared memory of its host: {failures[failed]}; start all ranks "
             "of a host as one user, in one container"
         )
     assert arena is not None, "no rank has failed"
     named = [global_ranks[member] for member in members]
-    return HostGroup(arena, BLOCK, members.index(rank), named, mismatch), hosts
+    return HostGroup(arena, BLOCK, members.index(rank), named), hosts
 
 
 def _offer(nbytes: int) -> tuple[Arena, str]:

@@ -102,25 +102,17 @@ class Membership:
         rank: this process's number in the group.
         global_ranks: the ranks' numbers in the job.
         peers: the processes of this host, which are told of every loss.
-        lost: the error that a rank is lost.
 
     Attributes:
         begun: the number of collectives that this rank has begun.
         done: the number of those that it has finished.
     """
 
-    def __init__(
-        self,
-        mpi: MpiGroup,
-        rank: int,
-        global_ranks: Sequence[int],
-        peers: Peers,
-        lost: type[PeerLost] = PeerLost,
-    ) -> None:
+    def __init__(self, mpi: MpiGroup, rank: int, global_ranks: Sequence[int], peers: Peers) -> None:
         self.mpi, self.rank, self.global_ranks = mpi, rank, tuple(global_ranks)
         self.begun = self.done = 0
         self._others = [other for other in range(len(global_ranks)) if other != rank]
-        self._peers, self._lost = peers, lost
+        self._peers = peers
         self._left: dict[int, tuple[int, float]] = {}
         self._lock, self._next_look_s = threading.Lock(), 0.0
         self._sent = False
@@ -170,7 +162,7 @@ class Membership:
                 time.sleep(LONGEST_NAP_S)
             for name in dead[:1]:
                 self._peers.report(name)
-            raise self._lost(dead, f"MPI says: {error}") from error
+            raise PeerLost(dead, f"MPI says: {error}") from error
 
     def _receive(self) -> list[int]:
         """Receive the notices that have come; return the lost ranks that they name, numbered in the job."""

@@ -16,6 +16,7 @@ from tutti.comm.mpi.group import Membership
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.point_to_point import Receiving
 from tutti.comm.shm.rings import as_bytes
+from tutti.errors import CallsDiffer, UserError
 
 VECTORS: Final = 1
 """The tag, on the communicator for collectives, of vectors."""
@@ -85,18 +86,10 @@ class MpiMessages:
 
     Args:
         membership: of the group.
-        mismatch: the error that a message has another length than what is to receive it.
-        unusable: the error that MPI has no such tag.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        mismatch: type[Exception] = ValueError,
-        unusable: type[Exception] = ValueError,
-    ) -> None:
+    def __init__(self, membership: Membership) -> None:
         self._membership, self._mpi = membership, membership.mpi
-        self._mismatch, self._unusable = mismatch, unusable
         self._receiving: list[Receiving] = []
 
     def send(self, vector: Tensor, to: int, tag: int) -> Steps:
@@ -110,7 +103,7 @@ class MpiMessages:
         """Overwrite `vector` with the next message that `receiving` asks for.
 
         Raises:
-            ValueError: (or what `mismatch` is) the message has another length than `vector`. It stays there.
+            CallsDiffer: the message has another length than `vector`. It stays there.
         """
         self._check_tag(receiving.tag)
         self._receiving.append(receiving)
@@ -119,7 +112,7 @@ class MpiMessages:
                 yield False
             if found != vector.nbytes:
                 names = self._membership.global_ranks
-                raise self._mismatch(
+                raise CallsDiffer(
                     f"rank {names[receiving.sender]} sent {found // vector.itemsize} elements of "
                     f"{vector.dtype} with tag {receiving.tag}, but the tensor to receive it in rank "
                     f"{names[self._membership.rank]} has {vector.numel()}; receive it into a tensor like the "
@@ -147,7 +140,7 @@ class MpiMessages:
 
     def _check_tag(self, tag: int) -> None:
         if not 0 <= tag <= self._mpi.largest_tag:
-            raise self._unusable(
+            raise UserError(
                 f"the tag of a message between hosts is {tag}; give one of 0 to {self._mpi.largest_tag}"
             )
 

@@ -52,6 +52,7 @@ from tutti.comm.reductions import REDUCTIONS
 from tutti.comm.shm.fence import ORDERED, fence
 from tutti.comm.shm.layout import CALL, PHASE, HostGroup
 from tutti.comm.shm.rings import DTYPE_NUMBERS, DTYPES
+from tutti.errors import CallsDiffer
 
 
 class Kind(IntEnum):
@@ -124,22 +125,19 @@ def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
     )
 
 
-def agree_on_lengths(
-    table: Sequence[Sequence[int]], global_ranks: Sequence[int], mismatch: type[Exception]
-) -> None:
-    """Check that in an all_to_all every rank expects what is sent to it; raise a `mismatch` if not.
+def agree_on_lengths(table: Sequence[Sequence[int]], global_ranks: Sequence[int]) -> None:
+    """Check that in an all_to_all every rank expects what is sent to it; raise `CallsDiffer` if not.
 
     Args:
         table: of each rank, how many elements it has for each, and then how many it expects from each.
         global_ranks: the ranks' numbers in the job.
-        mismatch: the error for a rank that expects something else.
     """
     size = len(global_ranks)
     for sender in range(size):
         for receiver in range(size):
             sent, expected = table[sender][receiver], table[receiver][size + sender]
             if sent != expected:
-                raise mismatch(
+                raise CallsDiffer(
                     f"rank {global_ranks[sender]} called all_to_all with {sent} elements for rank "
                     f"{global_ranks[receiver]}, which called it to receive {expected} from there; give "
                     "splits that agree"
@@ -234,7 +232,7 @@ class HostBarrier:
                 # meanwhile.
                 self._set = 0
                 names = self._group.global_ranks
-                raise self._group.mismatch(disagreement(names[self.rank], call, names[other], theirs))
+                raise CallsDiffer(disagreement(names[self.rank], call, names[other], theirs))
 
     def _arrive_and_wait(self, call: Call) -> Steps:
         """Enter the next phase and wait for all ranks, in a call that may take long: nobody spins here."""

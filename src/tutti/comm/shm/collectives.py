@@ -394,7 +394,7 @@ class HostCollectives(HostBarrier):
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
         call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
         table = yield from self.tell([*map(len, inputs), *map(len, outputs)], call)
-        agree_on_lengths(table, self._group.global_ranks, self._group.mismatch)
+        agree_on_lengths(table, self._group.global_ranks)
         rank, most = self.rank, ROW // inputs[0].itemsize // self.size
         puts = [(inputs[other], rank, other * most) for other in self._others]
         takes = [(outputs[other], other, rank * most) for other in self._others]

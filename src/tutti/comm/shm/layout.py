@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm.arena import PAGE, Arena
-from tutti.errors import CallsDiffer
 
 LINE: Final = 8
 """Words in a cache line."""
@@ -103,21 +102,13 @@ class HostGroup:
         block: where in it the group's control block of `control_bytes(size)` zero bytes begins.
         rank: this process's number in the group.
         global_ranks: the ranks' numbers in the job, by which errors name them.
-        mismatch: the error that ranks have called different things, or that a message does not fit.
 
     Attributes:
         words: the control words.
     """
 
-    def __init__(
-        self,
-        arena: Arena,
-        block: int,
-        rank: int,
-        global_ranks: Iterable[int],
-        mismatch: type[Exception] = CallsDiffer,
-    ) -> None:
-        self.arena, self.block, self.rank, self.mismatch = arena, block, rank, mismatch
+    def __init__(self, arena: Arena, block: int, rank: int, global_ranks: Iterable[int]) -> None:
+        self.arena, self.block, self.rank = arena, block, rank
         self.global_ranks = tuple(global_ranks)
         self.size = len(self.global_ranks)
         self.layout = ControlLayout(self.size)
