@@ -29,7 +29,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from tutti.comm.shm import memfd
-from tutti.comm.shm.memfd import LARGEST, FileAddress, grow
+from tutti.comm.shm.memfd import LARGEST, FileAddress
 from tutti.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,18 +78,14 @@ class Arena:
         """Make an empty arena.
 
         Args:
-            size: bytes that can be allocated in all; memory is taken when it is first written. Halved until
-                the system grants it, down to 4 GiB.
+            size: bytes that can be allocated in all; memory is taken when it is first written.
 
         Raises:
             UserError: the system grants none.
         """
-        fd = memfd.make("arena")
         try:
-            size = grow(fd, size)
-            arena = cls(fd)
+            arena = cls(memfd.make_roomy("arena", size))
         except OSError as error:
-            os.close(fd)
             raise UserError(
                 f"the system grants no shared memory: {error.strerror}; raise the limits on the size of "
                 "files and of memory: ulimit -f unlimited -v unlimited"

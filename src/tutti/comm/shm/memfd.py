@@ -6,7 +6,6 @@ that other users can write to, so whoever opens the file by them looks at what i
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 _PREFIX: Final = "tutti"
 
 LARGEST: Final = 1 << 44
-SMALLEST: Final = 1 << 32
+"""Bytes: more than any host has."""
 
 
 class FileAddress(NamedTuple):
@@ -74,38 +73,18 @@ def make(what: str) -> int:
     return os.memfd_create(f"{_PREFIX}-{what}", os.MFD_CLOEXEC)
 
 
-def make_roomy(what: str) -> int:
-    """The descriptor of a new file that need not grow: a limit on the size of files hits it now, or never."""
+def make_roomy(what: str, size: int = LARGEST) -> int:
+    """The descriptor of a new file of `size` bytes, of which only what is written takes memory.
+
+    It need not grow: a limit on the size of files hits it now, or never.
+    """
     fd = make(what)
     try:
-        grow(fd, LARGEST)
+        os.ftruncate(fd, size)
     except OSError:
         os.close(fd)
         raise
     return fd
-
-
-def grow(fd: int, size: int) -> int:
-    """Give a file its length, of which only what is written takes memory.
-
-    Args:
-        fd: of the file.
-        size: its length in bytes; halved until the system grants it, down to 4 GiB.
-
-    Returns:
-        The length.
-
-    Raises:
-        OSError: the system grants none.
-    """
-    while True:
-        try:
-            os.ftruncate(fd, size)
-            return size
-        except OSError as error:
-            if size <= SMALLEST or error.errno not in (errno.EFBIG, errno.EINVAL, errno.ENOMEM):
-                raise
-            size //= 2
 
 
 def make_for_all(what: str, comm: Communicator) -> int:
