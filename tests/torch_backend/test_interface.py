@@ -20,7 +20,7 @@ TORCHS_OWN = {"_register_backend", "_set_default_backend", "_get_backend", "get_
 FOR_BACKENDS_THAT_COALESCE = {"_start_coalescing", "_end_coalescing"}
 FOR_GROUPS_MADE_IN_CPP = {"_has_hooks", "_wait_for_pending_works"}
 WITHOUT_EFFECT = {"_add_ephemeral_timeout"}
-REFUSED = {"split_group", "new_window", "reconfigure", "get_reconfigure_handle"}
+REFUSED = {"split_group", "monitored_barrier", "new_window", "reconfigure", "get_reconfigure_handle"}
 
 
 @pytest.fixture(scope="module")
