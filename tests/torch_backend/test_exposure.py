@@ -60,7 +60,7 @@ def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Pa
     store = HashStore()
     with open(theirs, "r+b") as file:
         of_rank_0 = GroupStore(store, 0, (0, 1), timeout_s=5, check=lambda rank: None)._store
-        of_rank_0.set("1/0", f"{os.getpid()} {file.fileno()} 5")
+        of_rank_0.set("1/0", f"{os.getpid()} {file.fileno()}")
         of_rank_0.set("2/0", "")
         gather = GroupStore(store, 1, (0, 1), timeout_s=5, check=lambda rank: None).gather
         with pytest.raises(UserError, match="theirs"):

@@ -97,18 +97,6 @@ def test_the_group_goes_on_after_a_mismatch(two):
 
 
 BAD_CALLS = {
-    "bitwise on floats": (
-        lambda: distributed.all_reduce(torch.ones(2), ReduceOp(ReduceOp.BAND)),
-        "ReduceOp.BAND of torch.float32",
-    ),
-    "a sum of unsigned integers": (
-        lambda: distributed.all_reduce(torch.ones(2, dtype=torch.uint64)),
-        "ReduceOp.SUM of torch.uint64",
-    ),
-    "a mean of bools": (
-        lambda: distributed.all_reduce(torch.ones(2, dtype=torch.bool), ReduceOp.AVG),
-        "ReduceOp.AVG of torch.bool",
-    ),
     "an unknown operation": (
         lambda: distributed.group.WORLD.allreduce([torch.ones(2)], "sum of squares"),
         "there is no reduce operation sum of squares; give one of ReduceOp.SUM",

@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from tutti.comm.mpi.collectives import HierarchicalCollectives
-from tutti.comm.reductions import Reduction
+from tutti.comm.reductions import REDUCTIONS, SUM, Reduction
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.progress import ProgressEngine
-from tutti.torch_backend.reduce_ops import reduction_of
 from tutti.torch_backend.sparse import all_reduce_sparse
 from tutti.torch_backend.staging import Staging, is_plain
 from tutti.torch_backend.work import Operation
@@ -46,10 +45,10 @@ class GroupCollectives(ProcessGroup):
 
     def allreduce(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with the reduction of the ranks' tensors."""
-        several, op = listed(tensors), reduce_op(options)
+        several = listed(tensors)
         if len(several) == 1 and is_plain(several[0]):
             tensor = several[0]
-            reduction, wanted = reduction_of(op, tensor.dtype), asynchronous(options)
+            reduction, wanted = reduction_of(options), asynchronous(options)
             if tensor.nbytes <= self._short:
                 return self._progress.immediate(
                     self._short_all_reduce, tensor, reduction, "all_reduce", wanted
@@ -65,26 +64,24 @@ class GroupCollectives(ProcessGroup):
         return self._all_reduce_all(listed(tensors), options)
 
     def _all_reduce_all(self, several: Sequence[Tensor], options: Any) -> Operation | None:
-        op, staging, steps = reduce_op(options), Staging(), []
+        reduction, staging, steps = reduction_of(options), Staging(), []
         for tensor in several:
             if tensor.layout is torch.sparse_coo:
-                steps.append(all_reduce_sparse(self._transport, tensor, op))
+                steps.append(all_reduce_sparse(self._transport, tensor, reduction))
                 continue
-            staged = staging.take(tensor)
-            reduction = reduction_of(op, staged.dtype)
-            steps.append(self._transport.all_reduce(staged, reduction))
+            steps.append(self._transport.all_reduce(staging.take(tensor), reduction))
         return self._run("all_reduce", steps, several, staging, options)
 
     def reduce(self, tensors: Tensors, options: Any = None, op: Any = None) -> Operation | None:
         """Overwrite each tensor on the root with the reduction of the ranks' tensors."""
         several, staging, root = listed(tensors), Staging(), root_of(options)
-        op = reduce_op(options) if op is None else op
+        reduction = reduction_of(options if op is None else op)
         steps = []
         for tensor in several:
             staged = staging.take(tensor, write=root == self._rank)
             if root != self._rank:
                 staged = staged.clone()
-            steps.append(self._transport.all_reduce(staged, reduction_of(op, staged.dtype)))
+            steps.append(self._transport.all_reduce(staged, reduction))
         return self._run("reduce", steps, several, staging, options)
 
     def reduce_scatter(
@@ -120,8 +117,7 @@ class GroupCollectives(ProcessGroup):
     def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], options: Any) -> Steps:
         parts = parts_of(parts, self._size)
         self._check_parts("reduce_scatter", parts, output)
-        reduction = reduction_of(reduce_op(options), output.dtype)
-        return self._transport.reduce_scatter(parts, output, reduction)
+        return self._transport.reduce_scatter(parts, output, reduction_of(options))
 
     # --- moves
 
@@ -281,9 +277,25 @@ def listed(tensors: Tensors) -> Sequence[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
-def reduce_op(options: Any) -> Any:
-    """The reduce operation of torch's options, or one given in their place; by default a sum."""
-    return ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
+# An instance equals the plain value that torch's enumeration has for it; the other way round it does not.
+_BY_OP: Final[dict[Any, Reduction]] = {
+    ReduceOp(getattr(ReduceOp, reduction.name.upper())): reduction for reduction in REDUCTIONS
+}
+
+
+def reduction_of(options: Any) -> Reduction:
+    """The reduction that torch's options name, or a `ReduceOp` given in their place; by default a sum.
+
+    Raises:
+        Unusable: there is no such reduction.
+    """
+    op = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
+    if op == ReduceOp.SUM:
+        return SUM
+    if op not in _BY_OP:
+        known = ", ".join(each.name.upper() for each in REDUCTIONS)
+        raise Unusable(f"there is no reduce operation {op}; give one of ReduceOp.{known}")
+    return _BY_OP[op]
 
 
 def root_of(options: Any) -> int:

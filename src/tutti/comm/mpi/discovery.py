@@ -1,29 +1,23 @@
 """The discovery of the ranks that share a host's memory.
 
 Ranks with equal keys are on one host. The lowest of these offers an arena, which the others open through
-/proc; they look for the secret word in it, as other users may be able to write to where the offer passes
-through.
+/proc.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
-from tutti.comm.shm.arena import FIRST, PAGE, Arena
+from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import UserError
 
 Gather = Callable[[str], list[str]]
 """Gathers a text of each rank, in rank order."""
-
-BLOCK: Final = FIRST + PAGE
-"""The offset of the control block in an arena whose first page holds the secret word."""
 
 
 def host_key() -> str:
@@ -33,10 +27,7 @@ def host_key() -> str:
 
 
 def join_host(
-    rank: int,
-    keys: Sequence[str],
-    gather: Gather,
-    global_ranks: Sequence[int],
+    rank: int, keys: Sequence[str], gather: Gather, global_ranks: Sequence[int]
 ) -> tuple[HostGroup, list[list[int]]]:
     """Join the ranks of this host (collective over all ranks).
 
@@ -56,13 +47,15 @@ def join_host(
     hosts = [[other for other, key in enumerate(keys) if key == here] for here in dict.fromkeys(keys)]
     members = next(ranks for ranks in hosts if rank in ranks)
     leader, why = members[0], ""
-    arena, offer = _offer(control_bytes(len(members))) if leader == rank else (None, "")
-    offers = gather(offer)
-    if arena is None:
+    arena = Arena.create() if leader == rank else None
+    offers = gather("" if arena is None else str(arena.address))
+    if arena is not None:
+        arena.allocate(control_bytes(len(members)))
+    else:
         try:
-            arena = _accept(offers[leader])
+            arena = Arena.open(FileAddress.parse(offers[leader]))
         except (OSError, ValueError) as error:
-            why = str(error) or "it cannot be opened"
+            why = str(error)
     failures = gather(why)
     failed = next((other for other, failure in enumerate(failures) if failure), None)
     if failed is not None:
@@ -74,28 +67,4 @@ def join_host(
         )
     assert arena is not None, "no rank has failed"
     named = [global_ranks[member] for member in members]
-    return HostGroup(arena, BLOCK, members.index(rank), named), hosts
-
-
-def _offer(nbytes: int) -> tuple[Arena, str]:
-    """A new arena with a control block, and the text by which others open it."""
-    arena = Arena.create()
-    secret = secrets.randbits(62)
-    arena.words(arena.allocate(8), 1)[0] = secret
-    arena.allocate(nbytes)
-    return arena, f"{arena.address} {secret}"
-
-
-def _accept(offer: str) -> Arena:
-    """The offered arena.
-
-    Raises:
-        OSError: this process cannot reach it.
-        ValueError: it is something else.
-    """
-    address, _, secret = offer.rpartition(" ")
-    arena = Arena.open(FileAddress.parse(address))
-    if secret == str(arena.words(FIRST, 1)[0]):
-        return arena
-    arena.close()
-    raise ValueError("it is another arena")
+    return HostGroup(arena, FIRST, members.index(rank), named), hosts
