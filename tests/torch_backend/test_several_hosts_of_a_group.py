@@ -62,11 +62,6 @@ def test_a_rank_of_another_host_that_leaves_too_early_is_named_at_once(leaves, w
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
 
 
-def test_a_rank_of_another_host_that_is_killed_is_named_at_once():
-    outcome = mpirun(3, LEAVING, "aab", "is killed", "all_reduce", options=["--with-ft", "ulfm"])
-    assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
-
-
 def test_ddp_reaches_equal_weights_everywhere(found):
     assert all(one["weights"] == found[0]["weights"] for one in found)
 

@@ -27,7 +27,7 @@ from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter
 from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import Membership, MpiGroup
-from tutti.comm.mpi.library import has_ulfm, load
+from tutti.comm.mpi.library import load
 from tutti.comm.mpi.transport import MpiMessages, MpiRequests
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.communicator import HostCommunicator
@@ -39,7 +39,7 @@ TAG: Final = 16_000
 
 def group_of(ranks: Sequence[int], tag: int) -> MpiGroup:
     """Communicators for some ranks of MPI's world (collective over them; initialises MPI); see `MpiGroup`."""
-    return MpiGroup(load(), ranks, tag, has_ulfm())
+    return MpiGroup(load(), ranks, tag)
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,10 @@ class MpiWorld:
 
     Attributes:
         mpi: the module `mpi4py.MPI`.
-        ulfm: whether the library can go on after a rank died.
         memberships: of the communicators in use.
     """
 
     mpi: Any
-    ulfm: bool
     memberships: list[Membership] = field(default_factory=list)
 
     def leave(self, lost: Sequence[int] = ()) -> None:
@@ -83,7 +81,7 @@ class MpiCommunicator(BlockingCommunicator):
         node: HostCommunicator,
         hosts: Sequence[Sequence[int]],
     ) -> None:
-        mpi = MpiGroup(world.mpi, global_ranks, TAG, world.ulfm)
+        mpi = MpiGroup(world.mpi, global_ranks, TAG)
         self.rank, self.size, self.hosts = mpi.collectives.Get_rank(), len(global_ranks), len(hosts)
         self._world, self._node, self._members, self._peers = world, node, hosts, node._peers
         self._group = Membership(mpi, self.rank, global_ranks, self._peers)
@@ -116,7 +114,7 @@ class MpiCommunicator(BlockingCommunicator):
         node = HostCommunicator(group)
         if len(hosts) == 1:
             return node
-        return MpiCommunicator(MpiWorld(MPI, has_ulfm()), ranks, node, hosts)
+        return MpiCommunicator(MpiWorld(MPI), ranks, node, hosts)
 
     def _make_cross(self) -> MpiCommunicator | None:
         if self.size == self.hosts:

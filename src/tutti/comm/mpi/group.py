@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
 import numpy
 
 from tutti.comm.shm.liveness import LONGEST_NAP_S, Peers
-from tutti.errors import PeerLost
 
 LEAVE_TAG: Final = 32_766
 """The tag of a leave notice; no other message on a communicator for collectives has it."""
@@ -33,13 +32,7 @@ GRACE_S: Final = 0.2
 ANNOUNCE_S: Final = 0.1
 """Time of a rank that leaves to send its notices."""
 
-TOLD_WITHIN_S: Final = 1.0
-"""Time to wait until MPI says which rank died, when all it said is that one did."""
-
 _NONE: Final = -1
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class MpiGroup:
@@ -51,7 +44,6 @@ class MpiGroup:
         mpi: the module `mpi4py.MPI`.
         ranks: their numbers in MPI's world, in the order of their new numbers.
         tag: distinguishes groups that are made at the same time.
-        ulfm: whether the library can go on after a rank died.
 
     Attributes:
         module: the module `mpi4py.MPI`.
@@ -59,39 +51,15 @@ class MpiGroup:
         messages: the one for messages between two ranks.
     """
 
-    def __init__(self, mpi: Any, ranks: Sequence[int], tag: int, ulfm: bool) -> None:
+    def __init__(self, mpi: Any, ranks: Sequence[int], tag: int) -> None:
         self.module, world = mpi, mpi.COMM_WORLD
         group = world.Get_group().Incl(list(ranks))
         self.collectives, self.messages = (world.Create_group(group, 2 * tag + which) for which in range(2))
         for comm in (self.collectives, self.messages):
             comm.Set_errhandler(mpi.ERRORS_RETURN)
         group.Free()
-        self.error, self.byte, self.any_source, self.status = (
-            mpi.Exception,
-            mpi.BYTE,
-            mpi.ANY_SOURCE,
-            mpi.Status,
-        )
+        self.byte, self.any_source, self.status = mpi.BYTE, mpi.ANY_SOURCE, mpi.Status
         self.largest_tag = cast("int", world.Get_attr(mpi.TAG_UB))
-        self._ulfm = ulfm
-
-    def failed(self) -> list[int]:
-        """The ranks, by their new numbers, that MPI knows to be dead; without ULFM it does not tell."""
-        if not self._ulfm:
-            return []
-        dead = self.collectives.Get_failed()
-        found = dead.Translate_ranks(range(dead.size), self.collectives.Get_group()) if dead.size else []
-        dead.Free()
-        return [int(rank) for rank in found]
-
-    def means_death(self, error: Exception) -> bool:
-        """Return whether an error of MPI's says that a rank died."""
-        mpi = self.module
-        return self._ulfm and cast("Any", error).Get_error_class() in (
-            mpi.ERR_PROC_FAILED,
-            mpi.ERR_PROC_FAILED_PENDING,
-            mpi.ERR_REVOKED,
-        )
 
 
 class Membership:
@@ -132,7 +100,7 @@ class Membership:
         return rank in self._left and time.monotonic() > self._left[rank][1] + GRACE_S
 
     def check(self) -> None:
-        """Receive the notices that have come, and ask MPI who is dead, at most every `PERIOD_S`.
+        """Receive the notices that have come, at most every `PERIOD_S`.
 
         Raises:
             PeerLost: a rank is lost.
@@ -141,28 +109,10 @@ class Membership:
             return
         with self._lock:
             self._next_look_s = time.monotonic() + PERIOD_S
-            lost = self.call(self._receive) + self._dead()
+            lost = self._receive()
         if lost:
             self._peers.report(lost[0])
             self._peers.check()
-
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function of MPI.
-
-        Raises:
-            PeerLost: MPI says that a rank died.
-        """
-        try:
-            return function(*args, **kwargs)
-        except self.mpi.error as error:
-            if not self.mpi.means_death(error):
-                raise
-            deadline = time.monotonic() + TOLD_WITHIN_S
-            while not (dead := self._dead()) and time.monotonic() < deadline:
-                time.sleep(LONGEST_NAP_S)
-            for name in dead[:1]:
-                self._peers.report(name)
-            raise PeerLost(dead, f"MPI says: {error}") from error
 
     def _receive(self) -> list[int]:
         """Receive the notices that have come; return the lost ranks that they name, numbered in the job."""
@@ -175,9 +125,6 @@ class Membership:
             if dead != _NONE:
                 lost.append(dead)
         return lost
-
-    def _dead(self) -> list[int]:
-        return [self.global_ranks[rank] for rank in self.mpi.failed()]
 
     def abandon(self, requests: Sequence[Any]) -> None:
         """Keep requests under way, and their memory, although nobody waits for them any more."""
@@ -193,21 +140,12 @@ class Membership:
             return
         self._sent = True
         words = numpy.array([self.done, lost[0] if lost else _NONE])
-        notices = list[Any]()
-        for rank in self._others:
-            try:
-                # A request keeps its message alive.
-                notices.append(self.mpi.collectives.Isend(words, rank, LEAVE_TAG))
-            except self.mpi.error:
-                # That rank is dead; the others are still to be told.
-                continue
+        # A request keeps its message alive.
+        notices = [self.mpi.collectives.Isend(words, rank, LEAVE_TAG) for rank in self._others]
         self.abandon(notices)
         deadline = time.monotonic() + ANNOUNCE_S
-        try:
-            while not all(request.Test() for request in notices) and time.monotonic() < deadline:
-                time.sleep(LONGEST_NAP_S)
-        except self.mpi.error:
-            return
+        while not all(request.Test() for request in notices) and time.monotonic() < deadline:
+            time.sleep(LONGEST_NAP_S)
 
 
 _unfinished: Final[list[Any]] = []

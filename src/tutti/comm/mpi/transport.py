@@ -44,32 +44,25 @@ class MpiRequests:
 
     def send(self, array: numpy.ndarray[Any, Any], to: int, tag: int = VECTORS) -> Request:
         """Begin to send an array, which stays as it is until that is finished."""
-        return to, self._membership.call(self._comm.Isend, array, to, tag)
+        return to, self._comm.Isend(array, to, tag)
 
     def recv(self, array: numpy.ndarray[Any, Any], source: int, tag: int = VECTORS) -> Request:
         """Begin to receive an array; a shorter one may come."""
-        return source, self._membership.call(self._comm.Irecv, array, source, tag)
+        return source, self._comm.Irecv(array, source, tag)
 
     def finish(self, requests: Sequence[Request]) -> Steps:
-        """Wait for requests.
-
-        Raises:
-            PeerLost: MPI says that one cannot be fulfilled.
-        """
+        """Wait for requests."""
         self._pending = list(requests)
         try:
             while self._pending:
                 before = len(self._pending)
-                self._pending = self._membership.call(self._under_way)
+                self._pending = [one for one in self._pending if not one[1].Test()]
                 if self._pending:
                     yield len(self._pending) < before
         finally:
             # MPI may still write into the memory of requests that are given up.
             self._membership.abandon([request for _, request in self._pending])
             self._pending = []
-
-    def _under_way(self) -> list[Request]:
-        return [one for one in self._pending if not one[1].Test()]
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Steps:
         """Send vectors to some ranks, and receive them from some; empty ones do not travel."""
@@ -133,7 +126,7 @@ class MpiMessages:
             return None
         source = self._mpi.any_source if receiving.source == ANY else receiving.source
         status = self._mpi.status()
-        if not self._membership.call(self._mpi.messages.Iprobe, source, receiving.tag, status):
+        if not self._mpi.messages.Iprobe(source, receiving.tag, status):
             return None
         receiving.sender = status.Get_source()
         return int(status.Get_count(self._mpi.byte))
