@@ -26,10 +26,6 @@ def test_long_all_reduce_moves_each_byte_at_most_twice() -> None:
     assert network.all_reduce_s(LINK, 8, LONG) == pytest.approx(6 * ALPHA + 2 * 7 / 8 * LONG * BETA)
 
 
-def test_ring_all_reduce_pays_a_latency_for_every_neighbour() -> None:
-    assert network.ring_all_reduce_s(LINK, 8, LONG) == pytest.approx(14 * ALPHA + 2 * 7 / 8 * LONG * BETA)
-
-
 def test_broadcast_is_a_tree_for_short_and_a_scatter_for_long_vectors() -> None:
     assert network.broadcast_s(LINK, 8, SHORT) == pytest.approx(3 * (ALPHA + SHORT * BETA))
     assert network.broadcast_s(LINK, 8, LONG) == pytest.approx(10 * ALPHA + 2 * 7 / 8 * LONG * BETA)

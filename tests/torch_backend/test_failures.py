@@ -159,21 +159,6 @@ def test_a_rank_that_destroys_its_group_early_is_named_by_those_who_wait_for_it(
         assert "lost rank 1: it left while others still waited for it" in text
 
 
-def test_ranks_that_are_left_make_a_group_without_the_one_that_is_lost(doomed):
-    def go_on(rank):
-        if rank == 1:
-            distributed.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
-        kind, _ = said_behind_barrier(lambda: distributed.all_reduce(torch.ones(2)))
-        group = distributed.new_group([0, 2], use_local_synchronization=True)
-        tensor = torch.ones(1)
-        distributed.all_reduce(tensor, group=group)
-        return kind, tensor.tolist()
-
-    doomed.start(go_on)
-    assert [doomed.outcome(rank) for rank in (0, 2)] == [(PeerLost, [2.0])] * 2
-
-
 def test_who_waits_in_a_group_that_another_thread_ends_is_told(two):
     def wait(rank):
         group = distributed.new_group()

@@ -205,17 +205,11 @@ class TuttiGroup(GroupCollectives):
 
 
 def _check_rank_of_world(name: int) -> None:
-    """Raise if a rank cannot come to a new group, because it is lost or has left the group of all ranks.
-
-    Ranks on several hosts make no new group after a loss: MPI's communicator is lost with the rank.
-
-    Raises:
-        PeerLost: so it is.
-    """
+    """Raise PeerLost if a rank cannot come to a new group, as some rank is lost, or it has left."""
     world = distributed.GroupMember.WORLD
     if not isinstance(world, TuttiGroup) or world not in _open:
         return
-    world._peers.check(name if world._membership is None else None)
+    world._peers.check()
     if (world._membership or world._group).has_left(name):
         raise PeerLost([name], LEFT_EARLY)
 

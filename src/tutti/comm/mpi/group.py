@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 import numpy
 
+from tutti.comm.mpi.library import load
 from tutti.comm.shm.liveness import LONGEST_NAP_S, Peers
 
 LEAVE_TAG: Final = 32_766
@@ -38,10 +39,9 @@ _NONE: Final = -1
 class MpiGroup:
     """Two MPI communicators of some ranks of the job, with the names of MPI that their users need.
 
-    Making one is collective over these ranks.
+    Making one is collective over these ranks, and initialises MPI.
 
     Args:
-        mpi: the module `mpi4py.MPI`.
         ranks: their numbers in MPI's world, in the order of their new numbers.
         tag: distinguishes groups that are made at the same time.
 
@@ -51,7 +51,8 @@ class MpiGroup:
         messages: the one for messages between two ranks.
     """
 
-    def __init__(self, mpi: Any, ranks: Sequence[int], tag: int) -> None:
+    def __init__(self, ranks: Sequence[int], tag: int) -> None:
+        mpi = load()
         self.module, world = mpi, mpi.COMM_WORLD
         group = world.Get_group().Incl(list(ranks))
         self.collectives, self.messages = (world.Create_group(group, 2 * tag + which) for which in range(2))

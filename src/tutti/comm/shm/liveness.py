@@ -122,11 +122,8 @@ class Peers:
         """Tell who watches the ranks whether this one has been waiting for others for more than a moment."""
         self._words[self.group.layout.line(self.group.rank) + WAITS] = long
 
-    def check(self, needed: int | None = None) -> None:
+    def check(self) -> None:
         """Raise if a rank of the job died.
-
-        Args:
-            needed: the only rank of this host, numbered in the job, that matters; None: all do.
 
         Raises:
             PeerLost: one did.
@@ -137,9 +134,7 @@ class Peers:
                 self._watch.remove(rank)
                 continue
             self._words[LOST] = self._words[LOST] or 1 + rank
-            if self.group.global_ranks[rank] == needed:
-                raise PeerLost([needed], ENDED)
-        lost = 0 if needed is not None else self._words[LOST]
+        lost = self._words[LOST]
         if lost > 0:
             raise PeerLost([self.group.global_ranks[lost - 1]], ENDED)
         if lost < 0:
