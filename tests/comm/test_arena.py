@@ -35,13 +35,6 @@ def begin(code: str, *arguments: object, fds: tuple[int, ...] = ()) -> subproces
     )
 
 
-def run(code: str, *arguments: object, fds: tuple[int, ...] = ()) -> str:
-    with begin(code, *arguments, fds=fds) as process:
-        output, _ = process.communicate()
-    assert process.returncode == 0
-    return output.strip()
-
-
 def mappings(arena: Arena) -> int:
     """How many mappings of the arena this process has."""
     gc.collect()
@@ -82,7 +75,8 @@ def test_another_process_opens_the_arena_by_its_address(arena: Arena) -> None:
         from tutti.comm.shm.arena import Arena
         words = Arena.open(FileAddress.parse(sys.argv[1])).words(int(sys.argv[2]), 2)
         words[0] = words[1] + 1"""
-    run(code, arena.address, offset)
+    with begin(code, arena.address, offset) as process:
+        process.communicate()
     assert arena.words(offset, 1)[0] == 42
 
 
@@ -135,23 +129,6 @@ def test_a_file_that_is_no_arena_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="no arena"):
         Arena.attach(fd)
     os.close(fd)
-
-
-TRY_LOCK = """if True:
-    import fcntl, sys
-    try:
-        fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(sys.argv[2]))
-        print("free")
-    except BlockingIOError:
-        print("held")"""
-
-
-def test_a_lock_excludes_other_processes(arena: Arena) -> None:
-    offset = arena.allocate(8)
-    with arena.lock(offset):
-        assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "held"
-        assert run(TRY_LOCK, arena.fd, offset + 1, fds=(arena.fd,)) == "free"
-    assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "free"
 
 
 def test_the_file_has_no_name(arena: Arena) -> None:

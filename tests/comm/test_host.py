@@ -16,7 +16,7 @@ from tests.comm.ranks import World
 from tests.contracts.communicator import CHECKS
 from tutti.comm.base import ANY
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.comm.shm.layout import LOST, PID, ControlLayout
+from tutti.comm.shm.layout import PID, ControlLayout
 from tutti.errors import PeerLost
 
 # The ranks cannot import this page by its name: its functions travel by value.
@@ -151,17 +151,6 @@ def test_a_part_of_a_communicator_notices_the_death_of_a_rank_outside_it() -> No
             assert lost_in(world, survivor).ranks == [0]
 
 
-def test_a_rank_that_the_supervisor_gave_up_is_lost() -> None:
-    def wait_for_ever(comm: HostCommunicator) -> None:
-        comm.barrier()
-
-    with World(3) as world:
-        world.start(wait_for_ever, ranks=[0, 1])
-        world.words[LOST] = 1 + 2
-        for waiting in (0, 1):
-            assert lost_in(world, waiting).ranks == [2]
-
-
 def test_a_lock_of_a_killed_rank_is_free() -> None:
     def take_it_from_the_dead(comm: HostCommunicator) -> str:
         lock, pids = comm.lock(), comm.all_gather_objects(os.getpid())
@@ -226,36 +215,6 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 # --- messages
-
-
-def test_messages_from_any_are_served_in_the_order_in_which_they_were_sent() -> None:
-    def send_in_turn(comm: HostCommunicator) -> list[int] | None:
-        order = [3, 1, 2, 3, 2, 1, 1]
-        for sender in order:
-            if comm.rank == sender:
-                comm.send(torch.zeros(1), to=0)
-            comm.barrier()
-        return [comm.recv(torch.zeros(1), source=ANY) for _ in order] if comm.rank == 0 else None
-
-    with World(4) as world:
-        assert world.run(send_in_turn)[0] == [3, 1, 2, 3, 2, 1, 1]
-
-
-def test_ranks_that_send_long_messages_to_each_other_at_once_do_not_block() -> None:
-    def exchange(comm: HostCommunicator) -> list[float]:
-        for other in range(comm.size):
-            if other != comm.rank:
-                comm.send(torch.full((500_000,), float(comm.rank)), to=other)
-        vector, found = torch.zeros(500_000), []
-        for other in range(comm.size):
-            if other != comm.rank:
-                comm.recv(vector, source=other)
-                assert vector.min() == vector.max()
-                found.append(vector[0].item())
-        return found
-
-    with World(3) as world:
-        assert world.run(exchange) == [[1.0, 2.0], [0.0, 2.0], [0.0, 1.0]]
 
 
 def test_messages_of_every_length_round_the_ring() -> None:
@@ -401,16 +360,6 @@ def test_a_world_of_one_does_not_wait_for_itself() -> None:
     with pytest.raises(ValueError, match="message from itself"):
         comm.recv(torch.zeros(1))
     comm.close()
-
-
-def test_a_world_of_one_closes_what_it_opened() -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    comm = HostCommunicator.alone()
-    vector = comm.shared(10)
-    comm.close()
-    comm.close()
-    assert set(os.listdir("/proc/self/fd")) == before
-    assert vector.fill_(1.0).sum() == 10.0
 
 
 # --- processors that do not keep stores in order

@@ -33,14 +33,6 @@ def test_contract(world: VirtualWorld, check: Callable[[Communicator], None]) ->
     world.run(check)
 
 
-@pytest.mark.parametrize(("per_host", "expected"), [(None, [5]), (2, [2, 2, 1]), ([1, 4], [1, 4])])
-def test_hosts_have_the_asked_number_of_ranks(per_host: int | list[int] | None, expected: list[int]) -> None:
-    world = VirtualWorld(5, ranks_per_host=per_host)
-    sizes = world.run(lambda comm: (comm.hosts, comm.node.rank, comm.node.size))
-    assert [size for _, local_rank, size in sizes if local_rank == 0] == expected
-    assert {hosts for hosts, _, _ in sizes} == {len(expected)}
-
-
 class TestServers:
     def test_workers_see_each_other_alone_and_reach_the_servers_by_messages(self) -> None:
         def program(comm: VirtualCommunicator) -> object:
@@ -66,15 +58,6 @@ class TestServers:
             (3.0, (3, 4), 2, 24.0),
         ]
 
-    def test_workers_stay_where_they_are_and_servers_are_spread_over_the_hosts(self) -> None:
-        def program(comm: VirtualCommunicator) -> object:
-            assert comm.servers is not None
-            hosts = comm.servers.comm.all_gather_objects(comm.servers.comm.node.size)
-            return comm.hosts, comm.node.size, hosts
-
-        found = VirtualWorld(5, ranks_per_host=[2, 3], servers=3).run(program)
-        assert found == [(2, size, [4, 4, 4, 4, 4, 4, 4, 4]) for size in (2, 2, 3, 3, 3)]
-
     def test_the_death_of_a_server_is_told_to_who_waits_for_it(self) -> None:
         def program(comm: VirtualCommunicator) -> object:
             assert comm.servers is not None
@@ -91,17 +74,6 @@ class TestServers:
 
 
 class TestClock:
-    def test_compute_moves_the_clock_of_its_rank_alone(self) -> None:
-        world = VirtualWorld(3)
-
-        def program(comm: Communicator) -> float:
-            comm.compute(comm.rank * 1.5)
-            return comm.clock()
-
-        assert world.run(program) == [0.0, 1.5, 3.0]
-        assert world.clocks == [0.0, 1.5, 3.0]
-        assert world.seconds == 3.0
-
     def test_message_costs_latency_and_bytes_over_bandwidth(self) -> None:
         def program(comm: Communicator) -> float:
             vector = torch.zeros(3)
@@ -143,17 +115,6 @@ class TestClock:
             return [comm.recv(torch.zeros(1), source=ANY) for _ in range(comm.size - 1)]
 
         assert VirtualWorld(5).run(program)[0] == [4, 3, 2, 1]
-
-    def test_waiting_rank_gets_the_message_that_arrives_first_not_the_one_sent_first(self) -> None:
-        def program(comm: Communicator) -> list[int]:
-            if comm.rank == 0:
-                return [comm.recv(torch.zeros(1)) for _ in range(2)]
-            comm.compute(0.1 if comm.rank == 1 else 0.0)
-            comm.send(torch.zeros(1), to=0)
-            return []
-
-        # Rank 1 shares the host of rank 0; rank 2 sends earlier, but from far.
-        assert VirtualWorld(3, [2, 1], SLOW).run(program)[0] == [1, 2]
 
     def test_lock_serves_in_order_of_time_and_delays_the_others(self) -> None:
         order: list[int] = []
@@ -229,25 +190,6 @@ class TestFaults:
         world = VirtualWorld(2, faults=[Fault(rank=1, operation=0)])
         assert self.lost_in(world, program)[0] == [1]
 
-    def test_message_of_a_dead_sender_still_arrives(self) -> None:
-        def program(comm: Communicator) -> float:
-            vector = torch.full((1,), 7.0)
-            if comm.rank == 1:
-                comm.send(vector, to=0)
-                comm.barrier()
-            comm.compute(1.0)
-            comm.recv(vector.zero_(), source=1)
-            return vector.item()
-
-        assert self.lost_in(VirtualWorld(2, faults=[Fault(1, operation=1)]), program) == [7.0, None]
-
-    def test_sending_to_a_dead_rank_fails(self) -> None:
-        def program(comm: Communicator) -> None:
-            comm.compute(1.0 - comm.rank)
-            comm.send(torch.zeros(1), to=1)
-
-        assert self.lost_in(VirtualWorld(2, faults=[Fault(1, operation=0)]), program)[0] == [1]
-
     def test_lock_of_a_dead_rank_is_free(self) -> None:
         def program(comm: Communicator) -> float:
             lock = comm.lock()
@@ -260,20 +202,6 @@ class TestFaults:
 
         world = VirtualWorld(3, network=Network.free(), faults=[Fault(0, operation=2)])
         assert world.run(program) == [None, 150.0, 250.0]
-
-    def test_nothing_runs_in_a_dead_rank(self) -> None:
-        seen: list[str] = []
-
-        def program(comm: Communicator) -> None:
-            if comm.rank == 0:
-                try:
-                    comm.barrier()
-                finally:
-                    comm.barrier()
-                    seen.append("after its death")
-
-        VirtualWorld(2, faults=[Fault(0, operation=0)]).run(program)
-        assert seen == []
 
 
 class TestEnd:

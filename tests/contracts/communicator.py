@@ -133,15 +133,6 @@ def check_all_gather_objects_of_unequal_sizes(comm: Communicator) -> None:
     assert found == ["x" * (rank * 100_000) for rank in range(comm.size)]
 
 
-def check_collectives_of_changing_kind_and_length(comm: Communicator) -> None:
-    for turn in range(30):
-        length = (turn * 7919) % 3000
-        vector = torch.full((length,), float(comm.rank))
-        comm.all_reduce(vector)
-        assert torch.equal(vector, torch.full((length,), float(sum(range(comm.size)))))
-        assert comm.broadcast_object((turn, comm.rank), root=turn % comm.size) == (turn, turn % comm.size)
-
-
 def check_message_round_a_ring(comm: Communicator) -> None:
     for dtype in DTYPES:
         for length in (0, 1, 7):
@@ -218,16 +209,6 @@ def check_exchange_of_long_vectors_round_a_ring(comm: Communicator) -> None:
         comm.exchange(mine, after, theirs, before, tag)
         assert theirs.min().item() == theirs.max().item() == before
         assert mine.min().item() == mine.max().item() == comm.rank
-    comm.barrier()
-
-
-def check_exchange_of_many_lengths_round_changing_rings(comm: Communicator) -> None:
-    lengths = torch.randint(0, 200_000, (40,), generator=torch.Generator().manual_seed(5)).tolist()
-    for turn, length in enumerate(lengths):
-        before, after = (comm.rank - turn) % comm.size, (comm.rank + turn) % comm.size
-        theirs = torch.zeros(length)
-        comm.exchange(torch.full((length,), float(comm.rank + turn)), after, theirs, before, tag=turn % 3)
-        assert torch.equal(theirs, torch.full((length,), float(before + turn)))
     comm.barrier()
 
 
@@ -368,28 +349,6 @@ def check_kept_servers_come_after_the_workers(comm: Communicator) -> None:
         comm.barrier()
 
 
-def check_kept_servers_answer_the_workers(comm: Communicator) -> None:
-    if comm.size == 1:
-        return
-    part = keep_servers(comm, [comm.size - 1])
-    servers = part.servers
-    assert servers is not None
-    if servers.serving:
-        for _ in range(3 * (comm.size - 1)):
-            vector = torch.empty(4)
-            source = servers.comm.recv(vector, tag=14)
-            servers.comm.send(vector + 1, to=source, tag=15)
-    else:
-        for turn in range(3):
-            vector = torch.full((4,), float(part.rank + turn))
-            servers.comm.send(vector, to=servers.ranks[0], tag=14)
-            servers.comm.recv(vector, source=servers.ranks[0], tag=15)
-            assert torch.equal(vector, torch.full((4,), float(part.rank + turn + 1)))
-            part.barrier()
-    part.close()
-    comm.barrier()
-
-
 def check_split_by_parity(comm: Communicator) -> None:
     part = comm.split(comm.rank % 2)
     assert part is not None
@@ -409,23 +368,6 @@ def check_split_orders_by_key(comm: Communicator) -> None:
     assert (part.rank, part.size) == (comm.size - 1 - comm.rank, comm.size)
     assert part.all_gather_objects(comm.rank) == list(reversed(range(comm.size)))
     part.close()
-    comm.barrier()
-
-
-def check_split_of_a_split(comm: Communicator) -> None:
-    half = comm.split(comm.rank * 2 // comm.size)
-    assert half is not None
-    quarter = half.split(half.rank % 2)
-    assert quarter is not None
-    members = half.all_gather_objects((comm.rank, half.rank % 2))
-    same = [rank for rank, color in members if color == half.rank % 2]
-    assert quarter.all_gather_objects(comm.rank) == same
-    vector = values(comm.rank, 4097, torch.float32)
-    quarter.all_reduce(vector)
-    exact = torch.stack([values(rank, 4097, torch.float64) for rank in same]).sum(0)
-    assert_close(vector, exact, torch.float32, quarter.size)
-    quarter.close()
-    half.close()
     comm.barrier()
 
 

@@ -122,25 +122,6 @@ def test_reductions_make_what_numpy_makes(
 
 
 @quick
-@given(dtype=st.sampled_from([*FLOATS, *INTEGERS]), length=st.integers(0, 50), layout=layouts, seed=seeds)
-def test_reduce_scatter_makes_what_numpy_makes(ranks, dtype, length, layout, seed):
-    size = ranks.size
-
-    def scatter(rank):
-        whole = drawn(seed, rank, (size, length), dtype, layout)
-        single = laid_out(torch.zeros(length, dtype=dtype), layout)
-        distributed.reduce_scatter_tensor(single, whole.view(-1) if layout == "contiguous" else whole)
-        listed = laid_out(torch.zeros(length, dtype=dtype), layout)
-        distributed.reduce_scatter(listed, [laid_out(part, layout) for part in whole])
-        return single.contiguous(), listed.contiguous()
-
-    expected = folded([drawn(seed, rank, (size, length), dtype) for rank in range(size)], "SUM")
-    for rank, found in enumerate(ranks.run(scatter)):
-        for one in found:
-            same(one, expected[rank])
-
-
-@quick
 @given(dtype=st.sampled_from(MOVED), shape=shapes, layout=layouts, seed=seeds)
 def test_moves_bring_every_dtype_unchanged(ranks, dtype, shape, layout, seed):
     size = ranks.size
@@ -171,21 +152,6 @@ def test_moves_bring_every_dtype_unchanged(ranks, dtype, shape, layout, seed):
             if rank == root:
                 same(at_root[other], inputs[other])
             same(swapped[other], drawn(seed + rank, other, shape, dtype))
-
-
-@quick
-@given(lengths=st.lists(st.integers(0, 60), min_size=5, max_size=5), seed=seeds)
-def test_all_gather_takes_vectors_of_several_lengths(ranks, lengths, seed):
-    lengths = lengths[: ranks.size]
-
-    def gather(rank):
-        found = [torch.zeros(length) for length in lengths]
-        distributed.all_gather(found, drawn(seed, rank, (lengths[rank],), torch.float32))
-        return found
-
-    for found in ranks.run(gather):
-        for other, one in enumerate(found):
-            same(one, drawn(seed, other, (lengths[other],), torch.float32))
 
 
 @quick

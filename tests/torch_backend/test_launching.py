@@ -103,12 +103,6 @@ def under_mpirun_on_two_hosts():
     }
 
 
-def test_on_several_hosts_of_mpirun_the_ranks_find_rank_0_together():
-    environ = under_mpirun_on_two_hosts()
-    describe_mpi_rank(environ, lambda size, port: (f"10.0.0.{size}", 20_123))
-    assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.4", "20123")
-
-
 def test_rank_0_holds_the_port_that_it_offers_until_torch_listens_there():
     offered = []
 

@@ -60,20 +60,6 @@ def test_a_message_is_found_by_its_tag_whatever_came_before(three):
     assert three.run(work)[1] == ([1.0, 1.0], 0.0)
 
 
-def test_a_receive_from_anyone_says_who_it_was(three):
-    def work(rank):
-        if rank:
-            distributed.send(torch.tensor([rank]), 0, tag=3)
-            return None
-        found = []
-        for _ in range(2):
-            one = torch.zeros(1, dtype=torch.int64)
-            found.append((distributed.recv(one, tag=3), int(one)))
-        return sorted(found)
-
-    assert three.run(work)[0] == [(1, 1), (2, 2)]
-
-
 def test_ranks_that_send_long_messages_to_each_other_first_do_not_block(three):
     def work(rank):
         if rank < 2:
@@ -84,18 +70,3 @@ def test_ranks_that_send_long_messages_to_each_other_first_do_not_block(three):
         return None
 
     assert three.run(work)[:2] == [1.0, 0.0]
-
-
-def test_a_group_of_some_ranks_numbers_them_anew(three):
-    def work(rank):
-        group = distributed.new_group([0, 2])
-        found = torch.tensor([rank])
-        if rank == 2:
-            distributed.send(found, 0, group=group)
-        elif rank == 0:
-            distributed.recv(found, group=group, group_src=1)
-        if rank != 1:
-            distributed.destroy_process_group(group)
-        return int(found)
-
-    assert three.run(work) == [2, 1, 2]
