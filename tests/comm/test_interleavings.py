@@ -96,7 +96,7 @@ def telling(number: int) -> Act:
         found: list[list[list[int]]] = []
 
         def steps() -> Iterator[bool]:
-            found.append((yield from group.tell([number + group.rank], Call.of(Kind.ALL_TO_ALL))))
+            found.append((yield from group.all_gather_ints([number + group.rank], Call.of(Kind.ALL_TO_ALL))))
 
         execution.finish(steps())
         assert found == [[[number + rank] for rank in range(group.size)]]

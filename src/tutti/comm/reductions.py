@@ -69,5 +69,5 @@ REDUCTIONS: Final = (
 
 
 def rounds(dtype: torch.dtype) -> bool:
-    """Tell whether sums of such numbers are formed as float32 and rounded once."""
+    """Return whether sums of such numbers are formed as float32 and rounded once."""
     return dtype.is_floating_point and dtype.itemsize < 4

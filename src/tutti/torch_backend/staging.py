@@ -61,7 +61,7 @@ class Staging:
 
     @property
     def copied(self) -> bool:
-        """Tell whether `write_back` has anything to do."""
+        """Return whether `write_back` has anything to do."""
         return bool(self._copies)
 
 

@@ -96,7 +96,7 @@ class Operation(Work):
 
     @property
     def has_future(self) -> bool:
-        """Tell whether anybody has asked for the future."""
+        """Return whether anybody has asked for the future."""
         return self._source is not None
 
     def publish(self) -> None:

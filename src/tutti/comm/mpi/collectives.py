@@ -240,7 +240,7 @@ class HierarchicalCollectives:
         yield from self._gather(tensor.view(-1), outputs)
 
     @collective
-    def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
+    def all_gather_ints(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
         """Gather some whole numbers of each rank."""
         mine = torch.tensor(numbers, device="cpu")
         table = [torch.empty_like(mine) for _ in range(self.size)]
@@ -285,7 +285,7 @@ class HierarchicalCollectives:
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with each rank's input for this one; the ranks agree on the lengths first."""
         lengths = [len(one) for one in (*inputs, *outputs)]
-        table = yield from self.tell(lengths, Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
+        table = yield from self.all_gather_ints(lengths, Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
         agree_on_lengths(table, self._membership.global_ranks)
         outputs[self.rank].copy_(inputs[self.rank])
         yield from self._requests.exchange(

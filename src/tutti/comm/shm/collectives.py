@@ -393,19 +393,15 @@ class HostCollectives(HostBarrier):
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
         call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
-        table = yield from self.tell([*map(len, inputs), *map(len, outputs)], call)
+        table = yield from self.all_gather_ints([*map(len, inputs), *map(len, outputs)], call)
         agree_on_lengths(table, self._group.global_ranks)
         rank, most = self.rank, ROW // inputs[0].itemsize // self.size
         puts = [(inputs[other], rank, other * most) for other in self._others]
         takes = [(outputs[other], other, rank * most) for other in self._others]
         yield from self._pass_on(call, max(map(max, table)), most, puts, takes, (outputs[rank], inputs[rank]))
 
-    def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
-        """Tell all ranks some whole numbers, as part of `call`.
-
-        Returns:
-            The numbers of each rank.
-        """
+    def all_gather_ints(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
+        """Gather some whole numbers of each rank, as part of `call`."""
         self._set ^= 1
         rows = [self._place(torch.int64, rank, len(numbers)) for rank in range(self.size)]
         rows[self.rank].copy_(torch.tensor(numbers, device="cpu"))

@@ -118,7 +118,7 @@ class HostCommunicator(BlockingCommunicator):
         return [self._arena.lock(offset + number) for number in range(count)]
 
     def _allocate(self, nbytes: int, call: Call) -> int:
-        return self._tell(self._arena.allocate(nbytes) if self.rank == 0 else 0, call)[0]
+        return self._all_gather_ints(self._arena.allocate(nbytes) if self.rank == 0 else 0, call)[0]
 
     # --- groups, time, the end
 
@@ -140,7 +140,7 @@ class HostCommunicator(BlockingCommunicator):
         members = by_color(choices)[color]
         leads = color is not None and members[0] == self.rank
         block = self._arena.allocate(control_bytes(len(members))) if leads else 0
-        blocks = self._tell(block, Call.of(Kind.SPLIT))
+        blocks = self._all_gather_ints(block, Call.of(Kind.SPLIT))
         return None if color is None else self._part(blocks[members[0]], members)
 
     def over(self, arena: Arena, kind: type[AnyHostCommunicator]) -> AnyHostCommunicator:
@@ -150,7 +150,7 @@ class HostCommunicator(BlockingCommunicator):
             arena: which they have all opened.
             kind: the class of the communicator.
         """
-        block = self._tell(
+        block = self._all_gather_ints(
             arena.allocate(control_bytes(self.size)) if self.rank == 0 else 0, Call.of(Kind.SPLIT)
         )
         group = HostGroup(arena, block[0], self.rank, self._group.global_ranks)

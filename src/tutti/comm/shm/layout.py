@@ -115,11 +115,11 @@ class HostGroup:
         self.words = arena.words(block, self.layout.words)
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has left in an orderly way."""
+        """Return whether a rank has left in an orderly way."""
         return bool(self.words[self.layout.line(rank) + LEFT])
 
     def all_have_left(self) -> bool:
-        """Tell whether all ranks have left."""
+        """Return whether all ranks have left."""
         return all(map(self.has_left, range(self.size)))
 
     def leave(self) -> None:

@@ -198,7 +198,7 @@ class Group(Protocol):
     global_ranks: tuple[int, ...]
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has left in an orderly way."""
+        """Return whether a rank has left in an orderly way."""
 
 
 def wait(

@@ -45,11 +45,11 @@ class Receiving:
         self.source, self.tag, self.sender = source, tag, source
 
     def competes(self, other: Receiving) -> bool:
-        """Tell whether one message could be for either of the two."""
+        """Return whether one message could be for either of the two."""
         return self.tag == other.tag and (ANY in (self.source, other.source) or self.source == other.source)
 
     def is_first(self, asked: Iterable[Receiving]) -> bool:
-        """Tell whether none of those that were asked for earlier may want the message that this one gets."""
+        """Return whether no receive that was asked for earlier may want the message that this one gets."""
         return not any(one.competes(self) for one in takewhile(lambda one: one is not self, asked))
 
 
