@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.distributed import Work
@@ -14,7 +15,15 @@ from torch.futures import Future
 if TYPE_CHECKING:
     from tutti.comm.shm.barrier import Steps
     from tutti.comm.shm.point_to_point import Receiving
-    from tutti.torch_backend.progress import ProgressEngine
+
+
+class OperationEngine(Protocol):
+    """The engine that runs a group's operations; its lock is held by the thread that does."""
+
+    lock: Lock
+
+    def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
+        """Wait until an operation is over."""
 
 
 class Operation(Work):
@@ -38,7 +47,7 @@ class Operation(Work):
     done = False
     error: BaseException | None = None
     deadline_s = 0.0
-    _progress: ProgressEngine | None = None
+    _progress: OperationEngine | None = None
     _steps: Steps | None = None
     _receiving: Receiving | None = None
     _future: Future[Any] | None = None
@@ -46,7 +55,7 @@ class Operation(Work):
 
     def __init__(
         self,
-        progress: ProgressEngine,
+        progress: OperationEngine,
         steps: Steps,
         outputs: Sequence[Tensor],
         what: str,
