@@ -61,7 +61,7 @@ class BlockingCommunicator(Communicator):
 
         Args:
             steps: the operation.
-            absent: tells the ranks that it waits for; without, those of a collective.
+            absent: returns the ranks that it waits for; None: those of the collective.
             nbytes: how much it moves.
 
         Returns:
@@ -192,7 +192,7 @@ class BlockingCommunicator(Communicator):
         self._peers.check()
 
     def _leave(self, lost: Sequence[int]) -> None:
-        """Tell the ranks that do not see it themselves which ones are lost; those of one host do."""
+        """Name the lost ranks to ranks of other hosts; those of this host see it themselves."""
 
     # --- time
 

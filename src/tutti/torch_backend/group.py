@@ -221,7 +221,7 @@ def _limit_s(timeout: timedelta | None) -> float | None:
 
 @atexit.register
 def _leave() -> None:
-    """Tell the others that this process ends in an orderly way, and let its threads end."""
+    """Leave all groups in an orderly way, and let their threads end."""
     for group in list(_open):
         if group._owner == os.getpid():
             group.shutdown()

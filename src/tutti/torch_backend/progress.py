@@ -61,8 +61,8 @@ class ProgressEngine:
     Args:
         peers: the group's processes on this host.
         global_ranks: the ranks' numbers in the job.
-        absent: tells the ranks of the group that have not come to the collective under way.
-        has_left: tells whether a rank of the group has left.
+        absent: returns the ranks of the group that have not come to the collective under way.
+        has_left: returns whether a rank of the group has left.
         timeout_s: how long an operation may take.
         remote: whether some of the ranks are on other hosts.
 

@@ -34,7 +34,7 @@ class Operation(Work):
         steps: the operation, as a generator.
         outputs: the tensors that hold its result.
         what: its name in errors.
-        absent: tells the ranks of the group that have not come.
+        absent: returns the ranks of the group that have not come.
         timeout_s: how long it may take, once it is its turn.
         receiving: for a receive, the message that it waits for.
 

@@ -132,7 +132,7 @@ class Membership:
         _unfinished.extend(requests)
 
     def leave(self, lost: Sequence[int] = ()) -> None:
-        """Tell the others, once, that this rank leaves.
+        """Send the others, once, the notice that this rank leaves.
 
         Args:
             lost: the rank because of which it leaves, numbered in the job, if it has lost one.

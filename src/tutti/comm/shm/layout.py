@@ -123,7 +123,7 @@ class HostGroup:
         return all(map(self.has_left, range(self.size)))
 
     def leave(self) -> None:
-        """Tell the others that this rank has left."""
+        """Record that this rank has left."""
         self.words[self.layout.line(self.rank) + LEFT] = 1
 
 

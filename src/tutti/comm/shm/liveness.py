@@ -105,7 +105,7 @@ class Peers:
             self.check()
 
     def beat(self, steps: int | None) -> None:
-        """Tell who watches the ranks how many steps this one has made; None: it does something else."""
+        """Publish the number of steps that this rank has made; None: it does something else."""
         if steps is None:
             beat = 0
         else:
@@ -119,7 +119,7 @@ class Peers:
         return int(self._words[line + BEAT]), bool(self._words[line + WAITS])
 
     def waits(self, long: bool) -> None:
-        """Tell who watches the ranks whether this one has been waiting for others for more than a moment."""
+        """Publish whether this rank has been waiting for others for more than a moment."""
         self._words[self.group.layout.line(self.group.rank) + WAITS] = long
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class Peers:
             raise PeerLost([-lost - 1], "on another host")
 
     def report(self, global_rank: int) -> None:
-        """Tell the ranks of this host that a rank of another host is lost."""
+        """Record for the ranks of this host that a rank of another host is lost."""
         if not self._words[LOST]:
             self._words[LOST] = -(1 + global_rank)
 
@@ -214,7 +214,7 @@ def wait(
         ready: what to wait for: cheap and without side effects that a repetition would harm.
         peers: the job's processes.
         group: the ranks of the communicator that waits.
-        needed: tells those of them without all of which `ready` cannot become true.
+        needed: returns the ranks that are waited for: if all of them leave, `ready` cannot become true.
         moving_s: as in `Backoff`.
 
     Raises:

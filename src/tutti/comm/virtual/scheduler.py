@@ -215,8 +215,8 @@ class Scheduler:
         """Mark `task` as dead and tell all who wait for it."""
         task.lost = why
         self._left -= 1
-        for tell in task.on_death:
-            tell()
+        for notify in task.on_death:
+            notify()
         for other in self.tasks:
             waiting = other.wait if other.due is None and not other.done else None
             if waiting and task.rank in waiting.peers:
