@@ -14,13 +14,11 @@ from itertools import chain, groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, cast
 
-import numpy as np
-
 from tutti.data.contents import Contents
 from tutti.data.formats import Format, listed
-from tutti.data.named_samples import NamedSamples
-from tutti.data.pictures import ENDINGS, Pictures, decoded_some, stamp
-from tutti.data.rows import Array, Rows
+from tutti.data.formats.json_lines import arrow_table
+from tutti.data.formats.parquet import Table, read_table
+from tutti.data.pictures import ENDINGS, Pictures, stamp
 from tutti.errors import BadData
 from tutti.records.npz import damaged, npy_array, open_data_file
 from tutti.records.untrusted import printable
@@ -78,27 +76,30 @@ class WebDataset(Format):
             if first is None:
                 raise BadData(f"{path} has no files; give some such as 1.png and 1.cls")
             picture = _picture(path, list(first[1]), columns)
-            samples = NamedSamples(path, target, picture or columns, labelled, group)
-            for key, members in chain([first], both):
-                values = {}
-                if picture in members:
-                    values[picture] = np.array([len(shown)])
-                    shown.append(members[picture])
-                samples.add(f"sample '{key}'", {**values, **_values(path, file, members)})
-        contents = samples.contents(path.stem, missing)
-        if picture is None:
-            return contents
-        numbers, targets = cast("tuple[Rows, Array | None]", contents.parts["train"])
-        stored = Pictures(
-            path,
-            [stamp(path), picture],
-            [member.name for member in shown],
-            lambda number: shown[number].content_in(path),
+
+            def samples() -> Iterator[tuple[str, dict[str, object]]]:
+                for key, members in chain([first], both):
+                    values = _values(path, file, members)
+                    if picture is not None:
+                        if picture not in members:
+                            raise BadData(f"{path} has no file '{picture}' in sample '{key}'; add it")
+                        values[picture] = b""
+                        shown.append(members[picture])
+                    yield f"sample '{key}'", values
+
+            table = arrow_table(path, samples())
+        pictures = None
+        if picture is not None:
+            pictures = Pictures(
+                path,
+                [stamp(path), picture],
+                [member.name for member in shown],
+                lambda number: shown[number].content_in(path),
+            )
+        return read_table(
+            Table.of(path, table, pictures),
+            *(target, picture or columns, missing, size, bool(skip_bad), labelled, group),
         )
-        decoded, kept = decoded_some(stored, numbers[:][:, 0], size, bool(skip_bad))
-        goals = None if targets is None else targets[kept]
-        groups = None if contents.groups is None else contents.groups[kept]
-        return Contents(path.stem, {"train": (decoded, goals)}, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,8 @@ def _values(path: Path, file: BinaryIO, members: Mapping[str, _Member]) -> dict[
 
 def _value(kind: str, content: bytes) -> object:
     if kind == "npy":
-        return npy_array(content)
+        array = npy_array(content)
+        return array if array.ndim else array.item()
     if kind == "json":
         found: object = json.loads(content)
         return found
