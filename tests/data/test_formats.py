@@ -13,6 +13,7 @@ import pytest
 from tutti.data import formats
 from tutti.data.contents import Contents
 from tutti.data.formats.idx import read_idx
+from tutti.data.sources import read_source
 from tutti.errors import BadData
 from tutti.records.npz import read_npz
 
@@ -177,3 +178,18 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path, read):
     for name in ("pipe", "zero"):
         with pytest.raises(BadData, match="pipe, a socket or a device"):
             read(tmp_path / name)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_large_arrays_of_archives_are_read_when_they_are_needed_and_their_checksums_hold(tmp_path, save):
+    values = np.random.default_rng(0).integers(0, 255, (300, 64, 64), dtype=np.uint8)
+    targets = np.arange(300) % 3
+    save(tmp_path / "a.npz", x=values, y=np.asfortranarray(targets))
+    inputs, found = read_source(str(tmp_path / "a.npz"), {}).parts["train"]
+    assert np.array_equal(inputs[:, 0] if isinstance(inputs, np.ndarray) else inputs[:][:, 0], values)
+    assert found.tolist() == targets.tolist()
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[100_000] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(BadData, match="is truncated or damaged"):
+        read_source(str(tmp_path / "a.npz"), {})

@@ -48,7 +48,7 @@ class Published:
             BadData: a file is missing and cannot be downloaded, or is not the one that was published.
         """
         x, y, x_test, y_test = map(read_idx, self.files())
-        parts: dict[str, tuple[object, object]] = {"train": (x, y[:]), "test": (x_test, y_test[:])}
+        parts: dict[str, tuple[object, object]] = {"train": (x, y), "test": (x_test, y_test)}
         return Contents(self.name, parts, len(self.labels), self.labels)
 
     def files(self) -> list[Path]:
