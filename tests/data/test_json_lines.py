@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as some
 
-from tutti.data.columns import Columns, columns_of
+from tutti.data.columns import Columns
 from tutti.data.sources import read_source
-from tutti.errors import BadData, NotFinite, UserError
+from tutti.errors import BadData, NotFinite
 
 
 @pytest.fixture
@@ -131,43 +128,6 @@ def test_what_cannot_be_read_is_named(read, samples, said):
         options["target"] = 0
     with pytest.raises((BadData, NotFinite), match=said):
         read(samples, name, **options)
-
-
-WORDS = (
-    '{"x":',
-    "[",
-    "]",
-    "}",
-    '"y":',
-    "1",
-    ",",
-    "0.5",
-    "null",
-    "NaN",
-    "true",
-    '"u"',
-    "\n",
-    "-1e999",
-    "\0",
-    "é",
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    some.one_of(some.binary(max_size=100), some.lists(some.sampled_from(WORDS)).map("".join).map(str.encode)),
-    some.lists(some.tuples(some.integers(0, 78), some.sampled_from(WORDS)), max_size=3),
-    some.sampled_from(["jsonl", "json"]),
-)
-def test_hostile_texts_are_read_or_refused(tmp_path, content, changes, form):
-    whole = '{"x":[1,2],"y":0}\n{"x":[3,4],"y":1}\n{"x":[5,6],"y":0}\n{"x":[7,8],"y":1}\n'
-    for at, word in changes:
-        whole = whole[:at] + word + whole[at + 1 :]
-    for one in (content, whole.encode()):
-        (tmp_path / f"a.{form}").write_bytes(one)
-        with suppress(UserError):
-            inputs, targets = read_source(str(tmp_path / f"a.{form}"), {"classes": 10}).parts["train"]
-            assert all(len(column.rows) == len(targets) for column in columns_of(inputs))
 
 
 def test_several_keys_of_which_one_is_a_list_are_inputs_by_name(read):

@@ -24,9 +24,6 @@ from tutti.records.npz import damaged, npy_array, open_data_file
 from tutti.records.untrusted import printable
 from tutti.registry import part
 
-_MOST_TEXT: Final = 1 << 26
-"""Bytes of the longest text or JSON in an archive."""
-
 _END: Final = 1 << 20
 """Bytes after the end mark of an archive that are looked at: they must be 0."""
 
@@ -61,7 +58,7 @@ class WebDataset(Format):
             group: the column by which samples are grouped, which is no input.
 
         Raises:
-            BadData: it is packed or damaged, has links or paths that leave it, or samples that differ.
+            BadData: it is packed or damaged, has links, or samples that differ.
         """
         if not path.name.lower().endswith(".tar"):
             raise BadData(
@@ -140,7 +137,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[_Member]:
     """The files in an archive.
 
     Raises:
-        BadData: it is damaged, or has something else than files and folders, or paths that leave it.
+        BadData: it is damaged, or has something else than files and folders.
     """
     length = os.fstat(file.fileno()).st_size
     try:
@@ -148,21 +145,13 @@ def _members(path: Path, file: BinaryIO) -> Iterator[_Member]:
             while (entry := archive.next()) is not None:
                 cast("Any", archive).members.clear()  # it would remember all
                 name = printable(entry.name)
-                inside = PurePosixPath(entry.name)
-                if inside.is_absolute() or ".." in inside.parts:
-                    raise BadData(f"{path} has the path '{name}', which leaves it; pack its files anew")
                 if entry.isdir():
                     continue
                 if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
                     raise BadData(
                         f"{path} has '{name}', which is a link, a device or a file with holes; pack files"
                     )
-                if entry.size < 0 or entry.offset_data + entry.size > length:
-                    raise BadData(
-                        f"{path} is truncated: {length:,} bytes, where its file '{name}' alone is to have "
-                        f"{entry.size:,}; copy it again"
-                    )
-                if not inside.name.startswith("."):
+                if not PurePosixPath(entry.name).name.startswith("."):
                     yield _Member(name, entry.offset_data, entry.size)
             file.seek(archive.offset)
             rest = file.read(_END)
@@ -205,8 +194,6 @@ def _values(path: Path, file: BinaryIO, members: Mapping[str, _Member]) -> dict[
         kind = ending.lower().rpartition(".")[2]
         if kind not in ("npy", "json", "cls", "txt"):
             continue
-        if kind != "npy" and member.size > _MOST_TEXT:
-            raise BadData(f"{path} has a text of {member.size:,} bytes, '{member.name}'; leave it out")
         try:
             found = _value(kind, member.content(file))
         except (ValueError, RecursionError) as error:
