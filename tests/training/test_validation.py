@@ -26,7 +26,7 @@ from tutti.errors import BadOption, TuttiError, UnknownName
 from tutti.launch.exit_reports import cause, failure
 from tutti.load_object import load_object
 from tutti.records.run import EpochRecord, Evaluation
-from tutti.replica import Memory, Replica
+from tutti.replica import Replica, ReplicaMemory
 from tutti.state import State, saved_by
 from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES
@@ -100,7 +100,7 @@ def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(val
 
     def program(comm: Communicator) -> tuple[list[float], float]:
         shared = comm.shared(4096)
-        replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
+        replica = Replica(model(), ReplicaMemory(weights=lambda length, dtype, device: shared[:length]))
         comm.barrier()
         one = task(replica, comm)
         expected, found = evaluate(model(), VALIDATION, comm, Objective(LOSS)).total(comm).loss, []
@@ -208,7 +208,7 @@ def test_weights_that_processes_share_are_not_touched() -> None:
     shared = torch.zeros(4096).share_memory_()
 
     def program(comm: Communicator) -> None:
-        replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
+        replica = Replica(model(), ReplicaMemory(weights=lambda length, dtype, device: shared[:length]))
         background = Background(task(replica, comm))
         background.begin()
         replica.flats[0].weights.zero_()

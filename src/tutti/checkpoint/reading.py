@@ -173,7 +173,7 @@ class _Joined(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class Found:
+class ResumePoint:
     """The checkpoint to go on from.
 
     Attributes:
@@ -195,7 +195,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint.at(FoundCheckpoint(path, checkpoints.verify(path)))
 
 
-def newest(folder: Path) -> Found:
+def newest(folder: Path) -> ResumePoint:
     """Find the good checkpoint of the latest step in the folder `checkpoints` of a run.
 
     Raises:
@@ -204,10 +204,10 @@ def newest(folder: Path) -> Found:
     return _found(*checkpoints.newest(folder))
 
 
-def best(folder: Path) -> Found:
+def best(folder: Path) -> ResumePoint:
     """Find the good checkpoint with the highest score, else as `newest`."""
     return _found(*checkpoints.best(folder))
 
 
-def _found(found: FoundCheckpoint | None, passed_over: list[str]) -> Found:
-    return Found(None if found is None else Checkpoint.at(found), passed_over)
+def _found(found: FoundCheckpoint | None, passed_over: list[str]) -> ResumePoint:
+    return ResumePoint(None if found is None else Checkpoint.at(found), passed_over)

@@ -13,7 +13,7 @@ from tutti.training.loggers.base import Logger, figures_of
 
 
 @part("csv")
-class Csv(Logger):
+class CsvLogger(Logger):
     """A file of comma-separated values, to which lines are appended; the first one has the columns' names."""
 
     always = True

@@ -10,7 +10,7 @@ from tutti.training.loggers.base import Logger
 
 
 @part("jsonl")
-class JsonLines(Logger):
+class JsonLinesLogger(Logger):
     """The history of the run folder, to which each epoch is appended."""
 
     always = True
