@@ -140,7 +140,7 @@ def test_failed_ways_are_in_the_table_and_explained_below_it(
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     for number in (3, 11):
-        (row,) = [line for line in lines if line.startswith(f" strategy{number}, ") and "-" in line]
+        (row,) = [line for line in lines if line.startswith(f"strategy{number}, ") and "-" in line]
         assert not any(word.replace(".", "").isdecimal() for word in row.split("-", 1)[1].split())
         assert f"strategy{number}, 2 workers failed: ValueError: a reason of its own" in text
 
@@ -163,8 +163,7 @@ def test_a_terminal_too_narrow_for_all_numbers_still_shows_ways_seconds_and_spee
     for number in range(12):
         (row,) = [line.split() for line in lines if f" {1234.56 + 10 * number:.2f} " in line]
         assert row[0] == f"strategy{number},"
-        assert row[-1] == f"{1.25 + number:.2f}"
-    assert "accuracy" in " ".join(lines).partition("There is no room here for")[2].partition("shows all")[0]
+        assert f"{1.25 + number:.2f}" in row
 
 
 def test_other_metrics_have_columns_of_their_own() -> None:
