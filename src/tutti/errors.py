@@ -115,12 +115,17 @@ class UnknownName(UserError):
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", of: str = "") -> None:
-        super().__init__(kind, name, sorted(known), hint, of)
-        self.kind, self.name, self.known, self.hint, self.of = self.args
+        self.kind, self.name, self.known, self.hint, self.of = kind, name, sorted(known), hint, of
+        # All are texts, in which options may be spelled otherwise.
+        super().__init__(kind, name, hint, of, *self.known)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str, str]]:
+        kind, name, hint, of, *known = self.args
+        return type(self), (kind, name, known, hint, of)
 
     @override
     def __str__(self) -> str:
-        kind, name, known, hint, of = self.args
+        kind, name, hint, of, *known = self.args
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         meant = f"; did you mean '{near[0]}'?" if near else "."
         listed = f"Known: {', '.join(known)}." if known else "It has none." if of else ""
