@@ -135,7 +135,7 @@ class UnknownName(UserError):
         return " ".join(filter(None, (f"unknown {kind} '{name}'{of and ' of ' + of}{meant}", listed, hint)))
 
 
-class PeerLost(TuttiError):
+class PeerLost(TuttiError, RuntimeError):
     """Another rank of this communicator died or gave up.
 
     Args:
@@ -196,7 +196,7 @@ class LauncherLost(PeerLost):
         self.args = (why,)
 
 
-class CallsDiffer(TuttiError, ValueError):
+class CallsDiffer(TuttiError, ValueError, RuntimeError):
     """The ranks of a communicator called different things, or one thing with different sizes or dtypes."""
 
 
