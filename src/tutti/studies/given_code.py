@@ -20,7 +20,7 @@ import numpy as np
 
 from tutti.errors import BadRunFolder
 from tutti.models import names_file
-from tutti.records.farm_folder import FarmFolder
+from tutti.records.farm_folder import CODE, FarmFolder
 from tutti.records.untrusted import printable
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.pickled import Pickled
@@ -61,7 +61,7 @@ def say_other_code(
     digests = {name: _digest_of_file(name) for name in named if not name.startswith(OBJECT)}
     digests |= {f"the given {name}": _digest_of_code(one) for name, one in _loaded(objects).items()}
     known = {name: digest for name, digest in digests.items() if digest}
-    before = folder.settle_code(known) if known else {}
+    before = folder.settle(CODE, known) if known else {}
     for name in sorted(name for name in known if before.get(name, known[name]) != known[name]):
         print(
             f"tutti: warning: the code of {printable(name)} is not what {folder.path} was begun with: jobs "
