@@ -19,7 +19,7 @@ from tutti.records.run import Evaluation, RunStart, Summary, World
 from tutti.records.run_folder import RunFolder
 from tutti.reports.page import write_report
 from tutti.reports.results import Results, read_comparison, read_results
-from tutti.reports.runs import Run, crossing
+from tutti.reports.runs import crossing
 from tutti.reports.scaling import Row
 from tutti.reports.text import show
 
@@ -51,29 +51,6 @@ def test_runs_stand_side_by_side_under_the_names_of_their_folders(tmp_path: Path
     assert found["tuesday"].speed_up == 8.0 / 5.0
     assert found["tuesday"].efficiency == 0.8
     assert found["tuesday"].accuracy == 0.8
-
-
-def test_accuracies_of_one_table_are_on_one_part(tmp_path: Path) -> None:
-    write_run(tmp_path / "monday", EPOCHS, config=CONFIG, test=Evaluation(20, 0.4, {"accuracy": 0.9}))
-    write_run(tmp_path / "tuesday", FAST, config=SYNC)
-    for names, part, accuracy in ((["monday"], "test", 0.9), (["monday", "tuesday"], "validation", 0.8)):
-        found = read_results([tmp_path / name for name in names])
-        assert (found.part, found.rows[0].accuracy) == (part, accuracy)
-
-
-def test_folders_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    for place in ("a", "b"):
-        write_run(tmp_path / place / "run", EPOCHS, config=CONFIG)
-    found = by_name(read_results([tmp_path / "a" / "run", tmp_path / "b" / "run"]))
-    assert list(found) == [str(tmp_path / "a" / "run"), str(tmp_path / "b" / "run")]
-
-
-def test_runs_of_other_lengths_have_no_speed_up(tmp_path: Path) -> None:
-    write_run(tmp_path / "long", EPOCHS, config=CONFIG)
-    write_run(tmp_path / "short", FAST[:1], config=SYNC)
-    found = by_name(read_results([tmp_path / "long", tmp_path / "short"]))
-    assert found["short"].speed_up is found["short"].efficiency is None
-    assert found["short"].seconds == 2.5
 
 
 def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
@@ -152,15 +129,6 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
     )
 
 
-def test_the_whole_lines_of_records_that_were_cut_off_are_used(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", EPOCHS, config=CONFIG, finished=False)
-    history = tmp_path / "run" / "history.jsonl"
-    history.write_bytes(history.read_bytes()[:-20])
-    results = read_results([tmp_path / "run"])
-    assert by_name(results)["run"].seconds == 4.0
-    assert results.notes[0] == f"line 2 of {history} is cut off; it was left out"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -188,25 +156,6 @@ def test_a_folder_without_records_is_refused(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "history.jsonl").write_text("")
     assert main(["report", str(tmp_path)]) == 2
     assert "has no records of a run" in capsys.readouterr().err
-
-
-def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", EPOCHS)
-    with pytest.raises(BadRunFolder, match=r"has no config\.json"):
-        read_results([tmp_path / "run"])
-
-
-def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", EPOCHS, config={"model": "lenet", "data": "mnist"})
-    with pytest.raises(BadRunFolder, match="is not what 'tutti train' wrote"):
-        read_results([tmp_path / "run"])
-
-
-def test_a_comparison_is_not_put_beside_others(tmp_path: Path) -> None:
-    write_comparison(tmp_path / "whole")
-    write_run(tmp_path / "run", EPOCHS, config=CONFIG)
-    with pytest.raises(BadRunFolder, match="give it alone"):
-        read_results([tmp_path / "run", tmp_path / "whole"])
 
 
 def test_a_repeat_whose_records_are_broken_is_left_out_and_said(tmp_path: Path) -> None:
@@ -238,14 +187,6 @@ def test_the_command_makes_a_page_of_several_runs(
     assert (tmp_path / "monday" / "report.html").exists()
 
 
-def test_pairs_are_the_best_alone_and_the_best_together(tmp_path: Path) -> None:
-    write_comparison(tmp_path)
-    results = read_comparison(tmp_path)
-    found = results.pair(lambda row: row.speed_up)
-    assert [row.combination.name for row in found] == ["solo, 1 thread", "sync, 2 workers, weak"]
-    assert results.pair(lambda row: None) == []
-
-
 @pytest.mark.parametrize(
     ("points", "expected"),
     [
@@ -259,8 +200,3 @@ def test_a_target_is_crossed_on_the_line_between_two_measurements(
     points: list[tuple[float, float, float]], expected: tuple[float, float] | None
 ) -> None:
     assert crossing(points, 0.75) == expected
-
-
-def test_a_run_knows_its_classes(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", EPOCHS, labels=("cat", "dog"))
-    assert Run.read(tmp_path / "run").labels == ("cat", "dog")

@@ -18,7 +18,6 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.heartbeat import FINISHED
 from tutti.records.run_folder import RunFolder
 from tutti.run import recording
-from tutti.training.progress import Progress
 
 TRAIN = ["train", "mlp", "--epochs", "1", "--model.hidden", "16"]
 
@@ -89,10 +88,6 @@ def seen_by_two(folder: RunFolder) -> list[RunFolder | None]:
     return VirtualWorld(2).run(program)
 
 
-def test_a_rank_that_sees_the_folder_finds_it(folder: RunFolder) -> None:
-    assert seen_by_two(folder) == [folder, folder]
-
-
 def no_file(mark: tuple[int, ...]) -> tuple[int, ...]:
     raise FileNotFoundError
 
@@ -115,11 +110,3 @@ def test_a_rank_that_does_not_see_the_folder_is_not_misled_by_another_one(
     found = marks[0]
     monkeypatch.setattr(recording, "_mark", mark)
     assert seen_by_two(folder) == [folder, None]
-
-
-def test_a_rank_that_does_not_see_the_folder_leaves_no_heartbeat() -> None:
-    def program(comm: Communicator) -> type[Progress]:
-        with recording.observed(comm, None, None, wanted=False) as heart:
-            return type(heart)
-
-    assert VirtualWorld(2).run(program) == [Progress, Progress]

@@ -18,7 +18,6 @@ from tutti.reports.figures.base import (
     in_rows,
     names,
     number,
-    pick,
     repeated,
     table,
     upwards,
@@ -32,15 +31,8 @@ MOST_METRICS: Final = 3
 _OF_PLACE: Final = ("way", "repeat", "epoch", "seconds")
 
 
-def left_out(results: Results) -> list[str]:
-    """Name the ways without a line: they have no validation part, and others have one."""
-    known = {row.combination.name: run.validated for row, _, run in results.each()}
-    without = [way for way, validated in known.items() if not validated]
-    return [f"Without a validation part: {', '.join(without)}."] if 0 < len(without) < len(known) else []
-
-
 @part("progress")
-@figure(10, "Learning, against time and against epochs", left_out)
+@figure(10, "Learning, against time and against epochs")
 def progress(results: Results) -> Picture:
     """Metrics and loss against time and epochs: on the validation part, where there is one."""
     validated = any(run.validated for _, _, run in results.each())
@@ -83,19 +75,8 @@ def progress(results: Results) -> Picture:
     return in_rows(panels, "way")
 
 
-def missed(results: Results) -> list[str]:
-    """Name the ways that did not reach the target every time."""
-    target, found = results.comparison.target or 0.0, []
-    for row in results.rows:
-        runs = results.runs[row.combination.folder]
-        reached = sum(run.seconds_to(target) is not None for run in runs)
-        if reached < len(runs):
-            found.append(f"{row.combination.name}: {reached} of {len(runs)} runs reached it.")
-    return found
-
-
 @part("time-to-target")
-@figure(20, "Time to the target", missed)
+@figure(20, "Time to the target")
 def to_target(results: Results) -> Picture:
     """Seconds until the target was reached: each repeat, and the median where all of them reached it."""
     target = results.comparison.target
@@ -108,30 +89,3 @@ def to_target(results: Results) -> Picture:
 
     title = f"seconds to {100 * target:g} % of the validation part right"
     return repeated(results, title, seconds, lambda row, _: row.to_target)
-
-
-@part("trade")
-@figure(130, "Accuracy against throughput")
-def trade(results: Results) -> Picture:
-    """Accuracy against throughput: the upper right corner is the best."""
-    data: Data = [
-        {
-            "way": row.combination.name,
-            "samples/s": row.samples_per_s,
-            "accuracy": row.accuracy,
-            "seconds": row.seconds,
-        }
-        for row in results.rows
-        if row.accuracy is not None
-    ]
-    if not data:
-        return None
-    numbers = [number("samples/s", "samples/s"), number("accuracy", "accuracy"), number("seconds", "s")]
-    return chart(
-        data,
-        alt.MarkDef("point", filled=True, size=120),
-        coloured("way", names(results), data),
-        x=alt.X("samples/s:Q"),
-        y=upwards(data, "accuracy", "accuracy"),
-        tooltip=["way:N", *numbers],
-    ).add_params(pick("way"))

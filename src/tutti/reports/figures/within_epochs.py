@@ -8,7 +8,7 @@ from typing import Final
 
 import altair as alt
 
-from tutti.records.run import PointRecord
+from tutti.records.run import Evaluation
 from tutti.registry import part
 from tutti.reports.figures.base import Data, Picture, chart, coloured, figure, in_rows, number, upwards
 from tutti.reports.results import Results
@@ -17,7 +17,7 @@ from tutti.reports.runs import Run
 FEWEST: Final = 3
 """The points below which epochs alone tell as much."""
 
-TRAINING: Final = "training, since the point before"
+TRAINING: Final = "training, of the epoch so far"
 VALIDATION: Final = "validation, after an epoch"
 
 
@@ -46,51 +46,20 @@ def _panel(rows: Data, name: str, colours: dict[str, object]) -> Picture:
 
 
 def _training(run: Run) -> Iterator[dict[str, object]]:
-    """Yield loss and accuracy of the samples between two points, each at its time of training."""
+    """Yield loss and accuracy of the epoch so far, each at its time of training."""
     begins = [0.0, *accumulate(run.epoch_seconds)]
-    before: PointRecord | None = None
     for point in run.points:
-        if point.epoch > len(begins):
-            return
-        if before is None or before.epoch != point.epoch:
-            before = None
-        figures = _since(before, point)
-        if figures is not None:
-            yield {
-                "of": TRAINING,
-                "epoch": point.epoch,
-                "seconds": round(begins[point.epoch - 1] + point.seconds, 3),
-                **figures,
-            }
-        before = point
-
-
-def _since(before: PointRecord | None, point: PointRecord) -> dict[str, float] | None:
-    """Return the means over the samples between two points; None if there are none."""
-    seen, known = point.train, 0 if before is None else before.train.samples
-    count = seen.samples - known
-    if count < 1:
-        return None
-    found = {"loss": seen.loss, **{name: value for name, value in seen.metrics.items() if name == "accuracy"}}
-    if before is None:
-        return found
-    earlier = {"loss": before.train.loss, **before.train.metrics}
-    return {
-        name: (value * seen.samples - earlier[name] * known) / count
-        for name, value in found.items()
-        if name in earlier
-    }
+        if point.epoch <= len(begins):
+            yield _row(TRAINING, point.epoch, begins[point.epoch - 1] + point.seconds, point.train)
 
 
 def _validation(run: Run) -> Iterator[dict[str, object]]:
     """Yield loss and accuracy on the validation part after each epoch, at the end of its training."""
     for record, seconds in zip(run.history, accumulate(run.epoch_seconds), strict=True):
         if record.validation is not None:
-            metrics = {name: value for name, value in record.validation.metrics.items() if name == "accuracy"}
-            yield {
-                "of": VALIDATION,
-                "epoch": record.epoch,
-                "seconds": round(seconds, 3),
-                "loss": record.validation.loss,
-                **metrics,
-            }
+            yield _row(VALIDATION, record.epoch, seconds, record.validation)
+
+
+def _row(of: str, epoch: int, seconds: float, found: Evaluation) -> dict[str, object]:
+    metrics = {name: value for name, value in found.metrics.items() if name == "accuracy"}
+    return {"of": of, "epoch": epoch, "seconds": round(seconds, 3), "loss": found.loss, **metrics}
