@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import tutti
-from tests.forked import ForkedRanks
 from tests.run.test_predict import trained
 from tutti.cli.main import main
 from tutti.errors import BadModel
 from tutti.exports.programs import PROGRAMS
 from tutti.exports.programs.base import write_program
-from tutti.exports.programs.torch_export import TorchProgram
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -86,26 +83,3 @@ def test_what_computes_something_else_is_refused_and_nothing_is_left(
     with pytest.raises(BadModel, match=said):
         write_program(tmp_path / "a.pt2", PROGRAMS["torch-export"], Own(random).eval(), {})
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("kind", ["onnx", "torch-export"])
-def test_a_model_that_looks_at_its_inputs_is_refused_in_a_sentence(
-    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(BadModel, match=r"\(it chooses what to compute by the values of its inputs"):
-        write_program(tmp_path / "a", PROGRAMS[kind], Own(random=False).eval(), {})
-    assert capfd.readouterr() == ("", "")
-
-
-def test_unknown_forms_are_named_with_all_there_are(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(run), "--to", "onx"]) == 2
-    assert "did you mean 'onnx'" in capsys.readouterr().err
-
-
-def test_a_file_that_finds_no_room_is_an_error_of_the_system(tmp_path: Path) -> None:
-    def write(_: object) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        TorchProgram.write(tmp_path / "a.pt2", nn.Linear(200, 200).eval(), torch.randn(3, 200), {})
-
-    with ForkedRanks(lambda rank: rank, [0]) as ranks, pytest.raises(OSError, match="File too large"):
-        ranks.run(write)
