@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from tutti.records.json_lines import append_line, decode, to_json
+from tutti.records.json_lines import append_line
 from tutti.records.run_folder import RunFolder
 from tutti.records.usage import RankUsage, UsageRecord
 
@@ -20,16 +15,6 @@ RECORD = UsageRecord(
     [98.0, 3.5],
     [RankUsage(0, 123_456_789, 99.5, "running"), RankUsage(1, None, 0.0, "gone")],
 )
-
-
-def test_a_sample_survives_json() -> None:
-    assert decode(UsageRecord, json.loads(to_json(RECORD))) == RECORD
-
-
-def test_a_line_has_the_names_that_readers_of_the_file_rely_on() -> None:
-    values = json.loads(to_json(RECORD))
-    assert list(values) == ["time", "host", "cores", "ranks"]
-    assert values["ranks"][0] == {"rank": 0, "pss": 123_456_789, "cpu": 99.5, "state": "running"}
 
 
 def test_the_samples_of_all_hosts_come_in_the_order_of_time(tmp_path: Path) -> None:
@@ -50,19 +35,3 @@ def test_a_cut_off_sample_is_left_out_and_reported(tmp_path: Path) -> None:
     found = RunFolder(tmp_path).usage()
     assert found.records == [RECORD]
     assert found.damage == [f"line 2 of {path} is cut off; it was left out"]
-
-
-@pytest.mark.parametrize("line", ["[]", "{}", '{"time": 1, "host": "a", "cores": 3, "ranks": []}'])
-def test_a_line_that_is_no_sample_is_reported(tmp_path: Path, line: str) -> None:
-    RunFolder(tmp_path).usage_file().write_text(line + "\n")
-    assert len(RunFolder(tmp_path).usage().damage) == 1
-
-
-def test_a_run_without_samples_has_none(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path).usage().records == []
-
-
-def test_usage_needs_neither_torch_nor_numpy_nor_psutil() -> None:
-    unwanted = "{'torch', 'numpy', 'mpi4py', 'psutil'}"
-    program = f"import sys, tutti.records.usage; sys.exit(bool({unwanted} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
