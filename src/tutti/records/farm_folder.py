@@ -3,7 +3,6 @@
     farm.json             what the farm was asked, and its jobs: `FarmPlan`
     splits.npz            the rows of each fold
     data.npz              the data, where they were given as arrays
-    code.json             digests of the user's code that it was begun with, by name
     block                 the ranks of each job, in all launches: results depend on it
     threads               how many each rank has, in all launches: results depend on it in their last bits
     launches/, claims     who works on it, on which job, and what happens: `tutti.records.launches`
@@ -24,7 +23,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.files import make_file, refusing, replace_file, unfinished_file
@@ -40,20 +39,16 @@ from tutti.records.json_lines import (
 )
 from tutti.records.launches import EVENTS, USAGE, Launch, all_launches
 from tutti.records.run_folder import ERROR, RunFolder
-from tutti.records.untrusted import parse_json
 
 FARM: Final = "farm.json"
 SPLITS: Final = "splits.npz"
 DATA: Final = "data.npz"
 BLOCK: Final = "block"
-CODE: Final = "code.json"
 THREADS: Final = "threads"
 JOBS: Final = "jobs"
 
 VERSION: Final = 1
 """The version of the files of a farm that this program writes."""
-
-T = TypeVar("T")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@.-]*")
 
@@ -183,18 +178,17 @@ class FarmFolder:
         """The file with the rows of each fold."""
         return self.path / SPLITS
 
-    def settle(self, what: str, wanted: T) -> T:
-        """Return what the first launch has decided, such as `THREADS`: `wanted`, if that is this one."""
+    def settle(self, what: str, wanted: int) -> int:
+        """Return the number that the first launch has decided, `THREADS` or `BLOCK`: `wanted`, if that is this."""
         with refusing(self.path):
-            if make_file(self.path / what, to_json(wanted).encode() + b"\n"):
-                return wanted
-        return cast("T", self.settled(what))
+            mine = make_file(self.path / what, f"{wanted}\n".encode())
+        return wanted if mine else self.settled(what) or wanted
 
-    def settled(self, what: str) -> Any:
-        """Return what the first launch has decided; None: none has yet."""
+    def settled(self, what: str) -> int | None:
+        """Return the number that the first launch has decided; None: none has yet."""
         path = self.path / what
         try:
-            return parse_json(path.read_bytes())
+            return int(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
