@@ -179,7 +179,7 @@ class FarmFolder:
         return self.path / SPLITS
 
     def settle(self, what: str, wanted: int) -> int:
-        """Return the number that the first launch has decided, `THREADS` or `BLOCK`: `wanted`, if that is this."""
+        """Return what the first launch has decided, `THREADS` or `BLOCK`: `wanted`, if this is it."""
         with refusing(self.path):
             mine = make_file(self.path / what, f"{wanted}\n".encode())
         return wanted if mine else self.settled(what) or wanted
