@@ -117,7 +117,7 @@ class MemoryPlace:
         self._write(_FILES + number, json.dumps({**files, _NUMBER: self.copies_taken + 1}).encode())
 
     def write_last_copy(self, folder: Path, keep: int) -> int | None:
-        """Write the last copy as a checkpoint, if no rank goes on from it and the disk has none so late."""
+        """Write the last copy as a checkpoint, unless the disk has one as late; return its step."""
         described = self.described()
         if not described:
             return None
