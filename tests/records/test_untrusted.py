@@ -1,4 +1,4 @@
-"""Folders of somebody else: nothing is written through links, and texts are safe to print."""
+"""Texts of somebody else are safe to print; records have the user's permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of life: written whole, read whole, and what becomes of those that cannot be read."""
+"""Records of a run that is under way: heartbeats of its ranks, samples of its hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tutti.records.heartbeat import TRAINING, Heartbeat
+from tutti.records.json_lines import append_line
 from tutti.records.run_folder import RunFolder
+from tutti.records.usage import RankUsage, UsageRecord
 
 BEAT = Heartbeat(
     rank=1,
@@ -50,3 +52,12 @@ def test_a_sign_that_is_cut_off_is_left_out_and_reported(run: Path, text: str) -
     assert found.records == [BEAT]
     assert len(found.damage) == 1
     assert str(path) in found.damage[0]
+
+
+def test_the_samples_of_all_hosts_come_in_the_order_of_time(tmp_path: Path) -> None:
+    ranks = [RankUsage(0, 123_456_789, 99.5, "running"), RankUsage(1, None, 0.0, "gone")]
+    for time, host in ((1.0, None), (3.0, None), (2.0, "b"), (4.0, "c")):
+        append_line(RunFolder(tmp_path).usage_file(host), UsageRecord(time, host or "a", [98.0], ranks))
+    found = RunFolder(tmp_path).usage()
+    assert [(one.time, one.host) for one in found.records] == [(1.0, "a"), (2.0, "b"), (3.0, "a"), (4.0, "c")]
+    assert (found.records[0].ranks, found.damage) == (ranks, [])
