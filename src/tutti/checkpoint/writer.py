@@ -43,7 +43,7 @@ class Writer:
             self._connection.send(order)
 
     def poll(self, timeout_s: float | None = 0.0) -> WriterAnswer | None:
-        """Return the outcome of the order, once; None: there is none yet, or nothing was ordered."""
+        """Return the outcome of the order, once; None: there is none yet. No limit: wait."""
         if self._step is None or self._connection is None or not self._connection.poll(timeout_s):
             return None
         step, self._step = self._step, None

@@ -104,6 +104,6 @@ def damaged(path: Path, error: Exception) -> BadData:
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
-    """Read what an NPY file begins with: its shape, whether it is in Fortran's order, and its type."""
+    """Read shape, whether it is in Fortran's order, and type of an NPY file; None: of a rare version."""
     reader = _NPY_HEADERS.get(read_magic(file))
     return None if reader is None else reader(file)

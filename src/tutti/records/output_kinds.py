@@ -38,7 +38,10 @@ class Kind(Enum):
         return special.expit(wide) if self is Kind.FLAGS else wide
 
     def classes(self, values: Array, classes: int | None) -> NDArray[np.int64]:
-        """Return the class that values mean: the largest, or the nearest to a single one."""
+        """Return the class that values mean: the largest, or the nearest to a single one.
+
+        Without a number of classes each value stands for a label of 0 or 1 of its own.
+        """
         single = values.ndim < 2 or values.shape[1] == 1
         if self is Kind.CLASSES or (classes is not None and not single):
             found: NDArray[np.int64] = values.argmax(1)

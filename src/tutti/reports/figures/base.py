@@ -176,7 +176,7 @@ def repeated(
     values: Callable[[Run], Sequence[float]],
     middle: Callable[[Row, Sequence[float]], float | None] = lambda _, found: median(found),
 ) -> Picture:
-    """Draw a bar for each way to train, and a tick for each single value."""
+    """Draw a tick for each single value, and a bar for each way to train where `middle` gives its length."""
     ticks: Data = [
         {"way": row.combination.name, "repeat": repeat + 1, "value": value}
         for row, repeat, run in results.each()
