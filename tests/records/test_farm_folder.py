@@ -29,7 +29,7 @@ def test_a_farm_is_begun_once_and_taken_up_with_the_same_plan_alone(tmp_path: Pa
     # A newer version has an option more, which is left at none.
     newer = {name: {**one, "news": None} for name, one in JOBS.items()}
     assert FarmFolder.begin(path, "cv", QUESTION, newer, resume=True).path == path
-    with pytest.raises(BadOption, match=r"another farm: folds is 3 \(was 5\); group-by is sex \(was None\)"):
+    with pytest.raises(BadOption, match=r"another farm: folds is 3 \(was 5\); group-by is sex \(was none\)"):
         FarmFolder.begin(path, "cv", {**QUESTION, "folds": 3, "group-by": "sex"}, JOBS, resume=True)
     with pytest.raises(BadOption, match="it is of 'cv', not 'tune'"):
         FarmFolder.begin(path, "tune", QUESTION, JOBS, resume=True)

@@ -306,9 +306,10 @@ def differences(before: FarmPlan, now: FarmPlan) -> list[str]:
         return [f"it is of '{before.kind}', not '{now.kind}'"]
     # As it would be read again: a tuple is a list then.
     now = parse_record(to_json(now), FarmPlan)
+    asked, known = now.question, before.question
     found = [
-        f"{name.replace('_', '-')} is {now.question.get(name)} (was {before.question.get(name)})"
-        for name in _other_options(before.question, now.question)
+        f"{name.replace('_', '-')} is {_shown(asked.get(name))} (was {_shown(known.get(name))})"
+        for name in _other_options(known, asked)
     ]
     for job in sorted({*before.jobs, *now.jobs}):
         other = _other_options(before.jobs.get(job, {}), now.jobs.get(job, {}))
@@ -320,3 +321,7 @@ def differences(before: FarmPlan, now: FarmPlan) -> list[str]:
 def _other_options(before: Json, now: Json) -> list[str]:
     """Return the options in which two configurations differ; a missing one is none."""
     return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
