@@ -98,7 +98,7 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
         hooks=Hooks(trace=trace),
     )
     if side == "off":
-        trainer._stages = trainer._gradient._stages = blind(StageTimer)
+        trainer._work.stages = trainer._gradient._stages = blind(StageTimer)
         worker.updating = Blind()
     comm.barrier()
     (record,) = trainer.fit()

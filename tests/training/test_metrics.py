@@ -19,7 +19,7 @@ from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, fitted, named_metrics
 from tutti.training.precision import Arithmetic
-from tutti.training.reading import predicted
+from tutti.training.targets import predicted
 
 FP64 = Arithmetic(precision="fp64")
 GENERATOR = torch.Generator().manual_seed(0)
@@ -47,12 +47,6 @@ def test_metrics_are_those_of_scikit_learn() -> None:
     assert mae == pytest.approx(mean_absolute_error(targets, numbers))
 
 
-def test_accuracy_of_one_logit_is_whether_it_is_positive() -> None:
-    outputs = torch.tensor([[1.0], [-2.0], [0.5]])
-    assert METRICS["accuracy"].sum(outputs, torch.tensor([1, 0, 0])).item() == 2
-    assert METRICS["accuracy"].sum(outputs[:, 0], torch.tensor([1.0, 0.0, 0.0])).item() == 2
-
-
 @pytest.mark.parametrize("loss", ["mse", "l1"])
 def test_a_single_output_that_approaches_the_class_number_means_the_nearest_class(loss: str) -> None:
     inputs = torch.tensor([[0.1], [0.4], [0.6], [1.2], [2.2], [-3.0]])
@@ -65,12 +59,6 @@ def test_a_single_output_that_approaches_the_class_number_means_the_nearest_clas
     )
     assert found[0].metrics == {"accuracy": pytest.approx(5 / 6)}
     assert found[0].confusion == [[2, 0, 0], [1, 2, 0], [0, 0, 1]]
-
-
-def test_scores_of_several_classes_mean_the_largest_under_any_loss() -> None:
-    data = data_set(LABELS)
-    (metric,) = named_metrics("accuracy", named_loss("mse", data), data)
-    assert metric.sum(SCORES, LABELS).item() == METRICS["accuracy"].sum(SCORES, LABELS).item()
 
 
 def test_accuracy_of_maps_is_a_mean_for_each_sample() -> None:
@@ -305,14 +293,6 @@ def test_looking_at_a_tally_changes_no_bit_of_its_sums() -> None:
         assert seen.here().samples == seen.samples
         unseen.add(0.1, batch, wanted)
     assert seen.here() == unseen.here()
-
-
-def test_a_tally_keeps_few_outputs_in_memory() -> None:
-    tally = tally_of("accuracy")
-    for _ in range(100):
-        tally.add(0.0, torch.zeros(1000, 10), torch.zeros(1000, dtype=torch.int64))
-    assert tally._pending < 1 << 17
-    assert tally.here().samples == 100_000
 
 
 def test_predictions_of_no_known_class_have_their_own_column() -> None:

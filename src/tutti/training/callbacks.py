@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from tutti.load_object import load_object
 from tutti.object_state import has_state_dict, load_state_of, state_of
 from tutti.records.run import EpochRecord
 from tutti.state import Values
+from tutti.terminal import warn_on_stderr
 
 
 @dataclass
@@ -93,13 +93,7 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of a run on one rank.
-
-    Args:
-        given: objects, or names of them or of their classes.
-        comm: the ranks that train.
-        model: what they train.
-        resize: asks for another number of workers, on rank 0; None: there is nobody to ask.
+    """The callbacks of a run on one rank: objects, or names of them or of their classes.
 
     Raises:
         UserError: a name finds nothing, or an object is no callback.
@@ -176,11 +170,7 @@ class Callbacks:
             self._course.stop(reason)
 
     def state(self) -> Values:
-        """Return the states of those that have one.
-
-        Raises:
-            BadOption: one has something that no checkpoint can have.
-        """
+        """Return the states of those that have one."""
         return {name: state_of(one, name) for name, one in self._lasting()}
 
     def load_state(self, values: Values) -> None:
@@ -197,7 +187,16 @@ class Callbacks:
 
     def attributes(self) -> list[bytes | None]:
         """Return what each of the caller's objects has become, pickled; None if it cannot be."""
-        return [_pickled(one, warns=self._comm.rank == 0) for one in self._given]
+        found: list[bytes | None] = []
+        for one in self._given:
+            try:
+                found.append(bytes(cloudpickle.dumps(vars(one))))
+            except Exception as error:
+                found.append(None)
+                if self._comm.rank == 0:
+                    name = type(one).__name__
+                    warn_on_stderr(f"what the callback {name} has noted stays on rank 0: {error}")
+        return found
 
 
 def _found(one: object) -> Callback:
@@ -208,17 +207,3 @@ def _found(one: object) -> Callback:
         name = one if isinstance(one, str) else type(one).__name__
         raise BadOption(f"'{name}' is no callback; derive its class from tutti.Callback")
     return found
-
-
-def _pickled(one: Callback, warns: bool) -> bytes | None:
-    try:
-        return bytes(cloudpickle.dumps(vars(one)))
-    except Exception as error:
-        if warns:
-            print(
-                f"tutti: warning: what the callback {type(one).__name__} has noted stays on rank 0 and is "
-                f"lost, as it cannot be pickled: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-        return None

@@ -97,13 +97,9 @@ class GraphedPass:
         batches.take = lambda positions: (positions, positions)
 
     def __call__(self, batch: Batch) -> Computed:
-        """Add the gradient of a batch, weighted by its share of the update.
+        """Add the gradient of a batch of positions, weighted by its share of the update.
 
-        Args:
-            batch: with positions of shape (samples,), int64, in place of inputs and targets.
-
-        Returns:
-            The loss, a scalar that the next batch overwrites; the outputs, and the targets.
+        The next batch overwrites the loss that this returns.
 
         Raises:
             BadModel: the model cannot be recorded.

@@ -16,27 +16,22 @@ from tutti.comm.base import Communicator
 from tutti.object_state import as_values, from_values
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Values
+from tutti.terminal import warn_on_stderr
+from tutti.training.callbacks import Callbacks
+from tutti.training.evaluation import load_buffers, named_buffers
 
 OF_TORCH: Final = frozenset(vars(nn.Module())) | {"_opt_called", "_step_count"}
 """The attributes that torch gives any module or optimizer."""
 
 
 class ModuleState:
-    """The extra states of a model's modules.
-
-    Args:
-        module: the model, before it is trained.
-    """
+    """The extra states of a model's modules."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def extra(self) -> Values:
-        """Return the extra state of each module that gives one, by name; the tensors are live.
-
-        Raises:
-            BadOption: one has something that no checkpoint can have.
-        """
+        """Return the extra state of each module that gives one, by name; the tensors are live."""
         return {
             name: as_values(one.get_extra_state(), f"the extra state of '{name}'")
             for name, one in self._with_extra_state()
@@ -66,12 +61,7 @@ class ModuleState:
 
 
 class PlainAttributes:
-    """The numbers, texts and tensors in attributes of a model and an optimizer that no state has.
-
-    Args:
-        module: the model, before it is trained.
-        optimizer: the user's.
-    """
+    """The numbers, texts and tensors in attributes of a model and an optimizer that no state has."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._module, self._optimizer = module, optimizer
@@ -96,6 +86,48 @@ class PlainAttributes:
                 yield from _marks_of(one, f"{name}." if name else "")
         if not is_parameterwise(self._optimizer):
             yield from _marks_of(self._optimizer, f"{type(self._optimizer).__name__}.")
+
+
+class Remembered:
+    """What model, loss, optimizer and callbacks hold besides weights, the model's buffers and `state`."""
+
+    def __init__(
+        self, module: nn.Module, loss: object, optimizer: Optimizer, callbacks: Callbacks | None
+    ) -> None:
+        # Of a loss that is a function there is nothing to remember.
+        self._loss = loss if isinstance(loss, nn.Module) else nn.Module()
+        self._states = ModuleState(module), ModuleState(self._loss)
+        self._attributes: PlainAttributes | None = PlainAttributes(module, optimizer)
+        self._callbacks = callbacks
+
+    def share(self, comm: Communicator) -> None:
+        """Give all ranks rank 0's extra states (collective); warn, once, of attributes that no state has."""
+        for state in self._states:
+            state.share_extra(comm)
+        if self._attributes is not None and (text := self._attributes.warning()) is not None:
+            self._attributes = None
+            if comm.rank == 0:
+                warn_on_stderr(text)
+
+    def state(self) -> Values:
+        """Return the extra states of model and loss, the loss's buffers, and the states of callbacks.
+
+        Raises:
+            BadOption: one has something that no checkpoint can have.
+        """
+        return {
+            "extra": [state.extra() for state in self._states],
+            "buffers": named_buffers(self._loss),
+            "callbacks": {} if self._callbacks is None else self._callbacks.state(),
+        }
+
+    def load_state(self, values: Values) -> None:
+        """Go on from an earlier state."""
+        for state, extra in zip(self._states, values["extra"], strict=True):
+            state.load_extra(extra)
+        load_buffers(self._loss, values["buffers"])
+        if self._callbacks is not None:
+            self._callbacks.load_state(values["callbacks"])
 
 
 def _marks_of(owner: object, prefix: str) -> Iterator[tuple[str, object]]:

@@ -16,9 +16,8 @@ from tutti.batch_last.compiler import kernels
 from tutti.batch_last.functions import VECTOR_BYTES
 from tutti.batch_last.mode import BatchLast
 from tutti.data.columns import Inputs, mapped
-from tutti.errors import BadOption
+from tutti.errors import BadModel, BadOption
 from tutti.training import of_keras
-from tutti.training.outputs import the_output
 
 CONTIGUOUS: Final = "contiguous"
 """The layout that tensors have unless one is chosen."""
@@ -117,20 +116,12 @@ class Arithmetic:
         return self._placed(targets)
 
     def forward(self, module: Callable[..., object], inputs: Inputs) -> Tensor:
-        """The output of `module`, in fp32 or fp64 so that loss and metrics are computed in full precision.
-
-        Raises:
-            BadModel: it is not known which of the tensors that the module returns is the output.
-        """
+        """Return the output of `module`, in fp32 or fp64: loss and metrics are computed in full precision."""
         found = self.call(module, inputs)
         return found if isinstance(found, Tensor) and found.dtype not in _SHORT else self.output(found)
 
     def output(self, outputs: object) -> Tensor:
-        """The output among all that a model returned, in fp32 or fp64.
-
-        Raises:
-            BadModel: it is not known which it is.
-        """
+        """Return the output among all that a model returned, in fp32 or fp64; see `the_output`."""
         found = outputs if isinstance(outputs, Tensor) else the_output(outputs)
         return found.float() if found.dtype in _SHORT else found
 
@@ -223,6 +214,34 @@ def _no_gpu() -> str:
     if visible is not None:
         return f"the environment has CUDA_VISIBLE_DEVICES='{visible}'; unset that"
     return "there is none, or no driver for it; see what nvidia-smi and 'tutti doctor' say"
+
+
+def the_output(outputs: object) -> Tensor:
+    """Return the output among all that a model returned: of it losses and metrics by name are computed.
+
+        a tensor                          itself
+        an object with `logits`           these, as of Hugging Face's models
+        a dict                            its "logits", or else its "output"
+        a tuple or a list                 its first element
+
+    Raises:
+        BadModel: nobody can know which it is.
+    """
+    found = outputs
+    if isinstance(outputs, Mapping):
+        found = outputs.get("logits", outputs.get("output"))
+    elif isinstance(getattr(outputs, "logits", None), Tensor):
+        found = outputs.logits  # type: ignore[attr-defined]
+    elif isinstance(outputs, tuple | list) and outputs:
+        found = outputs[0]
+    if isinstance(found, Tensor):
+        return found
+    keys = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
+    raise BadModel(
+        f"the model returns a {type(outputs).__name__}{keys}, and which tensor of it is the output is not "
+        "known; return a tensor, a tuple that begins with it, or a dict or an object that has it as 'logits' "
+        "or 'output'"
+    )
 
 
 FP32 = Arithmetic()

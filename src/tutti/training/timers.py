@@ -1,19 +1,28 @@
-"""A rank's time by stage: all of it, from one look at the clock to the next, belongs to one stage."""
+"""A rank's work and its time by stage: from one look at the clock to the next, all belongs to one stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from time import perf_counter
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
-from tutti.records.run import STAGES
+import numpy as np
+
+from tutti.comm.base import Communicator
+from tutti.records.run import STAGES, RankRecord
 from tutti.records.trace import Trace
+from tutti.state import Values
 from tutti.strategies.measurements import Stopwatch, Traffic
 
 EXCHANGE: Final = "exchange"
 """A lap to be divided into wait, reduce and update."""
+
+MOST: Final = 4096
+"""The steps of an epoch whose arrivals are compared, the first ones."""
 
 _TRIALS: Final = 5
 _LAPS: Final = 100
@@ -34,12 +43,12 @@ class StageTimer:
         self._looks, self.last = 0, clock()
 
     def start(self) -> float:
-        """Count the time since the last lap for no stage; returns the time."""
+        """Count the time since the last lap for no stage; return the time."""
         self.last = self._clock()
         return self.last
 
     def lap(self, stage: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
-        """Count the time since the last lap for `stage`, or for an exchange; returns the time.
+        """Count the time since the last lap for `stage`, or for an exchange; return the time.
 
         Args:
             stage: what all of it belongs to, but for
@@ -79,15 +88,87 @@ class StageTimer:
         self._seconds.update(seconds)
 
     def take(self, look_s: float) -> tuple[dict[str, float], float]:
-        """The seconds by stage, and how many of them the looks at the clock took, at `look_s` each."""
+        """Return the seconds by stage, and how many of them the looks at the clock took, at `look_s` each."""
         taken = {stage: self._seconds[stage] for stage in STAGES}
         measuring_s = self._looks * look_s
         self._seconds, self._looks = dict.fromkeys(self._seconds, 0.0), 0
         return taken, measuring_s
 
 
+class RankWork:
+    """The work of this rank since its last record.
+
+    A delay of one worker hides in the exchange, where all others wait for it. So each notes how long it takes
+    from the end of one exchange to the beginning of the next one, and at the end of an epoch they compare:
+
+        rank 0   own 1 │ exchange ....... │ own 2 │ exchange ....... │      last in  0 of 2 steps
+        rank 1   own 1          │ exchange│ own 2          │ exchange│      last in  2 of 2
+
+    Args:
+        clock: of all times.
+        traffic: of the worker.
+
+    Attributes:
+        stages: its seconds by stage.
+        steps: that it has made.
+    """
+
+    def __init__(self, clock: Callable[[], float], traffic: Traffic) -> None:
+        self.stages, self.steps = StageTimer(clock), 0
+        self._look_s, self._traffic = look_s(clock), traffic
+        self._own_s = array("f")
+
+    def note_arrival(self, own_s: float) -> None:
+        """Note the seconds from the end of an exchange to the beginning of the next one."""
+        if len(self._own_s) < MOST:
+            self._own_s.append(own_s)
+
+    def records(self, samples: int, left_out: int, comm: Communicator) -> list[RankRecord]:
+        """Return the records of all ranks, and count from zero again (collective).
+
+        Args:
+            samples: that this rank has computed.
+            left_out: its gradients that were not finite.
+            comm: the ranks.
+        """
+        stages, measuring_s = self.stages.take(self._look_s)
+        figures = self._traffic.take().figures()
+        mine = RankRecord(self.steps, samples, stages, measuring_s, **figures, left_out=left_out)
+        found = comm.all_gather_objects((mine, self._own_s.tobytes()))
+        self.steps, self._own_s = 0, array("f")
+        return compared(cast("list[tuple[RankRecord, bytes]]", found))
+
+    def state(self) -> Values:
+        """Return what is not in a record yet."""
+        return {"steps": self.steps, "stages": self.stages.seconds(), "traffic": self._traffic.values()}
+
+    def load_state(self, values: Values) -> None:
+        """Count on from an earlier state of this rank."""
+        self.steps = values["steps"]
+        self.stages.load(values["stages"])
+        self._traffic.load(values["traffic"])
+
+
+def compared(ranks: Sequence[tuple[RankRecord, bytes]]) -> list[RankRecord]:
+    """Complete the records of an epoch by who came last, and how long each took.
+
+    Args:
+        ranks: for each its record, and the seconds from exchange to exchange, as float32.
+    """
+    steps = min(len(taken) for _, taken in ranks) // array("f").itemsize
+    if len(ranks) < 2 or not steps:
+        return [record for record, _ in ranks]
+    seconds = np.stack([np.frombuffer(taken, np.float32, steps) for _, taken in ranks])
+    last = np.bincount(seconds.argmax(0), minlength=len(ranks)).tolist()
+    usual = np.median(seconds, axis=1).tolist()
+    return [
+        replace(record, compared=steps, last=count, own_s=own)
+        for (record, _), count, own in zip(ranks, last, usual, strict=True)
+    ]
+
+
 def look_s(clock: Callable[[], float]) -> float:
-    """The cost of a lap in seconds: the best of some trials. Of the real clock they are made once."""
+    """Return the cost of a lap in seconds: the best of some trials. Of the real clock they are made once."""
     return _look_at_real_clock_s() if clock is perf_counter else _measure_look_s(clock)
 
 
