@@ -336,14 +336,6 @@ def test_each_position_counts_where_samples_have_several_labels() -> None:
     assert found.loss == pytest.approx(functional.cross_entropy(scores, labels).item(), rel=1e-12)
 
 
-def test_a_plain_mean_costs_nothing() -> None:
-    assert not named_loss("cross_entropy", dataset(blobs(10))).weighed
-    assert not named_loss(nn.CrossEntropyLoss(label_smoothing=0.1), dataset(blobs(10))).weighed
-    # torch divides a mean over probabilities by the number of samples, whatever the classes weigh.
-    shares = Part(torch.zeros(3, 12), torch.full((3, 4), 0.25))
-    assert not named_loss(nn.CrossEntropyLoss(weight=WEIGHTS), dataset(shares)).weighed
-
-
 def test_a_loss_of_some_samples_alone_says_how_many_they_are() -> None:
     def masked(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, targets, reduction="none")[targets > 0]

@@ -124,18 +124,6 @@ def test_what_is_computed_again_for_the_backward_pass_draws_the_same(reentrant: 
     assert torch.equal(inputs.grad, twice.detach())
 
 
-def test_what_is_no_batch_of_the_pass_draws_from_torchs_generator() -> None:
-    for layer, shape in ((nn.Dropout(), (3, 50)), (nn.Dropout1d(), (4, 50)), (nn.Dropout3d(), (4, 50, 2, 2))):
-        found = []
-        with drawn_by_sample(layer, 0) as masks:
-            masks.begin(0, torch.arange(4))
-            for _ in range(2):
-                torch.manual_seed(3)
-                found.append(layer(torch.ones(shape)))
-        torch.manual_seed(3)
-        assert all(torch.equal(one, found[0]) for one in (*found, layer(torch.ones(shape))))
-
-
 def test_a_layer_can_be_copied_and_sent_and_is_torchs_own_again_afterwards() -> None:
     module = nn.Sequential(nn.Linear(6, 6), nn.Dropout(inplace=True))
     inputs = torch.ones(9, 6)

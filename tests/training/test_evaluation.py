@@ -18,7 +18,6 @@ from tutti.replica import Replica
 from tutti.run.summary_lines import evaluation
 from tutti.training.evaluation import (
     Objective,
-    Tally,
     average_buffers,
     evaluate,
     evaluating,
@@ -136,11 +135,3 @@ def test_buffers_that_a_module_sets_later_are_loaded_too() -> None:
     assert all(torch.equal(after.state_dict()[name], value) for name, value in kept.items())
     after[0].mean.add_(1)
     assert before[0].mean.tolist() == [1, 2]
-
-
-def test_a_mixed_sample_counts_as_the_class_with_the_largest_share_without_a_matrix_too() -> None:
-    tally = Tally(Objective(LOSSES["cross_entropy"], (METRICS["accuracy"],), 3), matrix=False)
-    outputs = torch.tensor([[3.0, 2.0, 1.0], [1.0, 2.0, -1.0], [2.0, 1.0, 0.0]])
-    shares = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.3, 0.7], [0.9, 0.0, 0.1]])
-    tally.add(0.0, outputs, shares)
-    assert tally.here().metrics["accuracy"] == 2 / 3

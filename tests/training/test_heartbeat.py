@@ -15,7 +15,7 @@ import pytest
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import NotFinite
 from tutti.records.heartbeat import FAILED, FINISHED, TESTING, TRAINING, Heartbeat
-from tutti.records.run import EpochRecord, Evaluation, RankRecord
+from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
 from tutti.training import heartbeat as module
@@ -39,12 +39,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def moment(epoch: int, step: int, samples: int) -> Moment:
     return Moment(epoch, step, Evaluation(samples, 0.5), 100.0)
-
-
-def record(epoch: int, step: int, samples: int, seconds: float) -> EpochRecord:
-    times = {"validation": 1.0, "total": seconds + 1.0}
-    ranks = [RankRecord(), RankRecord(updates=10, samples=samples)]
-    return EpochRecord(epoch, step, True, Evaluation(80, 0.5), None, times, 100.0, 0.1, "now", ranks)
 
 
 def newest(run: Path) -> Heartbeat:
@@ -116,22 +110,6 @@ def wait_until_it_waits(run: Path, where: str) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_rank_goes_on_where_no_thread_can_be_started_and_has_its_last_sign(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading, "_start_new_thread", refuse)
-    monkeypatch.setattr(threading, "_start_joinable_thread", refuse, raising=False)
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart.begin(RunLength(200, 50))
-    monkeypatch.undo()
-    assert newest(run).state == FINISHED
-    said = capfd.readouterr().err
-    assert "rank 1 does not write its heartbeat: no further process can be started: raise the limit" in said
-
-
 def test_the_last_sign_of_a_rank_that_fails_says_why(run: Path) -> None:
     with pytest.raises(NotFinite), HeartbeatThread(RunFolder(run), 1):
         raise NotFinite("the loss became nan in step 7\nlower the learning rate")
@@ -151,14 +129,6 @@ def test_rates_are_of_the_time_between_two_moments(run: Path, monkeypatch: pytes
     # The five seconds with four steps each have half the weight of ten.
     assert newest(run).steps_per_s == pytest.approx(3.0)
     assert newest(run).samples_per_s == pytest.approx(60.0)
-
-
-def test_a_record_that_comes_late_does_not_set_the_rank_back(run: Path) -> None:
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart.begin(RunLength(200, 10))
-        heart.moment(moment(3, 25, 16))
-        heart.epoch(record(epoch=1, step=10, samples=40, seconds=2.0))
-    assert (newest(run).epoch, newest(run).step) == (3, 25)
 
 
 @pytest.mark.parametrize("why", [OSError(28, "No space left on device"), MemoryError(), RuntimeError("odd")])

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import csv
-import shutil
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tutti.errors import BadRunFolder, UserError
-from tutti.records.folder_lock import FolderLock
+from tutti.errors import UserError
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
 from tutti.records.run_folder import RunFolder
-from tutti.training import loggers
-from tutti.training.loggers import logger_names, loggers_of
+from tutti.training.loggers import loggers_of
 from tutti.training.loggers.base import Logbook, Logger, figures_of, hyper_parameters
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
@@ -100,17 +96,6 @@ def test_every_run_folder_has_the_history_as_json_and_as_csv(folder: RunFolder) 
     assert [float(row["stages/wait"]) for row in rows] == [0.25, 0.25]
     assert rows[0]["time"] == "2026-01-02"
     assert not (folder.path / "tensorboard").exists()
-
-
-def test_nothing_is_logged_into_a_folder_that_has_taken_the_place_of_the_run_s(folder: RunFolder) -> None:
-    with FolderLock(folder.path) as lock:
-        writing = replace(folder, lock=lock)
-        shutil.rmtree(folder.path)
-        RunFolder.create(folder.path, "mlp", "digits")
-        for logger in loggers_of(writing, []).values():
-            with pytest.raises(BadRunFolder):
-                logger.epoch(HISTORY[0])
-        assert [path.name for path in folder.path.iterdir()] == ["ranks"]
 
 
 def test_tensorboard_reads_the_figures_of_a_run(folder: RunFolder) -> None:
@@ -201,19 +186,6 @@ def test_mlflow_goes_on_with_the_run_of_a_folder_and_doubles_no_epoch(
     assert again.data.params["threads"] == "1"
 
 
-def test_the_loggers_of_a_run_that_goes_on_begin_with_its_history(folder: RunFolder) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logged(folder, "tensorboard", finished=False)
-    folder.begin_again()
-    logged(folder, "tensorboard", before=1)
-    assert folder.history().records == HISTORY
-    assert len((folder.path / "history.csv").read_text().splitlines()) == 3
-    seen = EventAccumulator(str(folder.path / "tensorboard"))
-    seen.Reload()
-    assert [(point.step, point.value) for point in seen.Scalars("train/loss")] == [(10, 0.5), (20, 0.25)]
-
-
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_the_history_of_a_run_that_goes_on_is_cut_where_that_is(folder: RunFolder, before: int) -> None:
     logged(folder)
@@ -272,22 +244,6 @@ def test_a_logger_that_fails_later_is_warned_of_once_and_the_others_go_on(
     assert said.count("warning: logger mine failed (ConnectionError: nobody is there)") == 1
     assert other.calls == 4
     assert failing.calls == (2 if where == "epoch" else 4)
-
-
-def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Have packages look as if they were not installed."""
-    find = loggers.importlib.util.find_spec
-    monkeypatch.setattr(
-        loggers.importlib.util, "find_spec", lambda name: None if name in packages else find(name)
-    )
-
-
-def test_a_server_of_mlflow_needs_no_data_base_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    hide(monkeypatch, "sqlalchemy")
-    with pytest.raises(UserError, match=r"sqlalchemy; install it with: pip install 'tutti\[mlflow\]'"):
-        logger_names("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.com")
-    assert logger_names("mlflow") == ("mlflow",)
 
 
 def test_logging_from_python_needs_a_run_folder() -> None:

@@ -19,7 +19,6 @@ from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, fitted, named_metrics
 from tutti.training.precision import Arithmetic
-from tutti.training.targets import predicted
 
 FP64 = Arithmetic(precision="fp64")
 GENERATOR = torch.Generator().manual_seed(0)
@@ -59,15 +58,6 @@ def test_a_single_output_that_approaches_the_class_number_means_the_nearest_clas
     )
     assert found[0].metrics == {"accuracy": pytest.approx(5 / 6)}
     assert found[0].confusion == [[2, 0, 0], [1, 2, 0], [0, 0, 1]]
-
-
-def test_accuracy_of_maps_is_a_mean_for_each_sample() -> None:
-    scores = torch.zeros(2, 3, 4, 4)
-    scores[:, 1] = 1.0
-    labels = torch.ones(2, 4, 4, dtype=torch.int64)
-    labels[0, 0] = 2
-    assert METRICS["accuracy"].sum(scores, labels).item() == 1.75
-    assert predicted(scores, labels).shape == labels.shape
 
 
 def test_auto_follows_targets_and_loss() -> None:
@@ -285,34 +275,10 @@ def test_a_tally_does_not_depend_on_how_samples_are_batched(batch: int) -> None:
     assert evaluation.confusion == confusion_matrix(LABELS, SCORES.argmax(1)).tolist()
 
 
-def test_looking_at_a_tally_changes_no_bit_of_its_sums() -> None:
-    outputs, targets = torch.randn(500, 1, dtype=torch.float64).exp(), torch.zeros(500, 1)
-    seen, unseen = tally_of("mae"), tally_of("mae")
-    for batch, wanted in zip(outputs.split(7), targets.split(7), strict=True):
-        seen.add(0.1, batch, wanted)
-        assert seen.here().samples == seen.samples
-        unseen.add(0.1, batch, wanted)
-    assert seen.here() == unseen.here()
-
-
 def test_predictions_of_no_known_class_have_their_own_column() -> None:
     tally = tally_of(classes=2)
     tally.add(0.0, torch.eye(4), torch.tensor([0, 1, 0, 1]))
     assert tally.here().confusion == [[1, 0, 1], [0, 1, 1]]
-
-
-def test_totals_add_up_over_ranks_even_where_one_has_nothing() -> None:
-    def program(comm):
-        tally = tally_of("accuracy", classes=10)
-        if comm.rank:
-            mine = slice((comm.rank - 1) * 250, comm.rank * 250)
-            tally.add(float(comm.rank), SCORES[mine], LABELS[mine])
-        return tally.total(comm)
-
-    first, *others = VirtualWorld(ranks=3).run(program)
-    assert all(other == first for other in others)
-    assert (first.samples, first.loss) == (500, 1.5)
-    assert first.confusion == confusion_matrix(LABELS, SCORES.argmax(1)).tolist()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tutti.records.texts import RunLength
 from tutti.replica import Replica
 from tutti.strategies import Clip, Sync
 from tutti.strategies.placement import place
-from tutti.training.evaluation import Objective, evaluate
+from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.precision import FP32, Arithmetic
@@ -205,13 +205,6 @@ def test_records_count_every_sample_and_are_alike_at_any_world_size() -> None:
             assert sum(map(sum, three.validation.confusion)) == 61
 
 
-def test_the_first_epochs_loss_is_that_of_each_update_weighted_by_its_samples() -> None:
-    (history, _), *_ = run(2, lr=1e-30, epochs=1)
-    with torch.no_grad():
-        expected = functional.cross_entropy(model()(TRAIN.inputs), TRAIN.targets).item()
-    assert history[0].train.loss == pytest.approx(expected, rel=1e-6)
-
-
 def test_steps_end_in_the_middle_of_an_epoch_and_that_part_is_recorded() -> None:
     for history, _ in run(2, steps=UPDATES + 4):
         assert [(record.step, record.complete) for record in history] == [
@@ -231,17 +224,6 @@ def test_the_scheduler_moves_after_every_update() -> None:
         pytest.approx(0.1 * (1 - 0.5 * (UPDATES - 1) / (2 * UPDATES))),
         pytest.approx(0.1 * (1 - 0.5 * (2 * UPDATES - 1) / (2 * UPDATES))),
     ]
-
-
-def test_the_last_record_is_what_an_evaluation_afterwards_finds() -> None:
-    def program(comm: Communicator) -> bool:
-        trains = trainer(comm, copy.deepcopy(module), epochs=2)
-        last = trains.fit()[-1]
-        again = evaluate(trains.replica.module, VALIDATION, comm, OBJECTIVE).total(comm)
-        return again == last.validation
-
-    module = model(norm=True)
-    assert VirtualWorld(2).run(program) == [True] * 2
 
 
 def test_the_worker_finishes_once_and_the_module_stays_in_training_mode() -> None:
@@ -338,10 +320,3 @@ def test_progress_sees_moments_epochs_and_the_end() -> None:
     run(1, steps=2, progress=notes)
     updates = [f"begin 2 {UPDATES}", "moment 1 1 20", "moment 1 2 40"]
     assert notes.calls == [*updates, "waiting for others", "validating", "epoch 1", "end"]
-
-
-def test_progress_ends_when_the_run_is_broken_off() -> None:
-    notes = Notes(broken=True)
-    with pytest.raises(KeyboardInterrupt):
-        run(1, progress=notes)
-    assert notes.calls[-1] == "end"

@@ -22,7 +22,7 @@ from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
-from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.errors import BadOption, TuttiError
 from tutti.load_object import load_object
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.replica import Memory, Replica
@@ -161,11 +161,6 @@ def test_results_that_are_under_way_come_after_a_resume(validate: str, ranks: in
     for found in VirtualWorld(ranks).run(go_on):
         assert found[:-1] == expected
         assert found[-1].loss not in [one.loss for one in expected]
-
-
-def test_a_way_to_validate_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'background'"):
-        run("backgrund", 1)
 
 
 def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> ValidationTask:
