@@ -139,7 +139,7 @@ def test_losses_take_mixed_samples_or_are_refused() -> None:
     for name in ("cross_entropy", "mse", "bce"):
         refuse_without_shares(named_loss(name, dataset), shares)
     for name in ("nll", "focal"):
-        with pytest.raises(BadOption, match=f"mixed samples have shares of classes, and loss '{name}'"):
+        with pytest.raises(BadOption, match=f"mixed samples have shares of classes, which loss '{name}'"):
             refuse_without_shares(named_loss(name, dataset), shares)
 
 

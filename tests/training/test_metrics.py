@@ -99,13 +99,13 @@ def test_bad_metrics_are_refused() -> None:
         names("accuracy,accuracy", "auto", LABELS)
     with pytest.raises(BadOption, match="not a function"):
         names([3], "auto", LABELS)
-    with pytest.raises(BadOption, match=r"give Linear\(...\)"):
+    with pytest.raises(BadOption, match="not a function"):
         names([torch.nn.Linear], "auto", LABELS)
     with pytest.raises(UnknownName, match="topK"):
         names("top0", "auto", LABELS)
     data = data_set(LABELS)
     (three,) = named_metrics(lambda outputs, targets: outputs[:3, 0], named_loss("auto", data), data)
-    with pytest.raises(BadModel, match="one value for each sample"):
+    with pytest.raises(BadModel, match="one value for each of 500 samples"):
         fitted(three, SCORES, LABELS, LABELS)
 
 
@@ -255,7 +255,7 @@ def test_a_metric_that_fails_fails_on_all_ranks() -> None:
 def test_metrics_of_classes_are_refused_for_amounts(name: str) -> None:
     with pytest.raises(BadOption, match=f"metric '{name}' compares classes"):
         names(name, "mse", torch.tensor([0.5, 2.0]))
-    with pytest.raises(BadOption, match="metric 'r2' compares amounts, but the targets are class numbers"):
+    with pytest.raises(BadOption, match="metric 'r2' compares amounts, but the targets are classes"):
         names("r2", "auto", LABELS)
 
 
