@@ -23,10 +23,9 @@ from tutti.replica import Replica
 from tutti.strategies import Clip, ParamServer, Strategy, Sync
 from tutti.strategies.placement import place
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.losses import LOSSES, Loss, LossFunction, named_loss
+from tutti.training.losses import Loss, LossFunction, named_loss
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
-from tutti.training.preflight import check_fit
 
 BATCH, EPOCHS = 20, 2
 WEIGHTS = torch.tensor([1.0, 5.0, 0.2, 0.0])
@@ -321,21 +320,6 @@ def test_evaluation_is_that_of_torch_over_what_has_a_label(ranks: int) -> None:
     assert sum(map(sum, first.confusion)) == len(right) < 67
 
 
-def test_each_position_counts_where_samples_have_several_labels() -> None:
-    scores = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(0)).double()
-    labels = scores.argmax(1)
-    labels[0], labels[1, 2:] = -100, (labels[1, 2:] + 1) % 3
-    part = Part(scores, labels)
-    loss = named_loss("cross_entropy", DataSet("tokens", part, None, None, 3, ()))
-    (found,) = VirtualWorld(1).run(
-        lambda comm: evaluate(
-            nn.Identity(), part, comm, Objective(loss, [METRICS["accuracy"]], 3), batch_size=1
-        ).total(comm)
-    )
-    assert found.metrics["accuracy"] == 18 / 20
-    assert found.loss == pytest.approx(functional.cross_entropy(scores, labels).item(), rel=1e-12)
-
-
 def test_a_loss_of_some_samples_alone_says_how_many_they_are() -> None:
     def masked(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, targets, reduction="none")[targets > 0]
@@ -343,9 +327,3 @@ def test_a_loss_of_some_samples_alone_says_how_many_they_are() -> None:
     loss = named_loss(masked, dataset(blobs(10)))
     with pytest.raises(BadOption, match="gives 2 values for 3 samples"):
         loss(torch.zeros(3, 4), torch.tensor([1, 0, 2]))
-
-
-def test_a_loss_of_pairs_is_known_as_one_after_the_check() -> None:
-    loss = named_loss(a_sum_with_its_weight, dataset(blobs(10)))
-    assert check_fit(model(), blobs(10), Objective(loss)).loss.weighed
-    assert not check_fit(model(), blobs(10), Objective(LOSSES["cross_entropy"])).loss.weighed

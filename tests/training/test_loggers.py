@@ -71,22 +71,6 @@ def logged(
         assert not finished
 
 
-def test_the_figures_of_an_epoch_are_flat_and_stages_are_summed_over_ranks() -> None:
-    assert figures_of(HISTORY[0]) == {
-        "epoch": 1.0,
-        "train/loss": 0.5,
-        "train/accuracy": 0.75,
-        "validation/loss": 0.5,
-        "validation/accuracy": 0.75,
-        "samples_per_s": 80.0,
-        "lr": 0.01,
-        "seconds/validation": 0.25,
-        "seconds/total": 1.25,
-        "stages/forward": 1.0,
-        "stages/wait": 0.25,
-    }
-
-
 def test_every_run_folder_has_the_history_as_json_and_as_csv(folder: RunFolder) -> None:
     logged(folder)
     assert folder.history().records == HISTORY

@@ -34,11 +34,6 @@ def test_auto_is_cross_entropy_for_labels_and_mse_for_numbers() -> None:
     assert named_loss("auto", NUMBERS).name == "mse"
 
 
-def test_cross_entropy_is_that_of_torch() -> None:
-    found = named_loss("cross_entropy", CLASSES)(SCORES, LABELS)
-    assert torch.equal(found, functional.cross_entropy(SCORES, LABELS))
-
-
 @pytest.mark.parametrize(
     ("name", "function"),
     [
@@ -72,12 +67,6 @@ def test_a_module_and_a_loss_for_each_sample_are_losses_too() -> None:
     )
 
 
-def test_what_cannot_be_called_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "number.py").write_text("five = 5\n")
-    with pytest.raises(BadOption, match="is 5, not a function"):
-        named_loss(f"{tmp_path}/number.py:five", CLASSES)
-
-
 def test_a_loss_that_is_a_sum_is_refused() -> None:
     with pytest.raises(BadOption, match="is a sum"):
         named_loss(nn.CrossEntropyLoss(reduction="sum"), CLASSES)
@@ -87,11 +76,6 @@ def test_a_loss_that_is_a_sum_is_refused() -> None:
 def test_labels_that_no_output_stands_for_are_refused(labels: list[int]) -> None:
     with pytest.raises(BadData, match=r"labels go from .* 3 outputs, for the labels from 0 to 2"):
         check_labels(torch.tensor(labels), 3)
-
-
-def test_losses_that_need_every_label_refuse_samples_without() -> None:
-    with pytest.raises(BadData, match=r"2 targets are no label \(-100\), but loss 'mse'"):
-        named_loss("mse", data_set(torch.tensor([0, -100, 1, -100]), 2))
 
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 3.0])])

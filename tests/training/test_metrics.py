@@ -281,20 +281,6 @@ def test_predictions_of_no_known_class_have_their_own_column() -> None:
     assert tally.here().confusion == [[1, 0, 1], [0, 1, 1]]
 
 
-@pytest.mark.parametrize(
-    ("loss", "targets"),
-    [
-        ("mse", torch.tensor([0.5, 2.0])),
-        ("bce", torch.tensor([0.5, 0.3])),
-        ("cross_entropy", torch.tensor([[0.0, 1.0], [1.0, 0.0]])),
-    ],
-)
-def test_accuracy_is_refused_where_there_are_no_classes(loss: str, targets: Tensor) -> None:
-    assert "accuracy" not in names("auto", loss, targets)
-    with pytest.raises(BadOption, match=r"--data\.classes N"):
-        names("accuracy", loss, targets)
-
-
 def test_a_first_batch_without_labels_fits_every_metric() -> None:
     auc = METRICS["auc"]
     assert fitted(auc, SCORES[:0], LABELS[:0], LABELS) is auc

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from tests.batch_last import needs_compiler
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadModel
 from tutti.replica import Replica
 from tutti.training.evaluation import average_buffers
 from tutti.training.precision import Arithmetic
@@ -29,29 +28,6 @@ class Notes(nn.Module):
         outputs = inputs @ self.weight
         self.seen = outputs.dtype
         return outputs
-
-
-class Wave(nn.Module):
-    """Numbers of every kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wave = nn.Parameter(torch.tensor([3 - 4j, 0.5j], dtype=torch.complex64))
-        self.register_buffer("phase", torch.tensor([2j], dtype=torch.complex64))
-        self.register_buffer("short", torch.ones(2, dtype=torch.float16))
-        self.register_buffer("count", torch.tensor(7))
-
-
-def test_fp64_keeps_the_imaginary_parts_and_the_whole_numbers() -> None:
-    module = Arithmetic("fp64").prepare(Wave())
-    assert module.wave.tolist() == [3 - 4j, 0.5j]
-    assert module.phase.tolist() == [2j]
-    assert [tensor.dtype for tensor in module.state_dict().values()] == [
-        torch.complex128,
-        torch.complex128,
-        torch.float64,
-        torch.int64,
-    ]
 
 
 @pytest.mark.parametrize(
@@ -111,15 +87,6 @@ def test_the_gradients_of_an_instance_norm_do_not_depend_on_the_layout(
         found.append([parameter.grad for parameter in model.parameters()])
     # Sums of some thousand products: rounding is far below a thousandth of them, a wrong gradient far above.
     assert_close(found[1], found[0], rtol=1e-3, atol=1e-2)
-
-
-def test_a_model_that_returns_no_tensor_is_refused() -> None:
-    class Number(nn.Module):
-        def forward(self, inputs: torch.Tensor) -> float:
-            return inputs.sum().item()
-
-    with pytest.raises(BadModel, match="returns a float, and which tensor of it is the output is not known"):
-        Arithmetic().forward(Number(), torch.zeros(1))
 
 
 class OfKeras(nn.Module):

@@ -148,16 +148,6 @@ def test_several_ways_to_show_a_run_get_as_many_moments_as_they_want(
     assert seldom.calls == ["begin", "moment 3"]
 
 
-def test_steps_that_end_within_an_epoch_are_not_called_one() -> None:
-    assert RunLength(updates=50, per_epoch=400).label(1) == "50 steps"
-    assert RunLength(updates=1, per_epoch=400).label(1) == "1 step"
-    assert RunLength(updates=400, per_epoch=400).label(1) == "epoch 1/1"
-    assert [RunLength(updates=450, per_epoch=400).label(n) for n in (1, 2)] == [
-        "epoch 1/2",
-        "epoch 2/2 (part)",
-    ]
-
-
 def test_a_notebook_gets_one_line_for_each_epoch_and_a_bar_that_is_written_over() -> None:
     stream = io.StringIO()
     shown = progress_on(stream, notebook=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 from tests.contracts.strategy import NAMES, brisk, world
-from tests.contracts.training import Outcome, Run, tiny, train
+from tests.contracts.training import Outcome, Run, train
 from tests.trainers import trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
@@ -101,38 +97,6 @@ def test_no_strategy_counts_more_than_its_steps_took(name: str) -> None:
     for record in found[0].history:
         assert sum(record.ranks[0].stages.values()) == pytest.approx(record.seconds["total"])
         assert all(min(rank.stages.values()) >= 0.0 for rank in record.ranks)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_optimizers_work_is_an_update(name: str) -> None:
-    strategy = brisk(STRATEGIES[name])
-
-    def program(comm: Communicator) -> tuple[float, float]:
-        calls, before = [], []
-
-        class Slow(torch.optim.SGD):
-            def step(self) -> None:
-                calls.append(COST)
-                comm.compute(COST)
-                super().step()
-
-        def model() -> nn.Module:
-            made = tiny()
-            made.register_forward_pre_hook(lambda *_: before.append(sum(calls)))
-            return made
-
-        def optimizer(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-            return Slow(parameters, lr=0.1)
-
-        found = train(comm, replace(Run(strategy), model=model, optimizer=optimizer))
-        assert found is not None
-        updates = sum(record.ranks[comm.rank].stages["update"] for record in found.history)
-        return updates, sum(calls) - before[0]
-
-    found = world(strategy).run(program)
-    for updates, worked in found:
-        assert updates == pytest.approx(worked)
-    assert sum(updates for updates, _ in found) > 0
 
 
 PER_SAMPLE_S = 1e-3

@@ -194,17 +194,6 @@ def test_the_loop_drives_a_strategy_with_shared_weights(every: int) -> None:
         assert distance(weights, expected) < 1e-12
 
 
-def test_records_count_every_sample_and_are_alike_at_any_world_size() -> None:
-    (alone, _), *_ = run(1)
-    for history, _ in run(3):
-        for one, three in zip(alone, history, strict=True):
-            assert (three.train.samples, three.validation.samples) == (205, 61)
-            assert (three.epoch, three.step, three.complete) == (one.epoch, one.step, True)
-            assert three.train.loss == pytest.approx(one.train.loss, rel=1e-4)
-            assert three.train.metrics["accuracy"] == pytest.approx(one.train.metrics["accuracy"], abs=0.01)
-            assert sum(map(sum, three.validation.confusion)) == 61
-
-
 def test_steps_end_in_the_middle_of_an_epoch_and_that_part_is_recorded() -> None:
     for history, _ in run(2, steps=UPDATES + 4):
         assert [(record.step, record.complete) for record in history] == [
@@ -213,26 +202,6 @@ def test_steps_end_in_the_middle_of_an_epoch_and_that_part_is_recorded() -> None
         ]
         assert history[1].train.samples == 4 * BATCH
         assert history[1].validation is not None
-
-
-def test_the_scheduler_moves_after_every_update() -> None:
-    def schedule(optimizer: Optimizer) -> LinearLR:
-        return LinearLR(optimizer, 1.0, 0.5, total_iters=2 * UPDATES)
-
-    (history, _), *_ = run(1, epochs=2, schedule=schedule)
-    assert [record.lr for record in history] == [
-        pytest.approx(0.1 * (1 - 0.5 * (UPDATES - 1) / (2 * UPDATES))),
-        pytest.approx(0.1 * (1 - 0.5 * (2 * UPDATES - 1) / (2 * UPDATES))),
-    ]
-
-
-def test_the_worker_finishes_once_and_the_module_stays_in_training_mode() -> None:
-    def program(comm: Communicator) -> tuple[int, bool]:
-        trains = trainer(comm, model().eval(), epochs=2)
-        trains.fit()
-        return trains.worker.finished, all(part.training for part in trains.replica.module.modules())
-
-    assert VirtualWorld(2).run(program) == [(1, True)] * 2
 
 
 def test_the_stages_of_rank_0_add_up_to_nearly_the_total() -> None:

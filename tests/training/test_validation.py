@@ -198,22 +198,6 @@ def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_f
     VirtualWorld(1).run(program)
 
 
-def test_weights_that_processes_share_are_not_touched() -> None:
-    shared = torch.zeros(4096).share_memory_()
-
-    def program(comm: Communicator) -> None:
-        replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
-        background = Background(task(replica, comm))
-        background.begin()
-        replica.flats[0].weights.zero_()
-        (found,) = background.collect(everything=True)
-        background.close()
-        assert found.loss == evaluate(model(), VALIDATION, comm, Objective(LOSS)).total(comm).loss
-        assert not shared.any()
-
-    VirtualWorld(1).run(program)
-
-
 def beside(comm: Communicator, function: Callable[[], float], module: nn.Module | None = None) -> Background:
     """One that computes a metric of all samples by a function, in the other process or here."""
     metric = Metric(name="own", function=lambda outputs, targets: function(), width=0)
