@@ -37,9 +37,8 @@ from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.splits import Splitter, make_splits, splitter_of
-from tutti.studies.cross_validation.study import Blocks, keep_data
+from tutti.studies.cross_validation.study import Blocks, keep_data, numbers_of
 from tutti.studies.crossing import refuse_single_run, with_options
-from tutti.studies.given_code import numbers_given, say_other_code
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.objectives import Aim, aims_of
 from tutti.studies.search.pruners import DIVISORS, RULES, check_pruner, check_successive
@@ -280,17 +279,14 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
     splits = [*samples.subsets]
     if search.folds > 1 and not search.successive:
         splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
-    question = {**search.record(), **numbers_given(search.objects), "fingerprint": samples.fingerprint}
+    question = {**search.record(), **numbers_of(search.objects), "fingerprint": samples.fingerprint}
     path = out or FOLDER / folder_name(search.config.model, samples.name)
     folder = FarmFolder.begin(path, KIND, question, resume=resume)
-    ends = [(name, value) for name, one in search.space.dimensions.items() for value in one.ends()]
-    configs = [search.config, *(search.config_of({name: value}) for name, value in ends)]
     if search.objects:
         # Imports torch, which who gave objects has.
         from tutti.studies.given_weights import keep_weights
 
         keep_weights(folder.path, search.objects)
-    say_other_code(folder, configs, search.objects)
     if splits and not folder.splits.is_file():
         write_splits(folder.splits, splits, samples.fingerprint, search.config.seed)
     if search.arrays is not None:
