@@ -9,7 +9,7 @@ import pytest
 from tutti.cli.main import main
 from tutti.records.run import EpochRecord, Evaluation, RankRecord
 from tutti.records.run_folder import StrategyFacts
-from tutti.reports.advice import advice, measuring_share, stages_by_rank, where_the_time_went
+from tutti.reports.advice import advice, stages_by_rank, where_the_time_went
 from tutti.run.config import TrainConfig
 from tutti.strategies import STRATEGIES
 
@@ -133,7 +133,6 @@ def test_every_option_that_is_advised_exists(
 
 def test_without_times_nothing_is_advised() -> None:
     assert advice([], *run()) == "no time was recorded"
-    assert measuring_share([]) == 0.0
 
 
 def record(*ranks: RankRecord) -> EpochRecord:
@@ -141,12 +140,11 @@ def record(*ranks: RankRecord) -> EpochRecord:
 
 
 def test_stages_are_added_up_over_the_epochs_for_each_rank() -> None:
-    first = RankRecord(samples=5, stages={"forward": 1.0, "wait": 0.5}, measuring_s=0.25)
+    first = RankRecord(samples=5, stages={"forward": 1.0, "wait": 0.5})
     second = RankRecord(samples=7, stages={"forward": 2.0})
     one, other = stages_by_rank([record(first, second), record(first, second)])
-    assert (one["forward"], one["wait"], one["samples"], one["measuring"]) == (2.0, 1.0, 10, 0.5)
-    assert (other["forward"], other["wait"], other["samples"], other["measuring"]) == (4.0, 0.0, 14, 0.0)
-    assert measuring_share([one, other]) == 0.5 / 7.0
+    assert (one["forward"], one["wait"], one["samples"]) == (2.0, 1.0, 10)
+    assert (other["forward"], other["wait"], other["samples"]) == (4.0, 0.0, 14)
 
 
 def test_advice_on_the_last_ranks_says_so() -> None:
@@ -157,7 +155,6 @@ def test_advice_on_the_last_ranks_says_so() -> None:
     assert where_the_time_went([two, two], config, facts).startswith("waiting for others takes 50% of")
     changed = where_the_time_went([alone, two, two], config, facts)
     assert changed.startswith("on 2 ranks, as at the end, waiting for others takes 50% of the time: try ")
-    assert changed.endswith("; measuring took 0.00%")
 
 
 def test_a_run_ends_with_the_advice(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +162,6 @@ def test_a_run_ends_with_the_advice(tmp_path, capsys: pytest.CaptureFixture[str]
     assert main(["train", "mlp", "--data", "digits", "-n", "1", "--steps", "5", "--out", out]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("where the time went: ")
-    assert "; measuring took 0." in last
 
 
 def test_the_last_rank_is_not_told_to_share_its_updates() -> None:

@@ -82,7 +82,6 @@ def test_the_page_has_the_numbers_of_the_table(written: Path) -> None:
 
 def test_the_page_says_for_each_combination_what_to_try(written: Path) -> None:
     page = (written / PAGE).read_text()
-    assert page.count("; measuring took 0.00%</li>") == len(WAYS)
     assert "<li>solo, 1 thread: validation takes 20% of the time: try --validation 0.025," in page
     assert "<li>sync, 2 workers: validation takes 29% of the time: try" in page
 

@@ -212,7 +212,6 @@ def test_the_stages_of_rank_0_add_up_to_nearly_the_total() -> None:
         assert min(stages.values()) >= 0
         assert 0.5 * total < sum(stages.values()) <= total * (1 + 1e-9)
         assert stages["validation"] == record.seconds["validation"]
-        assert 0 < record.ranks[0].measuring_s < total
         assert record.samples_per_s > 0
 
 

@@ -108,12 +108,11 @@ class Stopwatch:
     Attributes:
         clock: what it looks at, in seconds.
         seconds: since they were last taken.
-        looks: how often it has looked at the clock.
         trace: where each time is noted as an update; None: nowhere.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self.clock, self.seconds, self.looks = clock, 0.0, 0
+        self.clock, self.seconds = clock, 0.0
         self.trace: Trace | None = None
 
     def __enter__(self) -> None:
@@ -122,6 +121,5 @@ class Stopwatch:
     def __exit__(self, *_: object) -> None:
         ended = self.clock()
         self.seconds += ended - self._began
-        self.looks += 2
         if self.trace is not None:
             self.trace.add("update", self._began, ended)

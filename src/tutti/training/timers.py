@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from time import perf_counter
 from types import MappingProxyType
 from typing import Final, cast
 
@@ -24,9 +22,6 @@ EXCHANGE: Final = "exchange"
 MOST: Final = 4096
 """The steps of an epoch whose arrivals are compared, the first ones."""
 
-_TRIALS: Final = 5
-_LAPS: Final = 100
-
 
 class StageTimer:
     """Seconds by stage since they were last taken.
@@ -40,7 +35,7 @@ class StageTimer:
         self._clock = clock
         self.trace: Trace | None = None
         self._seconds = dict.fromkeys((*STAGES, EXCHANGE), 0.0)
-        self._looks, self.last = 0, clock()
+        self.last = clock()
 
     def start(self) -> float:
         """Count the time since the last lap for no stage; return the time."""
@@ -64,7 +59,6 @@ class StageTimer:
         if self.trace is not None:
             self.trace.add(stage, self.last, now)
         self.last = now
-        self._looks += 1
         return now
 
     def divide(self, traffic: Traffic, updating: Stopwatch) -> None:
@@ -76,8 +70,7 @@ class StageTimer:
         # Waiting is measured by the communicator's clock, which may be another than this.
         seconds["reduce"] += max(0.0, rest)
         seconds[EXCHANGE] = 0.0
-        self._looks += updating.looks
-        updating.seconds, updating.looks = 0.0, 0
+        updating.seconds = 0.0
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds so far by stage, exchanges among them."""
@@ -87,12 +80,11 @@ class StageTimer:
         """Count on from these seconds."""
         self._seconds.update(seconds)
 
-    def take(self, look_s: float) -> tuple[dict[str, float], float]:
-        """Return the seconds by stage, and how many of them the looks at the clock took, at `look_s` each."""
+    def take(self) -> dict[str, float]:
+        """Return the seconds by stage, and count from zero again."""
         taken = {stage: self._seconds[stage] for stage in STAGES}
-        measuring_s = self._looks * look_s
-        self._seconds, self._looks = dict.fromkeys(self._seconds, 0.0), 0
-        return taken, measuring_s
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        return taken
 
 
 class RankWork:
@@ -115,8 +107,7 @@ class RankWork:
 
     def __init__(self, clock: Callable[[], float], traffic: Traffic) -> None:
         self.stages, self.steps = StageTimer(clock), 0
-        self._look_s, self._traffic = look_s(clock), traffic
-        self._own_s = array("f")
+        self._traffic, self._own_s = traffic, array("f")
 
     def note_arrival(self, own_s: float) -> None:
         """Note the seconds from the end of an exchange to the beginning of the next one."""
@@ -131,9 +122,8 @@ class RankWork:
             left_out: its gradients that were not finite.
             comm: the ranks.
         """
-        stages, measuring_s = self.stages.take(self._look_s)
         figures = self._traffic.take().figures()
-        mine = RankRecord(self.steps, samples, stages, measuring_s, **figures, left_out=left_out)
+        mine = RankRecord(self.steps, samples, self.stages.take(), **figures, left_out=left_out)
         found = comm.all_gather_objects((mine, self._own_s.tobytes()))
         self.steps, self._own_s = 0, array("f")
         return compared(cast("list[tuple[RankRecord, bytes]]", found))
@@ -165,25 +155,3 @@ def compared(ranks: Sequence[tuple[RankRecord, bytes]]) -> list[RankRecord]:
         replace(record, compared=steps, last=count, own_s=own)
         for (record, _), count, own in zip(ranks, last, usual, strict=True)
     ]
-
-
-def look_s(clock: Callable[[], float]) -> float:
-    """Return the cost of a lap in seconds: the best of some trials. Of the real clock they are made once."""
-    return _look_at_real_clock_s() if clock is perf_counter else _measure_look_s(clock)
-
-
-@cache
-def _look_at_real_clock_s() -> float:
-    return _measure_look_s(perf_counter)
-
-
-def _measure_look_s(clock: Callable[[], float]) -> float:
-    trial = StageTimer(clock)
-
-    def laps() -> float:
-        began = clock()
-        for _ in range(_LAPS):
-            trial.lap(EXCHANGE)
-        return (clock() - began) / _LAPS
-
-    return min(laps() for _ in range(_TRIALS))
