@@ -45,13 +45,7 @@ class KeptEpoch:
 
 
 class BestWeights:
-    """The weights of the best epoch so far, and of those of which it is not known yet how good they are.
-
-    Args:
-        replica: the model.
-        comm: the ranks that hold the same weights.
-        monitor: decides which epoch is the best; None: nothing is kept.
-    """
+    """The weights of the best epoch so far, and of those of which it is not known yet how good they are."""
 
     def __init__(self, replica: Replica, comm: Communicator, monitor: Monitor | None) -> None:
         self._replica, self._comm, self._monitor = replica, comm, monitor

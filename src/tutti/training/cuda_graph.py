@@ -67,15 +67,7 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 class GraphedPass:
-    """The gradients of batches on a GPU, most of them computed by one graph.
-
-    Args:
-        replica: the model; gradients are added to its vectors.
-        batches: on the GPU. From now on they deal positions of samples: the graph gets the samples itself.
-        objective: of the run; its loss is the mean over the samples of a batch. For metrics, outputs and
-            targets must outlast the next batch.
-        recorder: records the graph.
-    """
+    """The gradients of batches on a GPU, most of them computed by one graph."""
 
     def __init__(
         self,

@@ -90,10 +90,6 @@ class Tally:
     the model predict other classes than those of the matrix, these are counted together in one more column;
     so are samples for which it gives NaN, with which no metric has a figure.
 
-    Args:
-        objective: has the loss, the metrics and the number of classes.
-        matrix: count in which classes samples of each class are put, too.
-
     Attributes:
         samples: the number counted.
         loss: the sum of their losses; a scalar in float64 where they came as scalars.
@@ -147,10 +143,7 @@ class Tally:
         """Return the figures of this rank so far.
 
         Nothing that is kept is counted by that: the order of the sums, and so their rounding, must not depend
-        on the times at which somebody looks.
-
-        Args:
-            glance: leave out metrics that are computed of all samples at once, as that may take long.
+        on the times at which somebody looks. A glance leaves out metrics of all samples at once.
         """
         found = self.sums_here()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))

@@ -17,13 +17,7 @@ from tutti.state import Values
 
 
 class LearningRate:
-    """The rate of a run's updates.
-
-    Args:
-        optimizer: its options are what the schedule sets.
-        schedule: stepped after each update, or each epoch if it follows the loss; None: the rate stays.
-        stepped: the steps that the schedule has made already.
-    """
+    """The rate of a run's updates, by a schedule that has been stepped already, or none."""
 
     def __init__(self, optimizer: Optimizer, schedule: LRScheduler | None, stepped: int) -> None:
         self._optimizer, self._schedule = optimizer, schedule
@@ -61,13 +55,7 @@ class LearningRate:
         return {"made": self._stepped, "state": kept, "options": options}
 
     def load_state(self, at: Values, made: int, alike: bool = True) -> None:
-        """Go on from an earlier state, or on another way if the run has another length than it had.
-
-        Args:
-            at: what `state` gave.
-            made: the updates that the run has made, of those that it is to make now.
-            alike: the run was to make as many then.
-        """
+        """Go on after `made` updates from an earlier state, or anew if the run is not `alike` in length."""
         if self._schedule is None:
             return
         # It has been stepped before the run was interrupted.

@@ -6,9 +6,12 @@ plain attributes, such as a counter: no checkpoint, no other rank and no evaluat
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -145,3 +148,24 @@ def _marks_of(owner: object, prefix: str) -> Iterator[tuple[str, object]]:
 
 def _gives_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def random_state() -> Values:
+    """Return the states of this process's generators."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": [kind, torch.from_numpy(np.array(keys, dtype=np.int64)), *rest],
+        "python": [version, list(words), gauss],
+    }
+
+
+def load_random_state(values: Values) -> None:
+    """Have this process's generators go on from earlier states."""
+    torch.set_rng_state(values["torch"].clone())
+    kind, keys, *rest = values["numpy"]
+    numpy: tuple[Any, ...] = (kind, keys.numpy().astype(np.uint32), *rest)
+    np.random.set_state(numpy)
+    version, words, gauss = values["python"]
+    random.setstate((version, tuple(words), gauss))

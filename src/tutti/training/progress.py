@@ -116,12 +116,7 @@ class PlainLines(Progress):
 
 
 class Bar(Progress):
-    """A bar by rich on a terminal or in a notebook, and one line for each epoch above it.
-
-    Args:
-        stream: where to.
-        notebook: a notebook shows it; those know carriage returns, and no other command of a terminal.
-    """
+    """A bar by rich on a terminal or in a notebook, and one line for each epoch above it."""
 
     every_s = REFRESH_S
 

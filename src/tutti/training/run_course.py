@@ -86,14 +86,7 @@ class RunCourse:
         }
 
     def load_state(self, values: Values, step: int, same_ranks: bool) -> None:
-        """Go on from an earlier state at an update of the batches.
-
-        Args:
-            values: what `state` gave.
-            step: the updates made, by the numbers of the batches.
-            same_ranks: the batches are dealt as they were; else steps go on being counted, however many an
-                epoch has from here on.
-        """
+        """Go on at an update of the batches; those of other ranks count beside."""
         self.step, self.lr = step, values["lr"]
         self.counted = values["counted"] if same_ranks else values["made"] - step
         self.history = [parse_record(text, EpochRecord) for text in values["history"]]

@@ -43,12 +43,7 @@ class StageTimer:
         return self.last
 
     def lap(self, stage: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
-        """Count the time since the last lap for `stage`, or for an exchange; return the time.
-
-        Args:
-            stage: what all of it belongs to, but for
-            others: seconds of it by stage. What is beyond the lap was no part of it, and counts for none.
-        """
+        """Count the time since the last lap for `stage`, `others` of it for other stages; return the time."""
         now = self._clock()
         left = now - self.last
         for other, seconds in others.items():
@@ -96,10 +91,6 @@ class RankWork:
         rank 0   own 1 │ exchange ....... │ own 2 │ exchange ....... │      last in  0 of 2 steps
         rank 1   own 1          │ exchange│ own 2          │ exchange│      last in  2 of 2
 
-    Args:
-        clock: of all times.
-        traffic: of the worker.
-
     Attributes:
         stages: its seconds by stage.
         steps: that it has made.
@@ -115,13 +106,7 @@ class RankWork:
             self._own_s.append(own_s)
 
     def records(self, samples: int, left_out: int, comm: Communicator) -> list[RankRecord]:
-        """Return the records of all ranks, and count from zero again (collective).
-
-        Args:
-            samples: that this rank has computed.
-            left_out: its gradients that were not finite.
-            comm: the ranks.
-        """
+        """Return the records of all ranks, and count from zero again (collective)."""
         figures = self._traffic.take().figures()
         mine = RankRecord(self.steps, samples, self.stages.take(), **figures, left_out=left_out)
         found = comm.all_gather_objects((mine, self._own_s.tobytes()))
@@ -140,11 +125,7 @@ class RankWork:
 
 
 def compared(ranks: Sequence[tuple[RankRecord, bytes]]) -> list[RankRecord]:
-    """Complete the records of an epoch by who came last, and how long each took.
-
-    Args:
-        ranks: for each its record, and the seconds from exchange to exchange, as float32.
-    """
+    """Complete the records of an epoch by who came last, and how long each took."""
     steps = min(len(taken) for _, taken in ranks) // array("f").itemsize
     if len(ranks) < 2 or not steps:
         return [record for record, _ in ranks]

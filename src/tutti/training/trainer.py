@@ -29,10 +29,9 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite import refuse_broken_weights
 from tutti.training.learning_rate import LearningRate
-from tutti.training.module_state import Remembered
+from tutti.training.module_state import Remembered, load_random_state, random_state
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
-from tutti.training.random_state import load_random_state, random_state
 from tutti.training.run_course import OpenEpoch, RunCourse
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
@@ -185,12 +184,7 @@ class Trainer:
         self._leave(self.course.history, found[-1])
 
     def _leave(self, history: Sequence[EpochRecord], found: Evaluation | None) -> None:
-        """Put the final weights in place, those of the best epoch if need be, and write them (collective).
-
-        Args:
-            history: all epochs.
-            found: of the weights that are there.
-        """
+        """Put the final weights, or those of the best of all epochs, in place and write them (collective)."""
         restored = self.course.restored = self._best.restore(history)
         self.course.final = found if restored is None else restored.validation
         if self._hooks.checkpoint is not None:
@@ -321,12 +315,7 @@ class Trainer:
         return OpenEpoch(self.course.begun, self._work.stages.start(), tally)
 
     def _keep_end(self, open_epoch: OpenEpoch, early: bool = False) -> None:
-        """Save the state that a longer run would go on from, if that is wanted (collective).
-
-        Args:
-            open_epoch: what such a run would be in the middle of.
-            early: the run ends early.
-        """
+        """Save the state that a longer run would go on from, in an open epoch, if wanted (collective)."""
         if self._agenda is None or self._hooks.save is None or not self._agenda.keeps_end(early):
             return
         self.worker.settle()
@@ -340,11 +329,6 @@ class Trainer:
 
     def _pause(self, agenda: Agenda, open_epoch: OpenEpoch, ended: bool = False) -> bool:
         """Meet between two steps: save the state, and stop, if that is due (collective).
-
-        Args:
-            agenda: decides.
-            open_epoch: what this rank is in the middle of.
-            ended: whether it has made all updates of the epoch.
 
         Returns:
             Whether all ranks have; then nothing was decided.

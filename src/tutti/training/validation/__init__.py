@@ -60,11 +60,7 @@ class Validation(ABC):
         """Evaluate the weights and buffers that the replica holds now; they may change when this returns."""
 
     def collect(self, everything: bool) -> list[Evaluation]:
-        """Return the results that have come since the last call, in the order of `begin` (collective).
-
-        Args:
-            everything: wait for all.
-        """
+        """Return the new results, or wait for all, in the order of `begin` (collective)."""
         self._add_up(everything)
         found, self._found = self._found, []
         return found
