@@ -182,22 +182,6 @@ def test_the_rank_the_step_and_the_parameter_are_named(capfd: pytest.CaptureFixt
     assert "the loss is nan in step" in capfd.readouterr().err
 
 
-def test_ranks_that_go_on_as_fewer_count_the_samples_of_all() -> None:
-    before, states = 2, dict[int, State]()
-    first = int(Batches(spoiled(None), BATCH, seed=1).order(0)[0])
-
-    def run(comm: Communicator, saved: list[Saved] | None = None) -> list[EpochRecord]:
-        agenda = Agenda(comm, Wishes(Every(steps=before), now=lambda: 0.0)) if saved is None else None
-        rest = {"agenda": agenda, "save": lambda _, state, __: states.setdefault(comm.rank, deepcopy(state))}
-        made = trainer(comm, spoiled(math.nan, (first,)), Sync(), epochs=1, **rest)
-        return made.fit(None if saved is None else saved[comm.rank])
-
-    undisturbed = VirtualWorld(3).run(run)[0][0]
-    kept = saved_by([states[rank] for rank in range(3)], 2)
-    [record] = VirtualWorld(2).run(run, kept)[0]
-    assert record.train.samples == undisturbed.train.samples
-
-
 def test_a_run_goes_on_with_the_mean_statistics_though_the_first_gradient_of_an_epoch_is_left_out() -> None:
     updates, states = SAMPLES // BATCH, dict[int, State]()
     first = int(Batches(spoiled(None), BATCH, seed=1).order(1)[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -129,23 +128,3 @@ def test_rates_are_of_the_time_between_two_moments(run: Path, monkeypatch: pytes
     # The five seconds with four steps each have half the weight of ten.
     assert newest(run).steps_per_s == pytest.approx(3.0)
     assert newest(run).samples_per_s == pytest.approx(60.0)
-
-
-@pytest.mark.parametrize("why", [OSError(28, "No space left on device"), MemoryError(), RuntimeError("odd")])
-def test_a_sign_that_cannot_be_left_is_no_error_of_the_thread_even_if_nobody_can_be_told(
-    why: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(folder: RunFolder, beat: Heartbeat) -> None:
-        raise why
-
-    def gone(*_: object, **__: object) -> None:
-        raise BrokenPipeError
-
-    errors = list[threading.ExceptHookArgs]()
-    monkeypatch.setattr(threading, "excepthook", errors.append)
-    monkeypatch.setattr(RunFolder, "write_heartbeat", fail)
-    monkeypatch.setattr(module, "print", gone, raising=False)
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart._thread.join(PATIENCE_S)
-        assert not heart._thread.is_alive()
-    assert errors == []

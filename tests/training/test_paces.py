@@ -145,26 +145,3 @@ def test_a_queue_follows_steps_and_the_schedule_whoever_takes_the_batches() -> N
     for step, lr, scheduled in world.run(program):
         assert (step, scheduled) == (8, 8)
         assert 0.1 * (1 - 0.5 * 7 / 8) <= lr < 0.1 * (1 - 0.5 * 4 / 8)
-
-
-def run_slowed(queue: bool) -> tuple[float, list[int]]:
-    def program(comm: Communicator) -> list[int]:
-        pace = 3.0 if comm.rank else 1.0
-        history = trainer(
-            comm, queue=queue, epochs=3, train=blobs(2000), seconds_per_sample=1e-3 * pace
-        ).fit()
-        assert all(record.train.samples == 2000 for record in history)
-        return [sum(record.ranks[rank].updates for record in history) for rank in range(2)]
-
-    world = VirtualWorld(2)
-    updates = world.run(program)[0]
-    return world.seconds, updates
-
-
-def test_a_queue_keeps_a_slow_worker_from_holding_the_epoch_up() -> None:
-    equal_s, equal = run_slowed(queue=False)
-    queue_s, queue = run_slowed(queue=True)
-    assert equal == [150, 150]
-    assert queue[0] == pytest.approx(225, abs=6)
-    assert sum(queue) == 300
-    assert queue_s < equal_s / 1.9

@@ -77,15 +77,6 @@ def test_a_model_that_cannot_have_a_layouts_strides_is_refused_before_the_first_
         check_fit(Wrong(), part, Objective(CROSS_ENTROPY, arithmetic=Arithmetic(layout="batch_last")))
 
 
-def test_trying_a_single_sample_leaves_statistics_and_random_numbers_alone() -> None:
-    module = nn.Sequential(nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2), nn.Dropout(), nn.Flatten())
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    random = torch.get_rng_state()
-    check_smallest_batch(module, Batches(PART, 10, size=8))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-
-
 @pytest.mark.parametrize(
     ("ranks", "passes", "fits"), [(1, 1, True), (5, 1, True), (6, 1, False), (2, 3, False)]
 )

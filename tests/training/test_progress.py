@@ -96,19 +96,6 @@ def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late
     assert [line.split()[-2:] for line in stream.getvalue().splitlines()] == [["0:04", "left"]] * 2
 
 
-def test_time_left_of_a_resumed_run_is_reckoned_from_the_steps_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 8.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(times))
-    stream = io.StringIO()
-    lines = PlainLines(stream)
-    lines.begin(RunLength(updates=24, per_epoch=8), 16)
-    lines.epoch(RECORD)  # one that was still to be validated
-    lines.moment(Moment(3, 20, TRAIN, 10_000.0))
-    first, second = stream.getvalue().splitlines()
-    assert "left" not in first
-    assert second.endswith("  0:08 left")
-
-
 class Noted:
     """Notes what it is told."""
 

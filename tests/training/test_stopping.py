@@ -103,11 +103,3 @@ def test_a_run_ends_after_the_first_epoch_of_which_its_rule_is_true(
     numbers = range(1, len(column) + 1)
     assert end(Ending(monitor, patience), history) == next(filter(stands, numbers), None)
     assert end(Ending(monitor, target=target), history) == next(filter(reached, numbers), None)
-
-
-def test_the_best_epoch_is_the_first_of_the_best() -> None:
-    best = Monitor().best(losses(math.nan, 0.5, 0.25, math.nan, 0.25))
-    assert best is not None
-    assert best.epoch == 3
-    assert Monitor().best([]) is None
-    assert Monitor().best(losses(math.nan)) is None

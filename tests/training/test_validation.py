@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import cast
 
@@ -24,9 +23,8 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
 from tutti.errors import BadOption, TuttiError
 from tutti.load_object import load_object
-from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.run import EpochRecord
 from tutti.replica import Memory, Replica
-from tutti.state import State, saved_by
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
@@ -120,47 +118,6 @@ def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(val
         assert len(found) == 2
         assert found[0] == expected
         assert found[1] != expected
-
-
-@pytest.mark.parametrize(("ranks", "others"), [(1, "pause"), (2, "background"), (3, "distributed")])
-@pytest.mark.parametrize("validate", ["distributed", "background"])
-def test_results_that_are_under_way_come_after_a_resume(validate: str, ranks: int, others: str) -> None:
-    def weights(module: nn.Module, epoch: int) -> None:
-        torch.manual_seed(epoch)
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                if tensor.is_floating_point():
-                    tensor.uniform_(0.1, 1.0)
-
-    def leave(comm: Communicator) -> tuple[list[Evaluation], State]:
-        replica = Replica(model(norm=True))
-        validation = VALIDATIONS[validate](task(replica, comm))
-        for epoch in range(2):
-            weights(replica.module, epoch)
-            validation.begin()
-        weights(replica.module, 7)
-        comm.barrier()
-        state = deepcopy(validation.state())
-        left = validation.collect(everything=True)
-        validation.close()
-        return left, state
-
-    def go_on(comm: Communicator) -> list[Evaluation]:
-        replica = Replica(model(norm=True))
-        weights(replica.module, 7)
-        validation = VALIDATIONS[others](task(replica, comm))
-        validation.load_state(saved[comm.rank])
-        validation.begin()
-        found = validation.collect(everything=True)
-        validation.close()
-        return found
-
-    (expected, first), (_, second) = VirtualWorld(2).run(leave)
-    assert len(expected) == 2
-    saved = saved_by([first, second], ranks)
-    for found in VirtualWorld(ranks).run(go_on):
-        assert found[:-1] == expected
-        assert found[-1].loss not in [one.loss for one in expected]
 
 
 def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> ValidationTask:
