@@ -231,26 +231,6 @@ def test_functions_of_scikit_learn_get_everything_at_once(ranks: int) -> None:
     assert amounts["max_error"] == sk.max_error(LOGITS[:, 0], LOGITS[:, 1])
 
 
-def test_a_metric_that_fails_fails_on_all_ranks() -> None:
-    def fails(targets, outputs):
-        raise ValueError("no such thing")
-
-    data = data_set(SKEWED)
-    metrics = named_metrics([fails], named_loss("auto", data), data)
-    raised = []
-
-    def program(comm):
-        objective = Objective(named_loss("auto", data), metrics, None, FP64)
-        try:
-            evaluate(nn.Identity(), Part(LOGITS, SKEWED), comm, objective).total(comm)
-        except BadOption as error:
-            raised.append(str(error))
-
-    VirtualWorld(3).run(program)
-    assert len(raised) == 3
-    assert all("no such thing" in text for text in raised)
-
-
 @pytest.mark.parametrize("name", ["f1", "auc", "calibration_error", "top3", "balanced_accuracy"])
 def test_metrics_of_classes_are_refused_for_amounts(name: str) -> None:
     with pytest.raises(BadOption, match=f"metric '{name}' compares classes"):

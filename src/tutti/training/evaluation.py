@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator, cut
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
-from tutti.errors import BadOption
 from tutti.records.run import Evaluation
 from tutti.replica import Replica, copy_all
 from tutti.state import Values
@@ -166,18 +165,9 @@ class Tally:
         comm.all_reduce(found.sums)
         if not self._gathers:
             return self._evaluation(found, [])
-        # Rank 0 alone computes; what it fails with, all fail with.
         rows = self.gather(found.rows, comm)
-        values: list[float] | BadOption = []
-        if comm.rank == 0:
-            try:
-                values = self._of_all(rows)
-            except BadOption as error:
-                values = error
-        told = comm.broadcast_object(values)
-        if isinstance(told, BadOption):
-            raise told
-        return self._evaluation(found, cast("list[float]", told))
+        values = comm.broadcast_object(self._of_all(rows) if comm.rank == 0 else None)
+        return self._evaluation(found, cast("list[float]", values))
 
     def gather(self, rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:
         """Return the rows of all ranks on rank 0, in the order of the ranks (collective)."""
