@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption
-
-if TYPE_CHECKING:
-    from tutti.training.losses import Loss
 
 CLASSES: Final = "classes"
 FLAGS: Final = "flags"
@@ -100,16 +97,14 @@ class Reading:
     targets: Tensor
 
     @classmethod
-    def of(cls, loss: Loss, dataset: DataSet) -> Reading:
-        """Return that of a run."""
+    def of(cls, dataset: DataSet, loss: str, labels: bool, amounts: bool) -> Reading:
+        """Return that of a run with a loss, which may be one on labels, or one that approaches amounts."""
         targets = dataset.train.targets
         if not targets.is_floating_point():
-            columns = dataset.classes or int(targets.max()) + 1
-            return cls(CLASSES, columns, loss.name, loss.amounts, targets)
-        kind = SHARES if loss.labels else FLAGS if are_flags(targets) else AMOUNTS
+            return cls(CLASSES, dataset.classes or int(targets.max()) + 1, loss, amounts, targets)
+        kind = SHARES if labels else FLAGS if are_flags(targets) else AMOUNTS
         numbers = targets[0].numel()
-        columns = 2 if kind == FLAGS and numbers == 1 else numbers
-        return cls(kind, columns, loss.name, loss.amounts, targets)
+        return cls(kind, 2 if kind == FLAGS and numbers == 1 else numbers, loss, amounts, targets)
 
     @property
     def several(self) -> bool:

@@ -53,7 +53,7 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
         parts = [*(name for name in _automatic(loss, dataset) if name not in others), *others]
     if parts == ["none"] or not parts:
         return ()
-    reading = Reading.of(loss, dataset)
+    reading = Reading.of(dataset, loss.name, loss.labels, loss.amounts)
     metrics = tuple(_metric(part, reading).on(reading) for part in parts)
     names = [metric.name for metric in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
