@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,39 +120,31 @@ class Callbacks:
     def begin(self, step: int, history: Sequence[EpochRecord]) -> None:
         """Tell them that training begins after so many updates, and where further records will be."""
         self._course.step, self._course.history = step, history
-        with self._looking_on():
-            for one in self._all:
-                one.begin(self._course)
+        self._tell(self._all, "begin")
 
     def step(self, step: int) -> None:
         """Tell them of an update, the `step`-th of the run."""
         self._course.step = step
         if self._of_steps:
-            with self._looking_on():
-                for one in self._of_steps:
-                    one.step(self._course)
+            self._tell(self._of_steps, "step")
 
     def epoch(self, record: EpochRecord) -> None:
         """Tell them of an epoch, whose record is in the history."""
-        with self._looking_on():
-            for one in self._all:
-                one.epoch(self._course, record)
+        self._tell(self._all, "epoch", record)
 
     def end(self) -> None:
         """Tell them that the final weights are in place."""
-        with self._looking_on():
-            for one in self._all:
-                one.end(self._course)
+        self._tell(self._all, "end")
 
-    @contextmanager
-    def _looking_on(self) -> Iterator[None]:
+    def _tell(self, callbacks: Sequence[Callback], moment: str, *more: EpochRecord) -> None:
         """Keep the gradients that they compute, and the modes that they set, out of the training."""
         model = self._course.model
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         modes = [(module, module.training) for module in model.modules()]
         for parameter, _ in gradients:
             parameter.grad = None
-        yield
+        for one in callbacks:
+            getattr(one, moment)(self._course, *more)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         for module, mode in modes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -52,7 +51,8 @@ class Arithmetic:
     def __post_init__(self) -> None:
         if self.device != "cpu" and not torch.cuda.is_available():
             raise BadOption(
-                f"--device is '{self.device}', but torch finds no GPU here: {_no_gpu()}, or use --device cpu"
+                f"--device is '{self.device}', but torch finds no GPU here: 'tutti doctor' says why; use "
+                "--device cpu"
             )
         if self.layout == BATCH_LAST and (self.device != "cpu" or self.precision not in REAL_TYPES):
             raise BadOption(
@@ -201,19 +201,6 @@ def is_of_keras(model: object) -> bool:
 @cache
 def _is_of_keras(kind: Any) -> bool:
     return any(base.__module__.partition(".")[0] == "keras" for base in kind.__mro__)
-
-
-def _no_gpu() -> str:
-    """The reason why torch can use no GPU here, and the remedy."""
-    if torch.version.cuda is None and torch.version.hip is None:
-        return (
-            f"its version {torch.__version__} was built without CUDA; install one with it "
-            "(https://pytorch.org/get-started)"
-        )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return f"the environment has CUDA_VISIBLE_DEVICES='{visible}'; unset that"
-    return "there is none, or no driver for it; see what nvidia-smi and 'tutti doctor' say"
 
 
 def the_output(outputs: object) -> Tensor:
