@@ -164,7 +164,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
         ("focal", {"gamma": "two"}, None, "--loss.gamma of loss 'focal' is 'two'"),
         ("mse", {"delta": 1}, None, "unknown option 'delta' of the loss 'mse'"),
         ("mse", {}, "balanced", "loss 'mse' has neither here"),
-        ("nll", {}, "1,2", "2 numbers for 3 classes"),
+        ("nll", {}, "1,2", "2 numbers, but there are 3 classes"),
         ("nll", {}, "balance", "give balanced, or one number"),
         ("nll", {}, "1,-2,3", "give balanced, or one number"),
         (nn.CrossEntropyLoss(weight=torch.ones(3)), {}, "balanced", "has weights of its own"),

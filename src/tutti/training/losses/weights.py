@@ -199,7 +199,7 @@ def weights_of_flags(text: str, targets: Tensor) -> Tensor:
 def _for(classes: int, weights: list[float]) -> Tensor:
     if len(weights) != classes:
         raise BadOption(
-            f"--class-weights are {len(weights)} numbers for {classes} classes; give one for each"
+            f"--class-weights are {len(weights)} numbers, but there are {classes} classes; give one for each"
         )
     return torch.tensor(weights, dtype=torch.float64)
 
