@@ -29,19 +29,7 @@ from tutti.training.run_parts import Computed
 WARM: Final = 3
 """Steps that are told operation by operation before one is recorded."""
 
-KNOWN: Final = frozenset(
-    (
-        "activation",
-        "batchnorm",
-        "container",
-        "conv",
-        "dropout",
-        "flatten",
-        "linear",
-        "normalization",
-        "pooling",
-    )
-)
+KNOWN: Final = "activation batchnorm container conv dropout flatten linear normalization pooling"
 """The modules of `torch.nn.modules` whose layers do the same in each step, and never wait for the GPU."""
 
 Pass = tuple[Tensor, Tensor, Tensor]
@@ -63,7 +51,7 @@ def _is_known(layer: nn.Module) -> bool:
     package, _, name = type(layer).__module__.rpartition(".")
     # BatchNorm without momentum asks the GPU how many batches there were.
     waits = getattr(layer, "momentum", 0.0) is None
-    return package == "torch.nn.modules" and name in KNOWN and not waits and not any(hooks)
+    return package == "torch.nn.modules" and name in KNOWN.split() and not waits and not any(hooks)
 
 
 class GraphedPass:
