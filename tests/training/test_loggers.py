@@ -157,13 +157,13 @@ def test_mlflow_goes_on_with_the_run_of_a_folder_and_doubles_no_epoch(
     logged(folder, "mlflow", finished=False)
     (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
     assert run.info.status == "FAILED"
-    logged(folder, "mlflow", stopped=True)
+    logged(folder, "mlflow", stopped=True, before=2)
     (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
     assert run.info.status == "KILLED"
     # With another option; the last epoch has other figures now, and there is one more.
     monkeypatch.setitem(CONFIG, "threads", 2)
     monkeypatch.setattr(f"{__name__}.HISTORY", [HISTORY[0], record(2, loss=0.375), record(3)])
-    logged(folder, "mlflow")
+    logged(folder, "mlflow", before=1)
     (again,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
     assert (again.info.run_id, again.info.status) == (run.info.run_id, "FINISHED")
     assert again.history == [(10, 0.5), (20, 0.25), (20, 0.375), (30, 0.5)]

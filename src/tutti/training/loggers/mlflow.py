@@ -43,6 +43,7 @@ class MlFlow(Logger):
 
     _client: MlflowClient | None = None
     _run, _step = "", 0
+    _has_earlier = False
 
     @classmethod
     def needs(cls) -> Sequence[str]:
@@ -66,6 +67,7 @@ class MlFlow(Logger):
             if (path / MLFLOW).is_file():
                 self._run = (path / MLFLOW).read_text(encoding="utf-8").strip()
                 client.update_run(self._run, status="RUNNING")
+                self._has_earlier = True
                 there = set(client.get_run(self._run).data.params)
             else:
                 name = os.environ.get(EXPERIMENT, "tutti")
@@ -80,6 +82,11 @@ class MlFlow(Logger):
             params = [Param(name, str(value)) for name, value in given if name not in there]
             client.log_batch(self._run, params=params)
         self._client = client
+
+    def go_on(self, records: Sequence[EpochRecord]) -> None:
+        """Write the figures of earlier epochs, unless the run has them."""
+        if not self._has_earlier:
+            super().go_on(records)
 
     def epoch(self, record: EpochRecord) -> None:
         """Write the figures; their step is that of the weight update."""
