@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import CSV
-from tutti.records.untrusted import open_unlinked
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, figures_of
 
@@ -23,7 +22,7 @@ class Csv(Logger):
     def go_on(self, records: Sequence[EpochRecord]) -> None:
         """Append the figures of earlier epochs."""
         self._folder.refuse_lost()
-        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="", opener=open_unlinked) as file:
+        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="") as file:
             for record in records:
                 place = {"time": record.time, "epoch": record.epoch, "step": record.step}
                 row = {**place, "complete": record.complete, **figures_of(record), "epoch": record.epoch}
