@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -57,13 +56,6 @@ def test_a_parameter_server_ends_as_plain_torch(worlds: Worlds, loop: str, size:
             raise found
         assert not isinstance(found, Refused), found.sentence
         assert differences(found, wanted, f"rank {rank} of {size}") == []
-
-
-def test_ranks_agree_where_a_parameter_server_differs(worlds: Worlds) -> None:
-    for loop in BY_DESIGN:
-        first, second = worlds.run(LOOPS[loop], 2, ParamServer())
-        assert not isinstance(first, BaseException | Refused)
-        assert differences(first[0], second[0]) == []
 
 
 CENTRED = (Downpour(), Lazy(slack=1), ParamServer())
@@ -343,55 +335,6 @@ def test_what_a_loop_makes_of_its_weights_reaches_all(worlds: Worlds, strategy: 
     _decay(model, sgd(model))
     for found in worlds.call(partial(_decays_alone, strategy=strategy), 2):
         assert differences(found, weights(model)) == []
-
-
-def _shifts_at_the_end(comm: Communicator, shift: float, settled: bool = False) -> list[dict[str, Tensor]]:
-    """A loop on the first rank, which changes its weights after the last step; the other rests."""
-    job = Distributed(comm, GEM(momentum=0.0, least=1.0, most=1.0))
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    if comm.rank == 0:
-        for _ in range(3):
-            optimizer.zero_grad()
-            fit(model, *samples(6).tensors).backward()
-            optimizer.step()
-        for parameter in model.parameters():
-            parameter.data.add_(shift)
-    with distribute.settled(model) if settled else nullcontext():
-        distribute.finish(model)
-    return weights(model)
-
-
-def test_what_a_loop_changes_after_its_last_step_reaches_all(worlds: Worlds) -> None:
-    without = worlds.call(partial(_shifts_at_the_end, shift=0.0), 2)[0]
-    assert differences(without, weights(net())) != []
-    for found in worlds.call(partial(_shifts_at_the_end, shift=0.25), 2):
-        assert differences(found, [{name: value + 0.25 for name, value in without[0].items()}]) == []
-
-
-def test_weights_that_are_there_to_be_evaluated_are_no_change_of_the_loops(worlds: Worlds) -> None:
-    without = worlds.call(partial(_shifts_at_the_end, shift=0.0), 2)
-    inside = worlds.call(partial(_shifts_at_the_end, shift=0.0, settled=True), 2)
-    assert differences(inside, without) == []
-
-
-def _pairs_decay(comm: Communicator) -> list[dict[str, Tensor]]:
-    """A worker's row is averaged with that of one which rests at the first weights."""
-    job = Distributed(comm, ADPSGD())
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    if comm.rank == 0:
-        for parameter in model.parameters():
-            parameter.data.zero_()
-        optimizer.step()
-    distribute.finish(model)
-    return weights(model)
-
-
-def test_an_edit_is_averaged_with_another_workers_weights(worlds: Worlds) -> None:
-    begin = weights(net())[0]
-    for (found,) in worlds.call(_pairs_decay, 2):
-        assert differences(found, {name: value / 2 for name, value in begin.items()}) == []
 
 
 REFUSABLE = [

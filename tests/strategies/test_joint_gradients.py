@@ -159,41 +159,6 @@ def test_a_gradient_of_rows_of_what_is_no_table_becomes_a_whole_one() -> None:
     VirtualWorld(2).run(program)
 
 
-@pytest.mark.parametrize("reduced", [False, True])
-def test_a_gradient_that_the_loop_has_set_counts_as_often_as_it_is_told(reduced: bool) -> None:
-    def program(comm: Communicator) -> None:
-        module = vectors()
-        replica = place(module, comm, Home.PRIVATE if reduced else Home.SHARED)
-        gradients = (
-            ReducedGradients(replica, comm, Native, False) if reduced else MeanGradients(replica, comm)
-        )
-        module[0].grad = gradient(0, 1.0 + comm.rank)
-        module[1].grad = gradient(1, 4.0) if comm.rank else None
-        gradients.bring_set([0, 1], 2.0 if comm.rank else 0.0)
-        comm.barrier()
-        gradients.reduce([0, 1])
-        assert torch.equal(module[0].grad, gradient(0, 2.0))
-        assert torch.equal(module[1].grad, gradient(1, 4.0))
-
-    VirtualWorld(2).run(program)
-
-
-def test_a_table_without_a_gradient_can_be_brought_with_any_weight() -> None:
-    def program(comm: Communicator) -> None:
-        module = Words()
-        gradients = MeanGradients(place(module, comm, Home.SHARED), comm)
-        weight = module.table.weight
-        weight.grad = None
-        if comm.rank:
-            weight.grad = torch.ones(6, 2, dtype=torch.float64)
-        gradients.bring_set([0], 0.5)
-        comm.barrier()
-        gradients.reduce([0])
-        assert torch.equal(weight.grad.to_dense(), torch.full((6, 2), 0.25, dtype=torch.float64))
-
-    VirtualWorld(2).run(program)
-
-
 def test_a_slice_is_one_message_across_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_gradients, "PIECE", 16)
     lengths = []

@@ -115,18 +115,3 @@ def a_loader_that_changes_its_batches(job: Job) -> Outcome:
         fit(model, inputs, targets).backward()
         optimizer.step()
     return weights(model)
-
-
-@loop
-def a_loader_without_end(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    loader, seen = Endless(samples(), 4), 0
-    for _ in range(2):
-        for inputs, targets in job.shard(loader):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-            seen += 1
-            assert seen <= 6
-    return weights(model)
