@@ -10,7 +10,6 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "batches_that_another_thread_fetches": (2, 3),
     "one_backward_of_all_batches": (2, 3),
     "gradients_by_autograd_grad": (2, 3),
-    "batches_that_are_kept": (2, 3),
     "a_loader_inside_another": (2, 3),
     "steps_inside_the_backward_pass": (2, 3),
 }

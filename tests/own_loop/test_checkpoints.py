@@ -252,8 +252,7 @@ def _two_models_and_loaders(folder: Path | None, stop: bool) -> Any:
     (one, first), (other, second) = made(adam, sgd)
     run = kept(folder)
     step = run.restore() if run else 0
-    real = DataLoader(samples(20, 1), 3, shuffle=True)
-    false = DataLoader(samples(20, 2), 4, shuffle=True)
+    real, false = (DataLoader(samples(31, seed), 6, shuffle=True, drop_last=True) for seed in (1, 2))
     for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
         for (a, b), (c, d) in zip(distribute.shard(real), distribute.shard(false), strict=False):
             for model, optimizer, x, y in ((one, first, a, b), (other, second, c, d)):
@@ -272,7 +271,7 @@ def _labelled_and_unlabelled(folder: Path | None, stop: bool) -> Any:
     ((model, optimizer),) = made(adam)
     run = kept(folder)
     step = run.restore() if run else 0
-    labelled, unlabelled = (DataLoader(samples(n, n), 4, shuffle=True) for n in (20, 9))
+    labelled, unlabelled = (DataLoader(samples(n, n), 6, shuffle=True, drop_last=True) for n in (20, 13))
     source = iter(distribute.shard(unlabelled))
     for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
         for inputs, targets in distribute.shard(labelled):

@@ -194,7 +194,6 @@ class DividedOptimizer:
     def _list(self) -> list[list[int]]:
         return [list(map(id, group["params"])) for group in self._optimizer.param_groups]
 
-    @torch.no_grad()
     def bring_weights(self) -> None:
         """Copy weights that the loop has put elsewhere (`p.data = other`) to their places, and point there.
 
@@ -202,7 +201,7 @@ class DividedOptimizer:
         """
         for slot in self._slots:
             if slot.parameter.data_ptr() != slot.address:
-                slot.parameter.data = slot.weights.copy_(slot.parameter)
+                slot.parameter.data = slot.weights.copy_(slot.parameter.detach())
 
     def _bring_gradients(self) -> Missing:
         """Copy gradients that lie elsewhere to their places; return which parameters have none."""

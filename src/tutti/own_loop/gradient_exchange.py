@@ -96,7 +96,6 @@ class GradientExchange:
                 for cell in one.gradients.cells:
                     cell.parameter.grad = None
 
-    @torch.no_grad()
     def end(self, failed: bool = True) -> None:
         """Add what a backward pass has brought, weighted, to what was there before."""
         for one in self._models:
@@ -115,7 +114,6 @@ class GradientExchange:
                 else:
                     parameter.grad = earlier.add_(new)
 
-    @torch.no_grad()
     def meet(self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()) -> Tensor:
         """Wait for all ranks, as `Meetings.come` does (collective); those that reduce are helped first.
 
@@ -152,7 +150,8 @@ class GradientExchange:
             return
         for one in self._models:
             for cell in one.gradients.unseen():
-                if bool(cell.parameter.grad.any()):
+                gradient = cell.parameter.grad
+                if gradient is not None and bool(gradient.any()):
                     raise BadOption(
                         f"the gradient of a parameter of shape {tuple(cell.parameter.shape)} was not made by "
                         "backward(), so it is this rank's alone; call torch.autograd.backward(parameters, "
@@ -217,7 +216,6 @@ class GradientExchange:
                 parts.append((one, own))
         return parts
 
-    @torch.no_grad()
     def _help(self, table: Tensor, touched: Sequence[int]) -> None:
         """Reduce what any rank brings; this one has brought `touched`, and brings what it has of the rest."""
         wanted = _numbers_of(table[table[:, 0] == Purpose.REDUCE])

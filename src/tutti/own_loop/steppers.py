@@ -362,7 +362,7 @@ def _numbers_in(value: object) -> object:
 def _hash_of(optimizer: Optimizer) -> int:
     """A hash of the optimizer's options, the same in every process."""
     values = [value for group in optimizer.param_groups for value in group.values()]
-    return hash(tuple(_numbers_in(value) for value in values if isinstance(value, NUMBERS)))
+    return hash(tuple([_numbers_in(value) for value in values if isinstance(value, NUMBERS)]))
 
 
 def _refuse_other_optimizers(table: Tensor) -> None:

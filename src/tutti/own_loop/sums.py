@@ -83,4 +83,4 @@ def _divides(node: Any, own: int) -> bool:
     factor = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
     if isinstance(factor, Tensor):
         factor = factor.item() if factor.numel() == 1 else 0
-    return abs(factor or 0) * own <= 1
+    return bool(abs(factor or 0) * own <= 1)
