@@ -38,12 +38,12 @@ class Worlds:
         """What `function` returns on each rank.
 
         Raises:
-            BaseException: what the first rank that failed has raised.
+            BaseException: what the first rank that failed has raised; the others may wait for it.
         """
         outcomes = self.outcomes(function, size)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for error in sorted(failed, key=lambda error: isinstance(error, TimeoutError)):
+            raise error
         return outcomes
 
     def each(self, size: int, program: Callable[..., Outcome], *arguments: Any) -> list[Outcome]:
