@@ -16,10 +16,11 @@ from tutti.errors import BadOption
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
 from tutti.strategies import Strategy, Sync
+from tutti.strategies.base import Pace
 
 SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
 BATCH = 4
-"""23 samples: six batches, so that of four ranks two have none in the second round."""
+"""23 samples: six batches, so that four ranks have one round of them, and two are left."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,21 +63,23 @@ def loader(shuffle: bool = False) -> DataLoader:
 @pytest.mark.parametrize("strategy", [Alone(), Free()])
 @pytest.mark.parametrize("from_loader", [True, False])
 def test_each_rank_trains_on_whole_batches_in_turn(job_of_each_rank, strategy, from_loader) -> None:
+    counts = [1, 1, 1, 1] if strategy.pace is Pace.ABREAST else [2, 2, 1, 1]
+
     def work(comm: Communicator) -> tuple[list[Tensor], list[str], Tensor]:
         job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm)
         model, optimizer = make(strategy)
         dealt = distribute.shard(loader() if from_loader else list(loader()))
-        assert len(dealt) == [2, 2, 1, 1][comm.rank]
+        assert len(dealt) == counts[comm.rank]
         seen = train(model, optimizer, dealt)
         distribute.finish(model)
         return seen, distribute._current().steppers[0].worker.calls, vector(model)
 
     found = VirtualWorld(4).run(work)
-    assert [calls for _, calls, _ in found] == [["step", "step"]] * 2 + [["step", "skip"]] * 2
+    assert [calls for _, calls, _ in found] == [["step"] * count for count in counts]
     ends = []
     for rank, (seen, _, _) in enumerate(found):
         model, optimizer = make()
-        expected = [batch for number, batch in enumerate(loader()) if number % 4 == rank]
+        expected = [batch for number, batch in enumerate(loader()) if number % 4 == rank][: counts[rank]]
         train(model, optimizer, expected)
         ends.append(vector(model))
         assert all(map(torch.equal, seen, [inputs for inputs, _ in expected]))
@@ -132,15 +135,13 @@ def test_a_model_that_is_not_trained_here_is_refused(job_of_each_rank) -> None:
         VirtualWorld(1).run(work)
 
 
-def test_an_optimizer_without_a_step_in_an_epoch_skips_no_round_of_it(job_of_each_rank) -> None:
-    def work(comm: Communicator) -> list[list[str]]:
+def test_fewer_batches_than_workers_are_refused(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> None:
         job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm)
-        model, optimizer = make(Alone())
-        make(Alone())
-        train(model, optimizer, distribute.shard(loader()))
-        return [stepper.worker.calls for stepper in distribute._current().steppers]
+        train(*make(Alone()), distribute.shard(list(loader())[:3]))
 
-    assert VirtualWorld(4).run(work) == [[["step", "step"], []]] * 2 + [[["step", "skip"], []]] * 2
+    with pytest.raises(BadOption, match="fewer batches than the 4 ranks"):
+        VirtualWorld(4).run(work)
 
 
 def test_workers_that_wait_for_nobody_may_step_as_often_as_they_like(job_of_each_rank) -> None:

@@ -26,7 +26,7 @@ from tutti.own_loop.checkpoints import Checkpoints, check_objects
 from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import generators_of
-from tutti.own_loop.shard import Dealt, emptied, from_batches, from_loader
+from tutti.own_loop.shard import Dealt, deals_in_rounds, emptied, from_batches, from_loader
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
 from tutti.parameter_server.base import Centre
 from tutti.run.arguments import as_arguments
@@ -390,7 +390,8 @@ class shard:
     """A rank's own samples; together the ranks see each sample once.
 
     Where the workers make each update together, and where nothing is distributed, that is this rank's part of
-    every batch. Where each worker makes its own updates, whole batches are dealt to the ranks in turn.
+    every batch. Where each worker makes its own updates, whole batches are dealt to the ranks in turn; where
+    they make them at the same time, as under `local`, batches that are too few for all ranks are left out.
 
     Iterating yields batches of the same structure. Where a batch has fewer samples than there are ranks, a
     rank without any gets an empty batch under `torch.no_grad()`, and else one sample whose gradient does not
@@ -435,6 +436,8 @@ class shard:
 
     def __len__(self) -> int:
         loop, batches = _current(), len(cast("Sized", self.batches))
+        if deals_in_rounds(loop):
+            return batches // loop.comm.size
         return batches if loop.pace is Pace.TOGETHER else len(range(loop.comm.rank, batches, loop.comm.size))
 
 
@@ -449,6 +452,11 @@ def _in_loop(dealt: Iterator[Dealt], mine: OpenIteration, loop: OwnLoop) -> Iter
             loop.begin_batch(mine, counts)
             # In training the one sample is there for backward(), and weighs nothing.
             yield batch if counts.own or torch.is_grad_enabled() else emptied(batch)
+        if not mine.dealt and deals_in_rounds(loop) and not (mine.start and mine.start.first):
+            raise BadOption(
+                f"shard() was given fewer batches than the {loop.comm.size} ranks, each of which trains on "
+                "batches of its own with this strategy; give smaller batches, or use fewer ranks"
+            )
     finally:
         loop.exchange.meetings.dealing.remove(thread)
         loop.close(mine)

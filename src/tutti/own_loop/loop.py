@@ -305,9 +305,7 @@ class Stepper(ABC):
         strategy: how to train.
         sums: losses are sums over samples, not means.
         loop: the user's, which has the other steppers.
-        check: compares what the ranks hold alike.
         steps: how many of its own steps a worker has made, if each has batches of its own.
-        latest: the number of the latest of them, counted over all steppers of the loop.
     """
 
     replica: Replica
@@ -318,7 +316,7 @@ class Stepper(ABC):
 
     def __post_init__(self) -> None:
         self._number = len(self.loop.steppers)
-        self.steps = self.latest = 0
+        self.steps = 0
         native = self.optimizer.step
 
         def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
@@ -331,10 +329,6 @@ class Stepper(ABC):
     @abstractmethod
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
         """One call of the user's `optimizer.step()`, which was `native` before."""
-
-    def skip(self) -> None:
-        """Take part in a step for which the other ranks have a batch, and this one has none."""
-        return
 
     def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
         """Give the replica the weights to be evaluated (collective)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any, cast
 
@@ -49,7 +49,6 @@ class ShardSampler:
 
     Attributes:
         counts: of the batches that are dealt and not yet loaded.
-        seen: how many batches of all ranks were dealt.
         start: what the iteration begins with.
     """
 
@@ -59,13 +58,12 @@ class ShardSampler:
         self.dataset, self.loop = loader.dataset, loop
         self._generators, self._samplers = generators_of(loader), loop.kept_samplers(loader)
         self.counts: list[SampleCounts] = []
-        self.seen = 0
         self.start: IterationStart | None = None
 
     def __iter__(self) -> Iterator[list[Any]]:
         loop, comm, start, together = self.loop, self.loop.comm, self.start, self.loop.pace is Pace.TOGETHER
         own_print = fingerprint(length_of(self.dataset), self.dataset, loop.looked) if comm.size > 1 else []
-        self.counts, self.seen = [], start.first if start else 0
+        self.counts, seen, in_rounds = [], 0, deals_in_rounds(loop)
         source = start.begin(self.batches, self._generators, self._samplers) if start else iter(self.batches)
         while True:
             ahead = self._ahead()
@@ -76,9 +74,9 @@ class ShardSampler:
                 _refuse_other_samples(own_print[0], comm)
             with loop.exchange.meetings.explaining(Purpose.DEAL):
                 shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
-            for batch in shared:
-                mine = self.seen % comm.size == comm.rank
-                self.seen += 1
+            for batch in shared[: len(shared) // comm.size * comm.size] if in_rounds else shared:
+                mine = seen % comm.size == comm.rank
+                seen += 1
                 if together or mine:
                     own = batch[cut(len(batch), comm.size)[comm.rank]] if together else batch
                     self.counts.append(SampleCounts(len(own), len(batch)))
@@ -120,21 +118,12 @@ def from_loader(loader: DataLoader[Any], loop: OwnLoop, start: IterationStart | 
     batches = iter(own)
     if random is not None:
         load_random_state(random)
-    return _each_dealt(batches, sampler, loop)
+    return _each_dealt(batches, sampler)
 
 
-def _each_dealt(batches: Iterator[Any], sampler: ShardSampler, loop: OwnLoop) -> Iterator[Dealt]:
-    before = _steps_before(sampler.start, loop)
+def _each_dealt(batches: Iterator[Any], sampler: ShardSampler) -> Iterator[Dealt]:
     for batch in batches:
         yield batch, sampler.counts.pop(0)
-    if loop.pace is not Pace.TOGETHER:
-        _complete_round(sampler.seen, before, loop)
-
-
-def _steps_before(start: IterationStart | None, loop: OwnLoop) -> list[int]:
-    """Return how many steps each stepper had made when the epoch began."""
-    left_out = len(range(loop.comm.rank, start.first if start else 0, loop.comm.size))
-    return [stepper.steps - left_out for stepper in loop.steppers]
 
 
 def _own_loader(loader: DataLoader[Any], loop: OwnLoop) -> DataLoader[Any]:
@@ -175,16 +164,17 @@ def _refuse_other_samples(length: int, comm: Communicator) -> None:
 
 def from_batches(batches: Iterable[Any], loop: OwnLoop, start: IterationStart | None) -> Iterator[Dealt]:
     """Deal this rank's part of each batch, or whole batches in turn."""
-    before, seen = _steps_before(start, loop), start.first if start else 0
+    comm = loop.comm
+    last = comm.size - 1 if deals_in_rounds(loop) else comm.rank
     source = start.begin(batches, generators_of(batches)) if start else iter(batches)
-    for batch in _compared(source, loop):
+    for number, batch in enumerate(_compared(source, loop)):
         if loop.pace is Pace.TOGETHER:
-            yield own_part(batch, loop.comm)
-        elif seen % loop.comm.size == loop.comm.rank:
-            yield batch, SampleCounts(_length(batch), _length(batch))
-        seen += 1
-    if loop.pace is not Pace.TOGETHER:
-        _complete_round(seen, before, loop)
+            yield own_part(batch, comm)
+            continue
+        if number % comm.size == comm.rank:
+            own = batch
+        if number % comm.size == last:
+            yield own, SampleCounts(_length(own), _length(own))
 
 
 def _compared(source: Iterator[Any], loop: OwnLoop) -> Iterator[Any]:
@@ -205,33 +195,9 @@ def _compared(source: Iterator[Any], loop: OwnLoop) -> Iterator[Any]:
         yield batch
 
 
-def _complete_round(batches: int, before: Sequence[int], loop: OwnLoop) -> None:
-    """Skip the last round of an epoch where this rank has no batch in it: all make as many steps or skips.
-
-    Args:
-        batches: of all ranks.
-        before: how many steps each stepper had made when the epoch began.
-        loop: the ranks.
-
-    Raises:
-        BadOption: a step is not that of one batch, so it is unknown how many the other ranks make.
-    """
-    left, own = batches % loop.comm.size, batches // loop.comm.size
-    if not left or loop.comm.rank < left or not torch.is_grad_enabled():
-        return
-    pairs = list(enumerate(zip(loop.steppers, before, strict=False)))
-    # In the order in which the loop steps: the other ranks do so now.
-    for number, (stepper, steps) in sorted(pairs, key=lambda pair: pair[1][0].latest):
-        made = stepper.steps - steps
-        if made == own:
-            stepper.skip()
-        elif made and loop.pace is Pace.ABREAST:
-            raise BadOption(
-                f"this rank has made {made} steps with optimizer {number} for its {own} batches, and other "
-                f"ranks have a batch more, as shard() was given {batches} for {loop.comm.size} ranks: with "
-                "this strategy all must make equally many steps; make one for each batch, give a number of "
-                "batches that the ranks can share evenly, or use the default strategy, Sync()"
-            )
+def deals_in_rounds(loop: OwnLoop) -> bool:
+    """Return whether all ranks get equally many batches, and those of an unfinished round are left out."""
+    return loop.pace is Pace.ABREAST and loop.comm.size > 1 and torch.is_grad_enabled()
 
 
 def own_part(batch: Any, comm: Communicator) -> Dealt:

@@ -170,7 +170,7 @@ class WorkerStepper(Stepper):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._known = {parameter for flat in self.replica.flats for parameter in flat.parameters}
-        self._inside, self._skipped = False, 0
+        self._inside = False
         self._refusal = (
             f"strategy '{self.strategy.name}' does not exchange: it was frozen, or not there, when "
             "distribute() was given the model; make the model whole and unfreeze it before, or use the "
@@ -186,7 +186,6 @@ class WorkerStepper(Stepper):
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)
         self.steps += 1
-        self.latest = max(stepper.latest for stepper in self.loop.steppers) + 1
         if self.loop.comm.size > 1:
             _refuse_strangers(self.optimizer, self._known.__contains__, self._refusal)
             self.loop.exchange.meetings.refuse_other_threads()
@@ -198,12 +197,6 @@ class WorkerStepper(Stepper):
                 self._advance(self.loop.counts)
         self.loop.exchange.meetings.steps += 1
         return loss
-
-    @override
-    def skip(self) -> None:
-        self._skipped += 1
-        with self._stepping(Purpose.STEP):
-            self.worker.skip()
 
     @override
     def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
@@ -274,7 +267,7 @@ class WorkerStepper(Stepper):
         """Refuse that some ranks have made more steps than others, where they make them together."""
         if self.strategy.pace is not Pace.ABREAST or self.loop.comm.size == 1:
             return
-        made = self.loop.comm.all_gather_objects(self.steps + self._skipped)
+        made = self.loop.comm.all_gather_objects(self.steps)
         if len(set(cast("list[int]", made))) > 1:
             raise BadOption(
                 f"with strategy '{self.strategy.name}' all ranks make their steps at the same time, but by "
