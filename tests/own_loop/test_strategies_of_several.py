@@ -38,6 +38,7 @@ from tutti.strategies import (
     ParamServer,
     Strategy,
 )
+from tutti.strategies.base import Pace
 
 SIZES = pytest.mark.parametrize("size", [2, 3])
 
@@ -58,6 +59,11 @@ def test_a_parameter_server_ends_as_plain_torch(worlds: Worlds, loop: str, size:
         assert differences(found, wanted, f"rank {rank} of {size}") == []
 
 
+def updates(strategy: Strategy) -> int:
+    """Of an epoch of three batches on two ranks; the third is left out where each worker has its own."""
+    return 3 if strategy.pace is Pace.TOGETHER else 2
+
+
 CENTRED = (Downpour(), Lazy(slack=1), ParamServer())
 
 
@@ -75,9 +81,8 @@ def _reads(comm: Communicator, strategy: Strategy) -> tuple[list[Any], float]:
 
 @pytest.mark.parametrize("strategy", CENTRED, ids=lambda strategy: strategy.name)
 def test_every_rank_reads_the_state_of_all_updates(worlds: Worlds, strategy: Strategy) -> None:
-    """Three batches in each of two epochs."""
     first, *others = worlds.call(partial(_reads, strategy=strategy), 2)
-    assert first[1] == 6
+    assert first[1] == 2 * updates(strategy)
     for other in others:
         assert differences(other[0], first[0]) == []
 
@@ -97,7 +102,7 @@ def _goes_back(comm: Communicator, strategy: Strategy) -> tuple[Any, Any]:
     train(job, model, optimizer, epochs=1)
     distribute.finish(model)
     steps = float(optimizer.state_dict()["state"][0]["step"])
-    assert steps == float(saved[1]["state"][0]["step"]) + 3
+    assert steps == float(saved[1]["state"][0]["step"]) + updates(strategy)
     return differences(found, saved), steps
 
 
@@ -105,7 +110,7 @@ def _goes_back(comm: Communicator, strategy: Strategy) -> tuple[Any, Any]:
 def test_going_back_to_a_checkpoint_takes_effect_on_all_ranks(worlds: Worlds, strategy: Strategy) -> None:
     for found, steps in worlds.call(partial(_goes_back, strategy=strategy), 2):
         assert found == []
-        assert steps == 6
+        assert steps == 2 * updates(strategy)
 
 
 def _changes_state(comm: Communicator, strategy: Strategy, how: str) -> str:

@@ -390,8 +390,8 @@ class shard:
     """A rank's own samples; together the ranks see each sample once.
 
     Where the workers make each update together, and where nothing is distributed, that is this rank's part of
-    every batch. Where each worker makes its own updates, whole batches are dealt to the ranks in turn; where
-    they make them at the same time, as under `local`, batches that are too few for all ranks are left out.
+    every batch. Where each worker makes its own updates, whole batches are dealt to the ranks in turn; in
+    training, the last ones of an epoch are left out if they are too few for all ranks.
 
     Iterating yields batches of the same structure. Where a batch has fewer samples than there are ranks, a
     rank without any gets an empty batch under `torch.no_grad()`, and else one sample whose gradient does not

@@ -197,7 +197,7 @@ def _compared(source: Iterator[Any], loop: OwnLoop) -> Iterator[Any]:
 
 def deals_in_rounds(loop: OwnLoop) -> bool:
     """Return whether all ranks get equally many batches, and those of an unfinished round are left out."""
-    return loop.pace is Pace.ABREAST and loop.comm.size > 1 and torch.is_grad_enabled()
+    return loop.pace is not Pace.TOGETHER and loop.comm.size > 1 and torch.is_grad_enabled()
 
 
 def own_part(batch: Any, comm: Communicator) -> Dealt:
