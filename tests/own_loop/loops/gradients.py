@@ -121,17 +121,6 @@ def hooks_on_parameters_that_scale(job: Job) -> Outcome:
 
 
 @loop
-def hooks_after_accumulation(job: Job) -> Outcome:
-    """Such a hook sees `parameter.grad`: elementwise edits of it are heeded."""
-    model = net()
-    seen = []
-    model, optimizer = job.distribute(model, sgd(model))
-    model[2].bias.register_post_accumulate_grad_hook(lambda parameter: seen.append(len(parameter.grad)))
-    train(job, model, optimizer, epochs=1)
-    return weights(model), seen
-
-
-@loop
 def gradient_penalty(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, adam(model))
@@ -174,22 +163,6 @@ def gradients_of_each_sample(job: Job) -> Outcome:
         torch.autograd.backward(list(model.parameters()), [each[name].mean(0) for name in named])
         optimizer.step()
     return weights(model)
-
-
-@loop
-def gradients_are_kept_from_step_to_step(job: Job) -> Outcome:
-    """The mean of this gradient and the last one, by hand."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    kept = [torch.zeros_like(p) for p in model.parameters()]
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        for parameter, last in zip(model.parameters(), kept, strict=True):
-            parameter.grad.add_(last).div_(2)
-            last.copy_(parameter.grad)
-        optimizer.step()
-    return weights(model), kept
 
 
 @loop

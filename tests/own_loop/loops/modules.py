@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -207,49 +206,6 @@ def gradient_checkpointing(job: Job) -> Outcome:
             nn.functional.cross_entropy(model[2](hidden), targets).backward()
             optimizer.step()
     return weights(model)
-
-
-@loop
-def spectral_norm(job: Job) -> Outcome:
-    model = net()
-    parametrizations.spectral_norm(model[0])
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
-def pruning(job: Job) -> Outcome:
-    from torch.nn.utils import prune
-
-    model = net()
-    prune.l1_unstructured(model[0], "weight", 0.3)
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    prune.l1_unstructured(model[0], "weight", 0.3)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), dict(model.state_dict())
-
-
-@loop
-def a_compiled_model(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    compiled = torch.compile(model, backend="eager")
-    train(job, compiled, optimizer)
-    return weights(model)
-
-
-@loop
-def complex_parameters(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.Linear(FEATURES, 3, dtype=torch.complex128)
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs.to(torch.complex128)).abs(), targets).backward()
-        optimizer.step()
-    return [torch.view_as_real(p.detach()) for p in model.parameters()]
 
 
 @loop

@@ -79,22 +79,6 @@ def going_back_to_a_checkpoint(job: Job) -> Outcome:
 
 
 @loop
-def a_checkpoint_is_loaded_before_distributing(job: Job) -> Outcome:
-    inputs, targets = samples().tensors
-    earlier = net()
-    before = sgd(earlier)
-    fit(earlier, inputs, targets).backward()
-    before.step()
-    model = net(8)
-    optimizer = sgd(model)
-    model.load_state_dict(earlier.state_dict())
-    optimizer.load_state_dict(before.state_dict())
-    model, optimizer = job.distribute(model, optimizer)
-    train(job, model, optimizer)
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
 def a_checkpoint_is_loaded_after_distributing(job: Job) -> Outcome:
     inputs, targets = samples().tensors
     earlier = net()
@@ -107,18 +91,6 @@ def a_checkpoint_is_loaded_after_distributing(job: Job) -> Outcome:
     optimizer.load_state_dict(before.state_dict())
     train(job, model, optimizer)
     return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def a_part_of_the_model_is_loaded(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    model[2].load_state_dict(net(9)[2].state_dict())
-    train(job, model, optimizer, epochs=1)
-    model.load_state_dict({"0.bias": torch.ones(4, dtype=torch.float64)}, strict=False)
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
 
 
 def _scheduled(job: Job, make: Callable[[Optimizer], Any], before: bool) -> Outcome:
@@ -240,11 +212,6 @@ def _scaled(job: Job, overflow: bool, clip: bool = False, **options: Any) -> Out
 
 
 @loop
-def a_gradient_scaler(job: Job) -> Outcome:
-    return _scaled(job, overflow=False)
-
-
-@loop
 def a_gradient_scaler_and_clipping(job: Job) -> Outcome:
     return _scaled(job, overflow=False, clip=True)
 
@@ -316,27 +283,6 @@ def lbfgs_with_a_line_search(job: Job) -> Outcome:
     )
 
 
-def _fused(model: nn.Module) -> Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3, fused=True)
-
-
-@loop
-def a_step_that_the_loop_has_wrapped(job: Job) -> Outcome:
-    model = net()
-    optimizer = _fused(model)
-    calls = []
-    native = optimizer.step
-
-    def step(*arguments: Any, **options: Any) -> Any:
-        calls.append(len(optimizer.param_groups))
-        return native(*arguments, **options)
-
-    optimizer.step = step
-    model, optimizer = job.distribute(model, optimizer)
-    train(job, model, optimizer)
-    return weights(model), calls
-
-
 class _Counted(torch.optim.SGD):
     """A subclass that does a little more."""
 
@@ -357,20 +303,6 @@ def a_subclass_of_sgd(job: Job) -> Outcome:
     model, optimizer = job.distribute(model, _Counted(model.parameters(), lr=0.1, momentum=0.9))
     train(job, model, optimizer)
     return weights(model), gradients(model), optimizer.steps
-
-
-@loop
-def an_optimizer_in_reverse_order(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(
-        model, torch.optim.SGD(list(model.parameters())[::-1], lr=0.1, momentum=0.9, fused=True)
-    )
-    train(job, model, optimizer, epochs=1)
-    saved = copy.deepcopy(optimizer.state_dict())
-    train(job, model, optimizer, epochs=1)
-    optimizer.load_state_dict(saved)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), dict(optimizer.state_dict())
 
 
 @loop

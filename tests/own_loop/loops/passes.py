@@ -105,18 +105,6 @@ def two_losses_and_two_backward_passes(job: Job) -> Outcome:
 
 
 @loop
-def backward_of_several_losses_at_once(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        scores = model(inputs)
-        torch.autograd.backward([nn.functional.cross_entropy(scores, targets), 0.1 * scores.square().mean()])
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def accumulation_of_uneven_micro_batches(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -125,21 +113,6 @@ def accumulation_of_uneven_micro_batches(job: Job) -> Outcome:
         for inputs, targets in job.shard(batches()):
             (fit(model, inputs, targets) / 3).backward()
         optimizer.step()
-    return weights(model)
-
-
-@loop
-def accumulation_over_the_end_of_an_epoch(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    passes = 0
-    for _ in range(2):
-        for inputs, targets in job.shard(batches()):
-            (fit(model, inputs, targets) / 2).backward()
-            passes += 1
-            if passes % 2 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
     return weights(model)
 
 
@@ -163,17 +136,6 @@ def fewer_samples_than_ranks(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, adam(model))
     for inputs, targets in job.shard(batches(size=2, count=5)):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def batches_of_one_sample(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches(size=1, count=3)):
         optimizer.zero_grad()
         fit(model, inputs, targets).backward()
         optimizer.step()
@@ -499,18 +461,6 @@ def a_loader_of_a_stream(job: Job) -> Outcome:
     for inputs, targets in job.shard(DataLoader(Stream(), 4)):
         optimizer.zero_grad()
         fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def batches_with_a_number(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    weight = torch.tensor(0.5, dtype=torch.float64)
-    for inputs, targets, share in job.shard([(*samples(7).tensors, weight)]):
-        optimizer.zero_grad()
-        (share * fit(model, inputs, targets)).backward()
         optimizer.step()
     return weights(model)
 

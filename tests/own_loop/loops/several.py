@@ -78,31 +78,10 @@ def two_optimizers_of_one_model(job: Job) -> Outcome:
 
 
 @loop
-def a_frozen_body(job: Job) -> Outcome:
-    model = net()
-    model[0].requires_grad_(False)
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
 def unfreezing(job: Job) -> Outcome:
     model = net()
     model[0].requires_grad_(False)
     model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    model[0].requires_grad_(True)
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def freezing(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    model[0].requires_grad_(False)
     train(job, model, optimizer, epochs=1)
     model[0].requires_grad_(True)
     train(job, model, optimizer, epochs=1)
@@ -118,21 +97,6 @@ def a_group_added_later(job: Job) -> Outcome:
     optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.002})
     train(job, model, optimizer, epochs=1)
     return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def a_parameter_moves_to_another_group(job: Job) -> Outcome:
-    model = net()
-    groups = [
-        {"params": list(model[0].parameters()), "lr": 0.1},
-        {"params": list(model[2].parameters()), "lr": 0.01},
-    ]
-    model, optimizer = job.distribute(model, torch.optim.SGD(groups, momentum=0.9))
-    train(job, model, optimizer, epochs=1)
-    first, second = (group["params"] for group in optimizer.param_groups)
-    second.insert(0, first.pop())
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
 
 
 @loop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import pickle
 
@@ -22,19 +21,6 @@ from tests.own_loop.loops.base import (
     train,
     weights,
 )
-
-
-@loop
-def weights_are_clamped(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        for parameter in model.parameters():
-            parameter.data.clamp_(-0.2, 0.2)
-    return weights(model)
 
 
 @loop
@@ -96,20 +82,6 @@ def a_model_that_is_pickled(job: Job) -> Outcome:
     file.seek(0)
     train(job, model, optimizer, epochs=1)
     return weights(model, loaded, torch.load(file, weights_only=False))
-
-
-@loop
-def training_goes_on_with_a_copy(job: Job) -> Outcome:
-    """A copy is a model of its own: its training moves nothing here."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    other = copy.deepcopy(model)
-    own = sgd(other)
-    inputs, targets = samples(6).tensors
-    fit(other, inputs, targets).backward()
-    own.step()
-    return weights(model, other)
 
 
 @loop
