@@ -55,10 +55,11 @@ class GradientExchange:
     Attributes:
         meetings: of the ranks.
         passes: how many backward passes of this rank have brought gradients since the last step.
+        made: how many have since the beginning.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self._comm, self.passes = comm, 0
+        self._comm, self.passes, self.made = comm, 0, 0
         self.meetings = Meetings(comm)
         self._models: list[ExchangedModel] = []
         self._cells: list[Cell] = []
@@ -140,24 +141,6 @@ class GradientExchange:
             if purpose is Purpose.REDUCE:
                 return torch.empty(0)
 
-    def refuse_unseen(self) -> None:
-        """Refuse to step by gradients that the loop has set, with no backward pass since the last step.
-
-        Raises:
-            BadOption: there is one.
-        """
-        if self.passes:
-            return
-        for one in self._models:
-            for cell in one.gradients.unseen():
-                gradient = cell.parameter.grad
-                if gradient is not None and bool(gradient.any()):
-                    raise BadOption(
-                        f"the gradient of a parameter of shape {tuple(cell.parameter.shape)} was not made by "
-                        "backward(), so it is this rank's alone; call torch.autograd.backward(parameters, "
-                        "gradients) in place of setting parameter.grad"
-                    )
-
     def _watch(self, number: int, parameter: nn.Parameter) -> None:
         trained = parameter.requires_grad
         parameter.requires_grad_(True)
@@ -193,6 +176,7 @@ class GradientExchange:
         touched = tuple(n for n in numbers if self._cells[n].parameter.grad is not None)
         if touched:
             self.passes += 1
+            self.made += 1
             self._bring(touched)
             self.meet(Purpose.REDUCE, (), touched)
         self.begin()  # this may have been the pass of a checkpoint inside of another, which goes on

@@ -48,7 +48,7 @@ class JointStepper(Stepper):
         self._divided = DividedOptimizer(
             self.optimizer, self.replica, self.copies, self.gradients, self.loop.comm.node
         )
-        self._fits = False
+        self._fits, self._passes = False, 0
         self._listed: list[nn.Parameter] = []
 
     def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
@@ -115,7 +115,7 @@ class JointStepper(Stepper):
         if comm.size == 1:
             return
         self._refuse_strangers()
-        self.loop.exchange.refuse_unseen()
+        self._refuse_unseen()
         self._fits = self._divided.fits(native)
         if self._fits:
             self._divided.bring_weights()
@@ -144,6 +144,17 @@ class JointStepper(Stepper):
             "its loss has beside it",
         )
         self._listed = listed
+
+    def _refuse_unseen(self) -> None:
+        """Refuse gradients that the loop has set, with no backward pass since this optimizer's last step."""
+        before, self._passes = self._passes, self.loop.exchange.made
+        for cell in self.joint.unseen() if before == self._passes else ():
+            if cell.parameter.grad is not None and bool(cell.parameter.grad.any()):
+                raise BadOption(
+                    f"the gradient of a parameter of shape {tuple(cell.parameter.shape)} was not made by "
+                    "backward(), so it is this rank's alone; call torch.autograd.backward(parameters, "
+                    "gradients) in place of setting parameter.grad"
+                )
 
     def _limit(self) -> None:
         parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
