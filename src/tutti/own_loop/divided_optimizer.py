@@ -154,7 +154,6 @@ class DividedOptimizer:
         self._optimizer.state = self._whole
         self._whole.forget()
 
-    @torch.no_grad()
     def step(self) -> None:
         """Move the weights of all ranks (collective)."""
         if self._list() != self._listed or any(p.requires_grad or p.grad is not None for p in self._frozen):

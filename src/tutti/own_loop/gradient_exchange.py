@@ -158,7 +158,6 @@ class GradientExchange:
         cast("Any", parameter)._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
         parameter.requires_grad_(trained)
 
-    @torch.no_grad()
     def _end(self) -> None:
         self._task = -1
         numbers = list(self._touched)
