@@ -36,8 +36,7 @@ DIFFERENT_WITH: dict[str, dict[str, str]] = {
         "gradients_are_never_zeroed": "a rank's gradient is the sum over parts of several batches",
         "accumulation_of_uneven_micro_batches": "likewise",
         "clipping_by_norm": "a rank clips its own gradient",
-        "heads_in_turn_with_adam": "it ends with a rank's own gradient",
-        "adversaries_zeroed_by_optimizer": "likewise",
+        "adversaries_zeroed_by_optimizer": "it ends with a rank's own gradient",
         "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer": "it ends with a rank's own scale",
     },
 }
