@@ -20,10 +20,10 @@ from functools import partial
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
-from tutti.errors import PeerLost, TuttiError, UserError
+from tutti.errors import PeerLost, TuttiError
 from tutti.launch.exit_reports import Report, cause
-from tutti.launch.fork_server_client import RankForker
-from tutti.launch.hangs import LOOK_S, HangWatch
+from tutti.launch.fork_server_client import RankGroup
+from tutti.launch.hangs import LOOK_S, HangWatch, HostSigns
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
@@ -70,7 +70,7 @@ class Crew:
 
     def __init__(
         self,
-        server: RankForker,
+        server: RankGroup,
         entry: str,
         payload: bytes,
         placement: Placement,
@@ -86,7 +86,8 @@ class Crew:
             arena = stack.enter_context(closing(Arena.create()))
             settings = _settings(placement, relay)
             self._ranks = start_ranks(stack, server, entry, payload, settings, stop, arena)
-            self._hangs = None if hang_timeout_s is None else HangWatch(arena, self._ranks, hang_timeout_s)
+            self._signs = HostSigns(arena, len(self._ranks))
+            self._hangs = None if hang_timeout_s is None else HangWatch(hang_timeout_s)
             self._opened = stack.pop_all()
 
     def register(self, selector: selectors.BaseSelector) -> None:
@@ -104,10 +105,8 @@ class Crew:
 
     def outcome(self) -> Outcome | None:
         """Return how its work has ended; None: it goes on. Ranks that hang are killed."""
-        if self._server.refused:
-            return Outcome(UserError(self._server.refused))
         if self._hangs is not None:
-            self._hangs.look(time.monotonic())
+            self._end_hung(self._hangs)
         reports = [one.report for one in self._ranks if one.report]
         deaths = [one.death for one in self._ranks if one.death]
         error, certain = cause(reports, deaths)
@@ -124,6 +123,18 @@ class Crew:
             self._deadline = self._deadline or time.monotonic() + FINISH_S
         over = self._deadline is not None and time.monotonic() >= self._deadline
         return Outcome(error) if over or all(one.ended for one in self._ranks) else None
+
+    def _end_hung(self, watch: HangWatch) -> None:
+        """Kill the ranks that hang, unless that was done. Their deaths end the job."""
+        if any(one.hung for one in self._ranks):
+            return
+        now = time.monotonic()
+        signs = self._signs.read([one.rank for one in self._ranks if not one.ended], now)
+        hung = watch.look(signs, now)
+        for rank, why in hung.items():
+            self._ranks[rank].hung = why
+        if hung:
+            self._signs.kill(hung)
 
     @property
     def result(self) -> bytes:

@@ -20,7 +20,6 @@ from tutti.free_memory import free_bytes
 from tutti.launch.allocation import Allocation, find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
-from tutti.launch.liveness import own_addresses
 from tutti.launch.orphans import refuse_ended_launcher
 
 if TYPE_CHECKING:
@@ -316,6 +315,19 @@ def is_this_machine(name: str) -> bool:
     if name in ("localhost", "127.0.0.1", own, own.split(".")[0]):
         return True
     return name[0].isdecimal() and name in own_addresses()
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Return the IPv4 addresses of this machine; the last one is that for its own ranks."""
+    import psutil  # It would slow every start.
+
+    found = [
+        one.address
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    ]
+    return (*found, "127.0.0.1")
 
 
 def fill(places: Sequence[Host], workers: int) -> tuple[Host, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import os
 import pickle
@@ -10,15 +9,16 @@ import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, NamedTuple
 
-from tutti.launch import control_channel, launcher
-from tutti.launch.exit_reports import Report, done, encode, failure, without_launcher
+from tutti.launch import launcher
+from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.malloc import keep_memory
 from tutti.launch.stop_request import StopPage, be_supervised
-from tutti.terminal import identity, lasting_output, say_last
+from tutti.terminal import lasting_output, say_last
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -55,7 +55,7 @@ class Descriptors(NamedTuple):
         stop: the file of the `StopPage`.
         output: what becomes its standard output.
         errors: what becomes its standard error.
-        channel: a socket to the process that started it; None: it has none.
+        channel: a connection to the process that started it; None: it has none.
     """
 
     arena: int
@@ -84,9 +84,18 @@ class RankJob:
     folder: str
 
 
+_channel: Connection | None = None
+
+
+def channel() -> Connection:
+    """Return the connection of this rank to the process that has started it."""
+    assert _channel is not None, "this rank was given none"
+    return _channel
+
+
 def run(start: RankPlace, files: Descriptors) -> None:
     """Be a rank, from the fork to the report."""
-    own, reports = os.getpid(), identity(files.reports)
+    own = os.getpid()
     with lasting_output():
         try:
             job = _set_up_process(start, files)
@@ -101,7 +110,11 @@ def run(start: RankPlace, files: Descriptors) -> None:
             if os.getpid() != own:
                 raise
             report = failure(start.rank, error, without_launcher(error.__traceback__))
-        _send_report(report, files.reports, reports)
+        with suppress(BrokenPipeError):  # After another rank's failure nobody may be there to read this one.
+            Connection(files.reports, readable=False).send(report)
+        if report.failed:  # Be gone at once: the peers notice, the supervisor ends them.
+            say_last("")
+            os._exit(1)
 
 
 def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
@@ -114,7 +127,8 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     be_supervised(StopPage(files.stop))
     os.close(files.stop)
     if files.channel is not None:
-        control_channel.adopt(files.channel)
+        global _channel
+        _channel = Connection(files.channel)
     for stream, descriptor, given in ((sys.stdout, 1, files.output), (sys.stderr, 2, files.errors)):
         os.dup2(given, descriptor)
         os.close(given)
@@ -151,31 +165,3 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     comm = HostCommunicator(HostGroup(Arena.attach(arena), start.block, start.rank, range(start.size)))
     adopt(comm)
     return comm
-
-
-def _send_report(report: Report, pipe: int, opened: tuple[int, int]) -> None:
-    """Send the report; of a failure, be gone at once: the peers notice, the supervisor ends them.
-
-    Args:
-        report: how this rank has ended.
-        pipe: the descriptor to write to.
-        opened: the identity of what it led to at first: the program may have closed it, and opened a file.
-    """
-    unreported = ""
-    try:
-        if identity(pipe) != opened:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        data = memoryview(encode(report))
-        while data:
-            data = data[os.write(pipe, data) :]
-    except BrokenPipeError:
-        # After another rank's failure nobody may be there to read this one.
-        pass
-    except OSError as error:
-        unreported = (
-            f"{report.traceback}tutti: rank {report.rank} cannot report how it ended ({error.strerror}): the "
-            "program has closed descriptors that it had not opened; let it close its own files alone\n"
-        )
-    if report.failed or unreported:
-        say_last(unreported)
-        os._exit(1)

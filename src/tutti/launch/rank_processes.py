@@ -9,46 +9,46 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from io import FileIO
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import control_bytes
-from tutti.launch.exit_reports import Death, Report, decode
-from tutti.launch.fork_server import NotForked, RankEnded
-from tutti.launch.fork_server_client import RankForker
+from tutti.launch.exit_reports import Death, Report
+from tutti.launch.fork_server import RankEnded
+from tutti.launch.fork_server_client import RankGroup
 from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
 
 
 @dataclass
 class RankProcess:
-    """The supervisor's record of a rank: what has come through its pipe, and how it has ended.
+    """The supervisor's record of a rank: its report, and how it has ended.
 
-    `hung` says in what it hung, if it was killed for that, or why it could not be started.
+    `hung` says in what it hung, if it was killed for that.
     """
 
     rank: int
-    pipe: FileIO
-    received: bytearray = field(default_factory=bytearray)
+    pipe: Connection
     report: Report | None = None
     death: Death | None = None
     ended: bool = False
     hung: str = ""
 
     def receive(self) -> bool:
-        """Read all that is in the pipe; returns whether more may come."""
-        while data := self.pipe.read(1 << 20):
-            self.received += data
-            if self.report is None:
-                self.report = next(iter(cast("list[Report]", decode(self.received))), None)
-        return data is None
+        """Read the report if it has come; returns whether it may come later."""
+        try:
+            if self.report is None and self.pipe.poll():
+                self.report = cast("Report", self.pipe.recv())
+        except (EOFError, OSError):  # It ended, perhaps in the middle of its report.
+            return False
+        return self.report is None
 
     def end(self, returncode: int, starved: bool) -> None:
         """Record that the process has ended."""
         self.ended = True
-        # It may have written its report after the last read and before its end: read once more.
+        # It may have sent its report after the last read and before its end: read once more.
         self.receive()
         done = self.report is not None and not self.report.failed
         if self.report is None or (done and returncode != 0):
@@ -62,7 +62,7 @@ class RankSetting(NamedTuple):
         threads: how many threads torch may use.
         cores: the logical CPUs to run on.
         outputs: the descriptors of its standard output and standard error.
-        channel: the descriptor of a socket to this process.
+        channel: the descriptor of a connection to this process.
     """
 
     threads: int
@@ -73,7 +73,7 @@ class RankSetting(NamedTuple):
 
 def start_ranks(
     stack: ExitStack,
-    server: RankForker,
+    server: RankGroup,
     entry: str,
     payload: bytes,
     settings: Sequence[RankSetting],
@@ -97,39 +97,32 @@ def start_ranks(
     ranks: list[RankProcess] = []
     size = len(settings)
     block = arena.allocate(control_bytes(size))
-    content = os.memfd_create("tutti-job", os.MFD_CLOEXEC)
-    try:
-        with open(content, "wb", closefd=False) as file:
-            path = [str(folder) for folder in sys.path]
-            pickle.dump(RankJob(payload, path, sys.argv, _folder()), file)
+    with open(os.memfd_create("tutti-job", os.MFD_CLOEXEC), "wb") as content:
+        path = [str(folder) for folder in sys.path]
+        pickle.dump(RankJob(payload, path, sys.argv, _folder()), content)
+        content.flush()
         for rank, setting in enumerate(settings):
-            reading, writing = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(reading, False)
-            ranks.append(RankProcess(rank, stack.enter_context(FileIO(reading))))
-            try:
+            reading, writing = Pipe(duplex=False)
+            ranks.append(RankProcess(rank, stack.enter_context(reading)))
+            with writing:
+                files = (arena.fd, content.fileno(), writing.fileno(), stop, *setting.outputs)
                 server.fork(
                     RankPlace(rank, size, entry, block, setting.threads, setting.cores),
-                    Descriptors(arena.fd, content, writing, stop, *setting.outputs, setting.channel),
+                    Descriptors(*files, setting.channel),
                 )
-            finally:
-                os.close(writing)
-    finally:
-        os.close(content)
     return ranks
 
 
 def _folder() -> str:
-    """The working directory; nothing if somebody has deleted it."""
+    """The working directory; nothing if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         return ""
 
 
-def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_before: int) -> bool:
-    """Record which rank has ended; all have if the fork server is gone, or could not fork one.
-
-    Returns whether the server is there.
+def note_server_message(ranks: Sequence[RankProcess], server: RankGroup, kills_before: int) -> bool:
+    """Record which rank has ended; all have if the fork server is gone. Returns whether the server is there.
 
     Args:
         ranks: of the server.
@@ -140,10 +133,6 @@ def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_
     if isinstance(message, RankEnded):
         killed = message.returncode == -signal.SIGKILL
         ranks[message.rank].end(message.returncode, killed and out_of_memory_kills() > kills_before)
-    elif isinstance(message, NotForked) or server.refused:
-        for one in ranks:
-            one.hung = one.hung or server.refused
-            one.end(-signal.SIGKILL, starved=False)
     elif message is None:
         returncode = server.returncode()
         for one in ranks:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
@@ -118,30 +118,6 @@ def raised(*signals: int) -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-@contextmanager
-def suspended_together(send: Callable[[int], object]) -> Iterator[None]:
-    """Have Ctrl-Z stop what is out of the terminal's reach as well, and have it go on with this process.
-
-    Args:
-        send: sends it a signal: SIGTSTP, and then SIGCONT.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTSTP) != signal.SIG_DFL:
-        yield
-        return
-
-    def suspend(signum: int, frame: FrameType | None) -> None:
-        send(signal.SIGTSTP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        send(signal.SIGCONT)
-
-    signal.signal(signal.SIGTSTP, suspend)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
 
 @contextmanager

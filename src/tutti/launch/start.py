@@ -49,8 +49,7 @@ def start(
             this machine is a process of its own then. None: the loss ends the job.
 
     Returns:
-        What the function returned on rank 0; when this process is a rank already, what it returned here; None
-        when rank 0 is on a host that shares no files with this one.
+        What the function returned on rank 0; when this process is a rank already, what it returned here.
 
     Raises:
         Replaced: `recovery` had the ranks ended.

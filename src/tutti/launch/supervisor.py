@@ -69,9 +69,7 @@ def _wait(crew: Crew, stopping: Stopping, is_due: Callable[[], bool] | None) -> 
         crew.register(selector)
         look_s = None if is_due is None else DUE_S
         while not stopping.over():
-            limits = [
-                limit for limit in (stopping.patience_s(), crew.patience_s(), look_s) if limit is not None
-            ]
+            limits = [limit for limit in (crew.patience_s(), look_s) if limit is not None]
             for key, _ in selector.select(min(limits, default=None)):
                 key.data()
             if (outcome := crew.outcome()) is not None:
