@@ -21,7 +21,7 @@ def machine(cores: int, threads: int = 1, quota: int | None = None) -> Cores:
 def test_auto_is_one_rank_for_each_core() -> None:
     placement = place_ranks("auto", cores=machine(2))
     assert (placement.workers, placement.threads, placement.cores) == (2, 1, ((0,), (1,)))
-    assert placement.describe() == "2 ranks x 1 thread, bound to cores 0 and 1"
+    assert placement.describe() == "2 ranks x 1 thread, bound to cores 0-1"
 
 
 def test_auto_prefers_one_rank_for_each_physical_core() -> None:

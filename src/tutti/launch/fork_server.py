@@ -22,14 +22,13 @@ import signal
 import socket
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
 from tutti.errors import no_process
-from tutti.launch.guard import signal_all
 from tutti.launch.leaving import leave, prepare_fork
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 from tutti.launch.rank_main import Descriptors, RankPlace, run
@@ -290,6 +289,13 @@ class ForkServerProcess:
             select.select([self._ended], [], [], _POLL_S)
             self._ended.acknowledge()
             self._reap()
+
+
+def signal_all(processes: Iterable[int], signum: int) -> None:
+    """Send a signal to those of the processes that are still there."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signum)
 
 
 def _load(entry: str) -> None:

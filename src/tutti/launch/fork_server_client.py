@@ -12,7 +12,8 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 from typing_extensions import override
@@ -27,21 +28,15 @@ from tutti.launch.fork_server import (
     Ready,
     receive,
     send,
+    signal_all,
 )
-from tutti.launch.guard import JOB, end_processes_of
 from tutti.launch.malloc import start_settings
 from tutti.launch.orphans import command_of
-from tutti.launch.rank_main import Descriptors, RankPlace
+from tutti.launch.rank_main import MARK, Descriptors, RankPlace
 from tutti.launch.signals import held_back
 
-VOLATILE: Final = (
-    *("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_"),
-    # scikit-learn sets them when it is imported.
-    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
-)
-"""Environment variables that may change without making a new fork server necessary."""
-
 _POLL_S: Final = 0.01
+_ROUNDS: Final = 5
 
 
 class RankGroup:
@@ -100,7 +95,7 @@ class ForkServer(RankGroup):
     """
 
     def __init__(self, threads: int, crowded: bool, entry: str = "") -> None:
-        self._made_for = _circumstances(threads, crowded)
+        self._made_for = threads, crowded
         self._mark, self._ready = uuid.uuid4().hex, False
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
@@ -116,7 +111,7 @@ class ForkServer(RankGroup):
                     entry=entry,
                 ),
                 stdin=subprocess.DEVNULL,
-                env={**_environment(threads, crowded), JOB: self._mark},
+                env={**_environment(threads, crowded), MARK: self._mark},
                 pass_fds=(theirs.fileno(),),
             )
             unless_started.pop_all()
@@ -129,11 +124,11 @@ class ForkServer(RankGroup):
         return RankGroup(control, self)
 
     def suits(self, threads: int, crowded: bool) -> bool:
-        """Return whether a server made now for such ranks would be the same, and this one still runs."""
+        """Return whether this server was made for such ranks, and still runs."""
         hung_up = select.poll()
         hung_up.register(self.control, 0)
         runs = self._process.poll() is None and not hung_up.poll(0)
-        return runs and self._made_for == _circumstances(threads, crowded)
+        return runs and self._made_for == (threads, crowded)
 
     def clear(self, grace_s: float) -> bool:
         """End all ranks and what they have started; returns whether the server can take others.
@@ -172,21 +167,31 @@ class ForkServer(RankGroup):
             self._process.kill()
         if self._process.wait() != 0:
             # It did not come to it itself; its ranks ended with it.
-            end_processes_of(self._mark, GRACE_S)
-
-
-def _circumstances(threads: int, crowded: bool) -> dict[str, str]:
-    environment = _environment(threads, crowded)
-    return {name: value for name, value in environment.items() if name not in VOLATILE}
+            _end_processes_of(self._mark)
 
 
 def _environment(threads: int, crowded: bool) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in (JOB, *BINDING)}
+    environment = {name: value for name, value in os.environ.items() if name not in BINDING}
     environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
     if crowded:
         # Threads that spin while they wait would keep those from working that they wait for.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return environment | start_settings(environment)
+
+
+def _end_processes_of(mark: str) -> None:
+    """Kill every process that carries a mark."""
+    # Several rounds: a process may have forked after the look at /proc, before it got its signal.
+    for _ in range(_ROUNDS):
+        signal_all(_processes_of(mark), signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def _processes_of(mark: str) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):  # It has ended, or belongs to another user.
+            if folder.name.isdecimal() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                yield int(folder.name)
 
 
 _kept: Final[list[ForkServer]] = []

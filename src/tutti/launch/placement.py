@@ -96,7 +96,7 @@ class Placement:
         )
 
     def describe(self) -> str:
-        """The placement in one line, such as "2 ranks x 1 thread, bound to cores 0 and 1"."""
+        """The placement in one line, such as "2 ranks x 1 thread, bound to cores 0-1"."""
         line = _count(self.workers, "rank")
         if self.threads is not None:
             line += f" x {_count(self.threads, 'thread')}"
@@ -341,15 +341,9 @@ def fill(places: Sequence[Host], workers: int) -> tuple[Host, ...]:
 
 
 def _bound(cores: Sequence[tuple[int, ...]]) -> str:
-    """The end of the line, such as ", bound to cores 0-1 and 2-3", or nothing."""
-    if not cores:
-        return ""
-    if len(cores) > 4:
-        every = sorted(cpu for group in cores for cpu in group)
-        return f", bound to cores {_ranges(every)} in consecutive groups"
-    texts = [_ranges(group) for group in cores]
-    listed = " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
-    return f", bound to core{'s' if len(cores) > 1 or len(cores[0]) > 1 else ''} {listed}"
+    """Return the end of the line, such as ", bound to cores 0-3", or nothing."""
+    cpus = sorted(cpu for group in cores for cpu in group)
+    return f", bound to core{'s' * (len(cpus) > 1)} {_ranges(cpus)}" if cpus else ""
 
 
 def _ranges(cpus: Sequence[int]) -> str:

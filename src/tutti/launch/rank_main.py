@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tutti.launch import launcher
+from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.malloc import keep_memory
 from tutti.launch.stop_request import StopPage, be_supervised
@@ -22,6 +23,10 @@ from tutti.terminal import lasting_output, say_last
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
+
+
+MARK: Final = "TUTTI_JOB"
+"""The environment variable that marks a fork server, and all processes that its ranks start."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,14 @@ class RankJob:
         path: `sys.path` of the supervisor.
         arguments: `sys.argv` of the supervisor.
         folder: the supervisor's working directory; nothing if there is none any more.
+        environment: of the supervisor.
     """
 
     payload: bytes
     path: list[str]
     arguments: list[str]
     folder: str
+    environment: dict[str, str]
 
 
 _channel: Connection | None = None
@@ -146,6 +153,11 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     with suppress(FileNotFoundError):
         os.chdir(job.folder)
     sys.path[:], sys.argv[:] = job.path, job.arguments
+    # What has started the ranks has a mark, which their children inherit.
+    kept = {name: os.environ[name] for name in (MARK,) if name in os.environ}
+    os.environ.clear()
+    os.environ.update(job.environment, **kept)
+    leave_binding_to_tutti()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.threads)
     return job
 

@@ -99,7 +99,7 @@ def start_ranks(
     block = arena.allocate(control_bytes(size))
     with open(os.memfd_create("tutti-job", os.MFD_CLOEXEC), "wb") as content:
         path = [str(folder) for folder in sys.path]
-        pickle.dump(RankJob(payload, path, sys.argv, _folder()), content)
+        pickle.dump(RankJob(payload, path, sys.argv, _folder(), dict(os.environ)), content)
         content.flush()
         for rank, setting in enumerate(settings):
             reading, writing = Pipe(duplex=False)

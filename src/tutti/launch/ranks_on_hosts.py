@@ -20,7 +20,6 @@ import shlex
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,13 +27,11 @@ from typing import Final, Self
 
 from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, RankHung, TuttiError
 from tutti.launch.exit_reports import Death, cause, killed_by, output_closed
-from tutti.launch.guard import JOB, guard
 from tutti.launch.hangs import HangWatch
 from tutti.launch.malloc import TUNABLES, start_settings
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import (
     EXTRA_ARGUMENTS,
-    GRACE_S,
     command_line,
     end_mpirun,
     find_mpirun,
@@ -158,21 +155,18 @@ class RanksOnHosts:
         self._said = bytearray()
         with ExitStack() as stack:
             stack.callback(self._connections.close)
-            # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
-            job = uuid.uuid4().hex
-            stack.enter_context(guard(job, GRACE_S))
-            self._process = self._launch(job, prefix)
+            # Ranks end when they lose the connection, and mpirun with them: a SIGKILL leaves nothing behind.
+            self._process = self._launch(prefix)
             stack.callback(self._end_ranks)
             self._opened = stack.pop_all()
 
-    def _launch(self, job: str, prefix: bool) -> subprocess.Popen[bytes]:
+    def _launch(self, prefix: bool) -> subprocess.Popen[bytes]:
         mpirun = find_mpirun()
         environment = {
             **inherited(),
             **settings(mpirun, self._hosts, os.environ),
             **start_settings(os.environ),
             START: MpiStart(self._connections.address, [str(folder) for folder in sys.path]).encode(),
-            JOB: job,
         }
         exported = [
             name for name in environment if name.startswith("TUTTI_") or name in ("PYTHONPATH", TUNABLES)

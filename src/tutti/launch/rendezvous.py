@@ -16,35 +16,33 @@ several hosts   Slurm lists them. Else rank 0 broadcasts its addresses by MPI:
                 rank 0   listens ── addresses, a port, a token ──▶ all ranks: connect to one address after the
                                                                    other, until one knows that token
 
-                A host may have addresses that others cannot reach, or that on other hosts are their own. The
-                token itself is not sent to whoever connects: a rank sends random bytes, and gets their
-                HMAC-SHA-256 by the token.
+                A host may have addresses that others cannot reach, or that on other hosts are their own.
+                Rank 0 answers with the token.
 """
 
 from __future__ import annotations
 
 import atexit
 import hashlib
-import hmac
 import importlib.util
 import os
 import secrets
 import socket
-import socketserver
+import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tutti.comm.shm import memfd
 from tutti.errors import PeerLost, UserError
 from tutti.launch.allocation import expand_nodes
-from tutti.launch.credentials import is_mine, user_of
 from tutti.launch.launcher import LaunchContext, mpi_place
 from tutti.launch.orphans import follow_launcher, refuse_ended_launcher
+from tutti.launch.placement import own_addresses
 
 LOOPBACK: Final = "127.0.0.1"
 _JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")
@@ -58,11 +56,7 @@ CONNECT_S: Final = 2.0
 RETRY_S: Final = 0.01
 """Pause of a rank between two looks whether rank 0 is there."""
 
-_NONCE: Final = 32
-"""Random bytes that a rank sends."""
-
-_MOST_AT_A_TIME: Final = 256
-"""Connections that are answered at a time; whatever else comes is closed."""
+_CREDENTIALS: Final = struct.Struct("3i")
 
 
 @dataclass(frozen=True)
@@ -72,87 +66,41 @@ class Offer:
     Attributes:
         addresses: of its host, the likeliest first.
         port: where it listens.
-        token: the key of its answers, in hexadecimal digits.
+        token: its answer.
     """
 
     addresses: tuple[str, ...]
     port: int
-    token: str
+    token: bytes
 
 
 @contextmanager
 def listening(interface: str = "") -> Iterator[Offer]:
     """Answer connections to an address of this host, by default to any, while the context lasts."""
-    token = secrets.token_hex(16)
-    with _Answers(interface, token) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    token = secrets.token_bytes(16)
+    with socket.create_server((interface, 0), backlog=1024) as server:
+
+        def answer() -> None:
+            with suppress(OSError):  # It is closed.
+                while True:
+                    connection, _ = server.accept()
+                    with connection, suppress(OSError):
+                        connection.sendall(token)
+
+        thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         try:
-            yield Offer(addresses_here(), server.server_address[1], token)
+            yield Offer(own_addresses(), server.getsockname()[1], token)
         finally:
-            server.shutdown()
+            server.shutdown(socket.SHUT_RDWR)
             thread.join()
-
-
-class _Answers(socketserver.ThreadingTCPServer):
-    """Answers whoever connects, for a short time each; nobody who says nothing, or too much, holds it up."""
-
-    daemon_threads, block_on_close, request_queue_size = True, False, 128
-
-    def __init__(self, interface: str, token: str) -> None:
-        self._free = threading.BoundedSemaphore(_MOST_AT_A_TIME)
-
-        class Answer(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                self.request.settimeout(CONNECT_S)
-                nonce = self.request.recv(_NONCE, socket.MSG_WAITALL)
-                if len(nonce) == _NONCE:
-                    self.request.sendall(_answer(token, nonce))
-
-        super().__init__((interface, 0), Answer)
-
-    def verify_request(self, request: object, client_address: object) -> bool:
-        return self._free.acquire(blocking=False)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a stranger has gone."""
-
-
-def _answer(token: str, nonce: bytes) -> bytes:
-    return hmac.digest(token.encode(), nonce, "sha256")
-
-
-def addresses_here() -> tuple[str, ...]:
-    """The IPv4 addresses of this host: first what its name stands for, last those that only it knows."""
-    import psutil
-
-    try:
-        named = [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    except socket.gaierror:
-        named = []
-    of_interfaces = [
-        one.address
-        for several in psutil.net_if_addrs().values()
-        for one in several
-        if one.family == socket.AF_INET
-    ]
-    return tuple(sorted(dict.fromkeys(named + of_interfaces), key=lambda one: one.startswith("127.")))
 
 
 def reach(offer: Offer) -> str | None:
     """Return the first address at which the rank that made the offer answers; None if it does at none."""
     for address in offer.addresses:
-        nonce = secrets.token_bytes(_NONCE)
-        expected = _answer(offer.token, nonce)
         with suppress(OSError), socket.create_connection((address, offer.port), CONNECT_S) as connection:
-            connection.sendall(nonce)
-            if hmac.compare_digest(connection.recv(len(expected), socket.MSG_WAITALL), expected):
+            if connection.recv(len(offer.token), socket.MSG_WAITALL) == offer.token:
                 return address
     return None
 
@@ -355,19 +303,21 @@ def _offer(name: str, file: int, others: int) -> None:
         left = others
         with server:
             while left:
-                try:
-                    connection, _ = server.accept()
-                except OSError:  # Nobody else may have descriptors to spare, either.
-                    time.sleep(RETRY_S)
-                    continue
+                connection, _ = server.accept()
                 # A rank that was interrupted connects again.
                 with connection, suppress(OSError):
-                    if is_mine(connection):
+                    if _user_of(connection) == os.geteuid():
                         connection.settimeout(CONNECT_S)
                         socket.send_fds(connection, [b"."], [file])
                         left -= 1
 
     threading.Thread(target=serve, name="tutti-handing", daemon=True).start()
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Return the number of the user whose process is at the other end of a Unix socket."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(found)[1])
 
 
 def _take(name: str, timeout_s: float) -> int:
@@ -377,9 +327,9 @@ def _take(name: str, timeout_s: float) -> int:
             connection.settimeout(max(RETRY_S, deadline - time.monotonic()))
             try:
                 connection.connect(name)
-                if not is_mine(connection):
+                if _user_of(connection) != os.geteuid():
                     raise UserError(
-                        f"user {user_of(connection)} has taken the name under which the ranks of this job "
+                        f"user {_user_of(connection)} has taken the name under which the ranks of this job "
                         "would meet; say where they are to meet: MASTER_ADDR and MASTER_PORT"
                     )
                 _, files, _, _ = socket.recv_fds(connection, 1, 1)

@@ -214,6 +214,11 @@ def be_supervised(page: StopPage) -> None:
     signal.signal(signal.SIGUSR1, _note)
 
 
+def is_supervised() -> bool:
+    """Return whether tutti has started this process as a rank, itself or by mpirun."""
+    return _supervised
+
+
 @contextmanager
 def stoppable(*, goes_on: bool = False) -> Iterator[None]:
     """Look for requests to stop, inside of the block: SIGTERM, SIGUSR1 and the first Ctrl-C are no end there.
