@@ -9,8 +9,6 @@ import sys
 import pytest
 
 from tutti.launch.malloc import TUNABLES, start_settings
-from tutti.launch.placement import Placement
-from tutti.launch.start import start
 
 PROGRAM = """
 import resource, sys
@@ -125,18 +123,6 @@ def test_the_heap_of_a_rank_stays_whole_while_it_trains() -> None:
     assert int(printed(STEPS, **start_settings({}))) < 4, "MiB that 250 steps alike have added"
 
 
-def test_ranks_start_with_a_heap_that_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TUNABLES, raising=False)
-    found = start("tests.launch.entries:variable", TUNABLES.encode(), Placement(2, 1))
-    assert found == ["glibc.malloc.tcache_count=0"] * 2
-
-
 @pytest.mark.parametrize("name", [TUNABLES, "MALLOC_ARENA_MAX"])
 def test_what_a_user_says_of_the_heap_stays(name: str) -> None:
     assert start_settings({name: "glibc.malloc.arena_max=1"}) == {}
-
-
-def test_what_a_user_says_of_other_things_is_said_as_well() -> None:
-    assert start_settings({TUNABLES: "glibc.cpu.x86_ibt=on"}) == {
-        TUNABLES: "glibc.cpu.x86_ibt=on:glibc.malloc.tcache_count=0"
-    }

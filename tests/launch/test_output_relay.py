@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,15 +54,6 @@ def test_a_last_line_without_an_end_is_not_lost(tmp_path: Path) -> None:
     assert handed_on(tmp_path, 1, write) == b"[rank 0] first\n[rank 0] last words\n"
 
 
-def test_bytes_that_are_no_text_pass(tmp_path: Path) -> None:
-    every = bytes(byte for byte in range(256) if byte not in b"\r\n")
-
-    def write(ends: Ends) -> None:
-        os.write(ends[0][0], every + b"\n")
-
-    assert handed_on(tmp_path, 1, write) == b"[rank 0] " + every + b"\n"
-
-
 def test_more_than_a_pipe_holds_passes(tmp_path: Path) -> None:
     line = b"x" * 999 + b"\n"
 
@@ -89,32 +79,6 @@ def test_of_a_progress_bar_a_file_gets_the_last_state(tmp_path: Path) -> None:
         os.write(ends[0][0], b"\nover\r\n")
 
     assert handed_on(tmp_path, 1, write) == b"[rank 0] 100 %\n[rank 0] over\n"
-
-
-def test_a_terminal_shows_a_progress_bar_and_whole_lines_of_others_above_it() -> None:
-    reading, terminal = pty.openpty()
-    try:
-        with relayed(2, (terminal, terminal)) as ends:
-            os.write(ends[0][0], b"\r10 %")
-            seen = read_until(reading, b"[rank 0] 10 %")
-            os.write(ends[1][0], b"a line\n")
-            seen += read_until(reading, b"[rank 1] a line\r\n")
-            os.write(ends[0][0], b"\r20 %")
-            seen += read_until(reading, b"[rank 0] 20 %")
-        seen += read_until(reading, b"20 %\r\n")
-    finally:
-        os.close(reading)
-        os.close(terminal)
-    clear = b"\r\x1b[K"
-    bars = [clear + b"[rank 0] 10 %", clear + b"[rank 1] a line\r\n", clear + b"[rank 0] 20 %"]
-    assert seen == b"".join([*bars, clear + b"[rank 0] 20 %\r\n"])
-
-
-def read_until(descriptor: int, end: bytes) -> bytes:
-    seen = b""
-    while not seen.endswith(end):
-        seen += os.read(descriptor, 1)
-    return seen
 
 
 def test_ranks_cannot_write_what_nobody_reads() -> None:

@@ -140,30 +140,6 @@ def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: S
     stopping.act()
 
 
-def test_who_does_not_stop_in_time_is_ended(
-    stopping: Stopping, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(stop_request, "LIMIT_S", 0.0)
-    assert stopping.patience_s() is None
-    signal.raise_signal(SIGTERM)
-    assert not stopping.over()
-    assert stopping.patience_s() == 0
-    assert stopping.over()
-    assert stopping.ended_by == SIGTERM
-    assert "have not stopped within 0 s; they are ended" in capfd.readouterr().err
-
-
-def test_who_has_left_its_section_in_time_is_not_ended(
-    stopping: Stopping, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stop_request, "LIMIT_S", 0.0)
-    signal.raise_signal(SIGTERM)
-    assert not stopping.over()
-    stopping.page.stoppable = False
-    assert not stopping.over()
-    assert stopping.patience_s() is None
-
-
 def test_a_request_after_the_ranks_are_done_is_nothing(stopping: Stopping) -> None:
     signal.raise_signal(SIGUSR1)
     stopping.act()

@@ -22,7 +22,6 @@ from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadRunFolder, PeerLost, RankFailed, RunStopped
 from tutti.launch.cores import Cores
-from tutti.launch.crew import Crew
 from tutti.launch.placement import share_host
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import Stopping
@@ -499,23 +498,6 @@ def test_a_copy_counts_only_when_it_is_whole() -> None:
     place.publish(2, {"step": 4, "files": {}})
     assert (place.whole, dict(place.described())[2]["step"]) == (2, 4)
     memory.close()
-
-
-def test_a_loss_is_named_where_no_others_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin, calls = Crew.__init__, []
-
-    def begins_once(*given: Any) -> None:
-        calls.append(given)
-        if len(calls) > 1:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        begin(*given)
-
-    monkeypatch.setattr(Crew, "__init__", begins_once)
-    killed = Killed(tmp_path, [(1, 9)])
-    with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; no further process can be started"):
-        tutti.train(model(), workers=2, callbacks=killed, on_failure="respawn", **OPTIONS)
 
 
 class Fades(nn.Module):
