@@ -26,24 +26,35 @@ class LastingFile(io.FileIO):
 
     Args:
         descriptor: of the file; it stays open.
+        prefix: written before each line.
 
     Attributes:
         problem: why the first write that failed did so; None as long as none did.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, prefix: bytes = b"") -> None:
         super().__init__(descriptor, "w", closefd=False)
         self.problem: OSError | None = None
+        self._prefix, self._line_begins = prefix, True
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write `data`, or lose it; returns its length."""
         try:
-            return super().write(data) or 0
+            return self._write_lines(bytes(data)) if self._prefix else super().write(data) or 0
         except BrokenPipeError:
             raise
         except OSError as error:
             self.problem = self.problem or error
             return len(memoryview(data).cast("B"))
+
+    def _write_lines(self, data: bytes) -> int:
+        """Write lines in one piece: other processes write to the same terminal."""
+        lines = data.splitlines(keepends=True)  # A carriage return begins a line again.
+        rest = memoryview((self._prefix if self._line_begins else b"") + self._prefix.join(lines))
+        self._line_begins = data.endswith((b"\n", b"\r"))
+        while rest:
+            rest = rest[super().write(rest) or 0 :]
+        return len(data)
 
 
 def say_last(text: str) -> None:
@@ -71,7 +82,7 @@ def identity(descriptor: int) -> tuple[int, int]:
 
 
 @contextmanager
-def lasting_output() -> Iterator[LastingFile | None]:
+def lasting_output(prefix: bytes = b"") -> Iterator[LastingFile | None]:
     """Have what this process prints outlast a full disk, inside of the block.
 
     It yields the file that standard output is written to; None where that is left as it is.
@@ -89,7 +100,7 @@ def lasting_output() -> Iterator[LastingFile | None]:
     files: dict[str, LastingFile] = {}
     for descriptor, (name, stream) in enumerate(before.items(), start=1):
         if stream is None or (stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper)):
-            files[name] = LastingFile(descriptor)
+            files[name] = LastingFile(descriptor, prefix)
             setattr(sys, name, _text_on(files[name], stream))
     try:
         yield files.get("stdout")

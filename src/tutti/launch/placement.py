@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tutti.errors import BadOption
 from tutti.free_memory import free_bytes
-from tutti.launch.allocation import Allocation, find_allocation, in_words
+from tutti.launch.allocation import find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
 from tutti.launch.orphans import refuse_ended_launcher
@@ -247,37 +247,23 @@ def _launched(
 
 
 def given_hosts(given: str) -> tuple[Host, ...]:
-    """The hosts of `--hosts`, which are in Slurm's allocation where there is one.
+    """The hosts of `--hosts`.
 
     Args:
         given: as in `read_hosts`, or "slurm" for the nodes of the allocation.
 
     Raises:
-        BadOption: they are not, or there is none to take them from, or as in `read_hosts`.
+        BadOption: there is no allocation to take them from, or as in `read_hosts`.
     """
-    allocation = find_allocation(os.environ)
     if given == SLURM and not Path(given).is_file():
+        allocation = find_allocation(os.environ)
         if allocation is None:
             raise BadOption(
                 "--hosts slurm takes the nodes of Slurm's allocation, and this process is in none; get one "
                 "with salloc or sbatch, or name the hosts: --hosts node1:4,node2:4"
             )
         return tuple(map(Host, allocation.nodes, allocation.tasks))
-    hosts = read_hosts(given)
-    if allocation is not None:
-        _refuse_outside(hosts, allocation)
-    return hosts
-
-
-def _refuse_outside(hosts: Sequence[Host], allocation: Allocation) -> None:
-    # An address, and this machine by another name, may well be one of its nodes.
-    named = [host.name for host in hosts if not (host.name == "localhost" or host.name[0].isdecimal())]
-    outside = [name for name in named if not allocation.has(name)]
-    if outside:
-        raise BadOption(
-            f"--hosts names {in_words(outside)}, but Slurm has allocated {in_words(allocation.nodes)}; name "
-            "these, or give --hosts slurm for all of them"
-        )
+    return read_hosts(given)
 
 
 def _of_slurm(ranks: int, cores: Cores) -> Iterator[str]:

@@ -40,6 +40,7 @@ class RankPlace:
         block: the offset of the world's control block in the arena.
         threads: how many threads torch may use.
         cores: the logical CPUs to run on.
+        prefix: print the rank before each line.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class RankPlace:
     block: int
     threads: int
     cores: tuple[int, ...]
+    prefix: bool
 
 
 class Descriptors(NamedTuple):
@@ -103,7 +105,7 @@ def channel() -> Connection:
 def run(start: RankPlace, files: Descriptors) -> None:
     """Be a rank, from the fork to the report."""
     own = os.getpid()
-    with lasting_output():
+    with lasting_output(f"[rank {start.rank}] ".encode() if start.prefix else b""):
         try:
             job = _set_up_process(start, files)
             comm = _join(start, files.arena)

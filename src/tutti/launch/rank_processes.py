@@ -61,13 +61,13 @@ class RankSetting(NamedTuple):
     Attributes:
         threads: how many threads torch may use.
         cores: the logical CPUs to run on.
-        outputs: the descriptors of its standard output and standard error.
+        prefix: print the rank before each line.
         channel: the descriptor of a connection to this process.
     """
 
     threads: int
     cores: tuple[int, ...]
-    outputs: tuple[int, int] = (1, 2)
+    prefix: bool = False
     channel: int | None = None
 
 
@@ -105,9 +105,9 @@ def start_ranks(
             reading, writing = Pipe(duplex=False)
             ranks.append(RankProcess(rank, stack.enter_context(reading)))
             with writing:
-                files = (arena.fd, content.fileno(), writing.fileno(), stop, *setting.outputs)
+                files = (arena.fd, content.fileno(), writing.fileno(), stop, 1, 2)
                 server.fork(
-                    RankPlace(rank, size, entry, block, setting.threads, setting.cores),
+                    RankPlace(rank, size, entry, block, setting.threads, setting.cores, setting.prefix),
                     Descriptors(*files, setting.channel),
                 )
     return ranks

@@ -25,7 +25,6 @@ from tutti.errors import PeerLost, TuttiError
 from tutti.launch.exit_reports import cause
 from tutti.launch.fork_server_client import RankGroup, fork_server
 from tutti.launch.hangs import LOOK_S, HangWatch, HostSigns
-from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_processes import (
     RankProcess,
@@ -69,15 +68,11 @@ def supervise(
             threads, crowded = recovery.threads, recovery.crowded
         with ExitStack() as stack:
             stack.callback(os.close, stop)
-            relay = stack.enter_context(Relay(placement.ranks)) if prefix else None
-            # Left first: when nobody writes any more.
             server = stack.enter_context(fork_server(threads, crowded))
             # Before the server ends what is left of them.
             stack.callback(page.end)
-            settings = _settings(placement, relay)
+            settings = _settings(placement, prefix)
             crew = stack.enter_context(closing(Crew(server, entry, payload, settings, stop, hang_timeout_s)))
-            if relay is not None:
-                relay.start()
             end = crew.wait(stopping, None if recovery is None else recovery.is_due)
             if recovery is not None and isinstance(end, PeerLost | Replaced):
                 server.clear(0.0)  # Others wait for the cores of those that are left.
@@ -202,14 +197,13 @@ def _receive(selector: selectors.BaseSelector, one: RankProcess) -> None:
         selector.unregister(one.pipe)
 
 
-def _settings(placement: Placement, relay: Relay | None) -> list[RankSetting]:
-    """The threads, cores and outputs of each rank of a placement."""
+def _settings(placement: Placement, prefix: bool) -> list[RankSetting]:
+    """The setting of each rank of a placement."""
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     settings = []
     for rank in range(placement.ranks):
         works = rank < placement.workers
         cores = placement.cores[rank] if placement.cores and works else allowed
         threads = (placement.threads or 1) if works else 1
-        outputs = (1, 2) if relay is None else relay.outputs[rank]
-        settings.append(RankSetting(threads, cores, outputs))
+        settings.append(RankSetting(threads, cores, prefix))
     return settings
