@@ -97,30 +97,6 @@ def act_on(signum: int) -> None:
 
 
 @contextmanager
-def raised(*signals: int) -> Iterator[None]:
-    """Have signals that would end the program at once raise SystemExit inside of the block.
-
-    Only the first one: what is ended and removed because of it is not left half done.
-    """
-    before: dict[int, Any] = {}
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)
-        raise SystemExit(128 + signum)
-
-    try:
-        if threading.current_thread() is threading.main_thread():
-            for signum in signals:
-                if signal.getsignal(signum) == signal.SIG_DFL:
-                    before[signum] = signal.signal(signum, leave)
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-@contextmanager
 def held_back(*signals: int) -> Iterator[None]:
     """Block signals in this thread, and in processes that it starts until they unblock them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
