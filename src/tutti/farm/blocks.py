@@ -120,7 +120,6 @@ class Block:
 
     def end(self) -> None:
         """Kill its ranks, and all that they have started."""
-        self.page.end()
         self._stack.close()
 
 

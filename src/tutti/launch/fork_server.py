@@ -39,7 +39,7 @@ IDLE_S: Final = 300.0
 """After how long without ranks a fork server ends."""
 
 GRACE_S: Final = 1.0
-"""Time of ranks, and of what they have started, to exit on SIGTERM, before SIGKILL."""
+"""Time of what ranks have started to exit on SIGTERM, before SIGKILL."""
 
 _MESSAGE_BYTES: Final = 1 << 16
 _DESCRIPTORS: Final = 8
@@ -49,7 +49,7 @@ _OWN: Final = "tutti."
 
 @dataclass(frozen=True)
 class EndRanks:
-    """End all ranks, and all that they have started: SIGTERM, and after `grace_s` seconds SIGKILL."""
+    """Kill all ranks, and end what they have started: SIGTERM, and after `grace_s` seconds SIGKILL."""
 
     grace_s: float
 
@@ -171,7 +171,6 @@ class ForkServerProcess:
                 return self._serve(supervisor)
             except (BrokenPipeError, ConnectionResetError):
                 # The supervisor is gone.
-                signal_all(self._ranks, signal.SIGKILL)
                 self._clear(GRACE_S)
                 return None
 
@@ -266,20 +265,16 @@ class ForkServerProcess:
         group.close()
 
     def _clear(self, grace_s: float) -> None:
-        """End all children; those of a child that has ended become ours.
-
-        Args:
-            grace_s: time to exit on SIGTERM, before SIGKILL.
-        """
+        """Kill all ranks, and end the other children: those of a child that has ended become ours."""
         import psutil
 
         deadline = time.monotonic() + grace_s
         asked: set[int] = set()
         self._reap()
         while not self._childless:
-            late = time.monotonic() >= deadline
-            children = {child.pid for child in psutil.Process().children()}
-            if late:
+            signal_all(self._ranks, signal.SIGKILL)
+            children = {child.pid for child in psutil.Process().children()} - self._ranks.keys()
+            if time.monotonic() >= deadline:
                 signal_all(children, signal.SIGKILL)
             else:
                 signal_all(children - asked, signal.SIGTERM)

@@ -131,10 +131,10 @@ class ForkServer(RankGroup):
         return runs and self._made_for == (threads, crowded)
 
     def clear(self, grace_s: float) -> bool:
-        """End all ranks and what they have started; returns whether the server can take others.
+        """Kill all ranks and end what they have started; returns whether the server can take others.
 
         Args:
-            grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
+            grace_s: how long processes of ranks may take to exit on SIGTERM, before SIGKILL.
         """
         if not self._ready:
             # No rank is there yet.

@@ -40,13 +40,12 @@ def start(
     Args:
         entry: the function, as "package.module:function"; each rank calls it as function(comm, payload).
         payload: handed to each rank.
-        placement: what `place_ranks` gave.
+        placement: of the ranks.
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
         prefix: print whole lines of the ranks, each with its rank before it, where several are started.
-        hang_timeout_s: a rank of this machine, or over hosts, that makes no step for so long, and waits for
-            no other, is killed; None: none is.
-        recovery: of a caller that goes on when a rank is lost, and acts on signals itself; a single rank of
-            this machine is a process of its own then. None: the loss ends the job.
+        hang_timeout_s: the time in which each rank has to make a step; None: any.
+        recovery: of a caller that goes on when a rank is lost, and acts on signals itself; None: a loss ends
+            the job.
 
     Returns:
         What the function returned on rank 0; when this process is a rank already, what it returned here.
@@ -54,8 +53,7 @@ def start(
     Raises:
         Replaced: `recovery` had the ranks ended.
         UserError: a rank found that the input is wrong.
-        RankFailed: a rank of several raised another exception. (With one worker it is raised as it is; when
-            this process is a rank of an MPI job, it ends the job.)
+        RankFailed: a rank of several raised another exception, which one worker raises as it is.
         PeerLost: a rank was killed, or exited before it was done.
         KeyboardInterrupt: Ctrl-C, after all ranks are gone.
         SystemExit: SIGTERM or SIGHUP, after all ranks are gone.

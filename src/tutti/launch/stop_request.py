@@ -37,8 +37,6 @@ SAME_S: Final = 0.5
 _BYTES: Final = 2
 _REQUEST: Final = 0
 _SECTION: Final = 1
-_ASKED: Final = 1
-_OVER: Final = 2
 
 
 class StopPage:
@@ -69,11 +67,6 @@ class StopPage:
         return self._bytes[_REQUEST] != 0
 
     @property
-    def over(self) -> bool:
-        """True if all ranks are being ended: SIGTERM is no request then."""
-        return self._bytes[_REQUEST] == _OVER
-
-    @property
     def stoppable(self) -> bool:
         """True while rank 0 looks for requests."""
         return self._bytes[_SECTION] != 0
@@ -85,15 +78,11 @@ class StopPage:
 
     def request(self) -> None:
         """Ask the ranks to save and stop."""
-        self._bytes[_REQUEST] = max(_ASKED, self._bytes[_REQUEST])
+        self._bytes[_REQUEST] = 1
 
     def withdraw(self) -> None:
         """Forget the request, of a section that is over."""
         self._bytes[_REQUEST] = 0
-
-    def end(self) -> None:
-        """Have the ranks end on SIGTERM."""
-        self._bytes[_REQUEST] = _OVER
 
 
 def say(text: str) -> None:
@@ -263,7 +252,7 @@ def _note(signum: int, frame: FrameType | None) -> None:
     """Note a request; what ends this process is done by the handler that was there before."""
     global _insisted_s
     now = time.monotonic()
-    ends = _page.over if _supervised else now - _insisted_s >= SAME_S
+    ends = not _supervised and now - _insisted_s >= SAME_S
     if ends and signum != signal.SIGUSR1:
         signal.signal(signum, _before.get(signum, signal.SIG_DFL))
         signal.raise_signal(signum)

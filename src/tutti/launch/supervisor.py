@@ -69,8 +69,6 @@ def supervise(
         with ExitStack() as stack:
             stack.callback(os.close, stop)
             server = stack.enter_context(fork_server(threads, crowded))
-            # Before the server ends what is left of them.
-            stack.callback(page.end)
             settings = _settings(placement, prefix)
             crew = stack.enter_context(closing(Crew(server, entry, payload, settings, stop, hang_timeout_s)))
             end = crew.wait(stopping, None if recovery is None else recovery.is_due)
