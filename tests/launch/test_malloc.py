@@ -22,28 +22,6 @@ for turn in range(2):
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(kept, faults)
 """
-ONCE = """
-from contextlib import nullcontext
-from pathlib import Path
-from tutti.launch.malloc import give_back_memory, keep_memory, memory_lent
-
-def held():
-    return int(Path("/proc/self/statm").read_text().split()[1])
-
-def more(context):
-    before = held()
-    with context:
-        memory = bytearray(32 << 20)
-        memory[::4096] = bytes(len(memory[::4096]))
-        del memory
-    return held() - before
-
-keep_memory()
-before = held()
-kept, lent = more(nullcontext()), more(memory_lent())
-give_back_memory()
-print(kept, lent, held() - before)
-"""
 STEPS = """
 import re, sys, torch
 from pathlib import Path
@@ -103,20 +81,6 @@ def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
     assert few < PAGES // 100
     _, many = faults()
     assert many > PAGES // 2
-
-
-def test_a_user_s_own_settings_are_left_alone() -> None:
-    kept, many = faults("keep", MALLOC_MMAP_THRESHOLD_="131072")
-    assert kept == "False"
-    assert many > PAGES // 2
-
-
-@pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="only glibc can be told to")
-def test_what_is_needed_once_goes_back_to_the_kernel() -> None:
-    kept, lent, given_back = (int(word) for word in printed(ONCE).split())
-    assert kept > PAGES // 2
-    assert lent < PAGES // 8, "it is not taken from what was kept"
-    assert given_back < PAGES // 8
 
 
 def test_the_heap_of_a_rank_stays_whole_while_it_trains() -> None:
