@@ -126,6 +126,7 @@ def test_a_daemon_that_a_rank_leaves_is_ended_before_the_job_is_over() -> None:
 def test_a_server_that_was_killed_is_replaced() -> None:
     server = circumstances()[0]["server"]
     os.kill(server, signal.SIGKILL)
+    assert wait_until_gone([server]) == []
     assert circumstances()[0]["server"] != server
 
 
@@ -168,22 +169,25 @@ def test_groups_of_ranks_begin_and_end_without_each_other(tmp_path: Path) -> Non
         first = server.group()
         ended = Crew(first, waits, str(tmp_path).encode(), RANKS, stop)
         processes = waiting(tmp_path)
-        lasting = Crew(server.group(), entry, b"", RANKS, stop)
+        second = server.group()
+        lasting = Crew(second, entry, b"", RANKS, stop)
         first.close()
         assert wait_until_gone(processes) == []
         assert pickle.loads(cast("bytes", end_of(lasting))) == 1
-        for crew in (ended, lasting):
-            crew.close()
+        for one in (ended, lasting, second):
+            one.close()
     os.close(stop)
 
 
 def test_what_has_ended_the_server_of_a_group_is_told(tmp_path: Path) -> None:
     entry, stop = "tests.launch.entries:wait_for_ever", StopPage.make_file()
     with fork_server_client.fork_server(1, crowded=False) as server:
-        crew = Crew(server.group(), entry, str(tmp_path).encode(), RANKS, stop)
+        group = server.group()
+        crew = Crew(group, entry, str(tmp_path).encode(), RANKS, stop)
         waiting(tmp_path)
         os.kill(server._process.pid, signal.SIGILL)
         end = end_of(crew)
         crew.close()
+        group.close()
     os.close(stop)
     assert str(end) == "the process that forked all ranks ended: killed by signal 4 (SIGILL)"

@@ -41,8 +41,8 @@ def test_a_name_that_is_taken_is_no_meeting_place() -> None:
 def test_nothing_is_taken_from_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     job = f"{os.getpid()} foreign"
     file = shared_file(job, 0, 2, 30.0)
-    monkeypatch.setattr(rendezvous, "is_mine", lambda _: False)
-    with pytest.raises(UserError, match=f"user {os.geteuid()} has taken"):
+    monkeypatch.setattr(rendezvous, "_user_of", lambda _: os.geteuid() + 1)
+    with pytest.raises(UserError, match="has taken the name"):
         shared_file(job, 1, 2, 30.0)
     os.close(file)
 

@@ -179,7 +179,7 @@ def test_one_worker_runs_in_this_process_and_leaves_it_as_it_was() -> None:
 PROGRAM = """
 import tutti
 rank = tutti.init().rank
-print("a line\\nof", rank, end="")
+print("a line\\nof", rank)
 """
 
 

@@ -156,7 +156,7 @@ class ForkServerProcess:
     def serve(self) -> tuple[RankPlace, Descriptors] | None:
         """Fork what is asked for until no more is wanted; returns in each rank, and None here at the end."""
         with ExitStack() as stack:
-            stack.callback(lambda: [one.close() for one in self._groups])
+            stack.callback(self._close)
             supervisor = os.pidfd_open(self._supervisor)
             stack.callback(os.close, supervisor)
             # If it ended before the pidfd was opened, its number may be another's: look who the parent is.
@@ -173,6 +173,10 @@ class ForkServerProcess:
                 # The supervisor is gone.
                 self._clear(GRACE_S)
                 return None
+
+    def _close(self) -> None:
+        for one in self._groups:
+            one.close()
 
     def _serve(self, supervisor: int) -> tuple[RankPlace, Descriptors] | None:
         while True:

@@ -37,7 +37,17 @@ def leave() -> NoReturn:
     Its exit code is 0, or 1 if there is no room for one of them.
     """
     finish_program()
+    # First: the parts of a file that is freed in a circle are closed in any order.
+    problems = _flush_files()
     gc.collect()
+    problems |= _flush_files()
+    if problems:
+        say_last("".join(f"tutti: error: {problem}\n" for problem in sorted(problems)))
+    os._exit(1 if problems else 0)
+
+
+def _flush_files() -> set[str]:
+    """Write open files to their ends; return for which of them there is no room."""
     problems = set[str]()
     # Those from before the fork are frozen, and not among them.
     for one in gc.get_objects():
@@ -51,6 +61,4 @@ def leave() -> NoReturn:
                     problems.add(str(known))
             except ValueError:
                 pass  # it is closed
-    if problems:
-        say_last("".join(f"tutti: error: {problem}\n" for problem in sorted(problems)))
-    os._exit(1 if problems else 0)
+    return problems
