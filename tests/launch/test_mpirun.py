@@ -248,7 +248,8 @@ def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, tmp_path: Path) -> None:
-    python = interpreter(starts_ranks=True)
+    # Who looks for mpirun needs that of a user's program.
+    python = [sys.executable] if whom == "mpirun" else interpreter(starts_ranks=True)
     with (tmp_path / "stderr").open("w") as stderr:
         program = subprocess.Popen([*python, HERE / "supervised.py", tmp_path, "localhost:2"], stderr=stderr)
     pids: list[int] = []
