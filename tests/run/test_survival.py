@@ -199,23 +199,6 @@ def too_many_files(*_: object) -> None:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_a_loss_is_named_and_the_state_kept_where_no_more_files_can_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryPlace, "note_takeover", too_many_files)
-    out = tmp_path / "run"
-    with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; too many open files: raise the limit"):
-        tutti.train(
-            model(),
-            workers=2,
-            on_failure="respawn",
-            out=str(out),
-            callbacks=Killed(tmp_path, [(1, 9)]),
-            **OPTIONS,
-        )
-    assert (out / "checkpoints/latest").exists()
-
-
 def test_a_run_ends_as_ever_where_no_more_files_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryPlace, "folder", property(too_many_files))
     done = tutti.train(model(), workers=2, on_failure="respawn", **OPTIONS)
@@ -409,7 +392,7 @@ def lose_a_rank(job: TrainJob, folder: Path) -> None:
     with suppress(PeerLost), job.started() as sent:
         assert isinstance(sent, TrainJob)
         assert sent.starter is not None
-        sent.starter.send(folder)
+        sent.note_folder(folder)
         raise PeerLost([1], "killed")
 
 
