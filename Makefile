@@ -79,5 +79,5 @@ $(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/constraints.txt
-	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,postgresql,test,docs,dev,release]'
+	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,test,docs,dev,release]'
 	touch $@ $(VENV)/installed
