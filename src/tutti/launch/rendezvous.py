@@ -11,13 +11,8 @@ one host        no address is needed: all ranks get one anonymous file, and torc
                 side which user owns the process at the other end: other users get nothing, and nothing is
                 accepted from them.
 
-several hosts   Slurm lists them. Else rank 0 broadcasts its addresses by MPI:
-
-                rank 0   listens ── addresses, a port, a token ──▶ all ranks: connect to one address after the
-                                                                   other, until one knows that token
-
-                A host may have addresses that others cannot reach, or that on other hosts are their own.
-                Rank 0 answers with the token.
+several hosts   Slurm lists them. Else rank 0 broadcasts the first of its addresses by MPI; where the others
+                cannot reach that one, the user says MASTER_ADDR.
 """
 
 from __future__ import annotations
@@ -26,14 +21,13 @@ import atexit
 import hashlib
 import importlib.util
 import os
-import secrets
 import socket
 import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,7 +45,7 @@ _PORTS: Final = range(20_000, 32_000)
 """Below those that systems give to whoever asks for any."""
 
 CONNECT_S: Final = 2.0
-"""Patience with the answer of an address."""
+"""Time of a rank to take the file."""
 
 RETRY_S: Final = 0.01
 """Pause of a rank between two looks whether rank 0 is there."""
@@ -59,54 +53,8 @@ RETRY_S: Final = 0.01
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
-@dataclass(frozen=True)
-class Offer:
-    """The addresses at which a rank may be reached.
-
-    Attributes:
-        addresses: of its host, the likeliest first.
-        port: where it listens.
-        token: its answer.
-    """
-
-    addresses: tuple[str, ...]
-    port: int
-    token: bytes
-
-
-@contextmanager
-def listening(interface: str = "") -> Iterator[Offer]:
-    """Answer connections to an address of this host, by default to any, while the context lasts."""
-    token = secrets.token_bytes(16)
-    with socket.create_server((interface, 0), backlog=1024) as server:
-
-        def answer() -> None:
-            with suppress(OSError):  # It is closed.
-                while True:
-                    connection, _ = server.accept()
-                    with connection, suppress(OSError):
-                        connection.sendall(token)
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        try:
-            yield Offer(own_addresses(), server.getsockname()[1], token)
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-def reach(offer: Offer) -> str | None:
-    """Return the first address at which the rank that made the offer answers; None if it does at none."""
-    for address in offer.addresses:
-        with suppress(OSError), socket.create_connection((address, offer.port), CONNECT_S) as connection:
-            if connection.recv(len(offer.token), socket.MSG_WAITALL) == offer.token:
-                return address
-    return None
-
-
 def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
-    """Find an address at which this rank reaches rank 0, and a port that is free there (collective).
+    """Return an address of rank 0's host, and a port that is free there (collective).
 
     Args:
         size: how many ranks the launcher started.
@@ -114,27 +62,13 @@ def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
 
     Returns:
         Address and port; None if the ranks cannot talk by MPI.
-
-    Raises:
-        UserError: a rank reaches rank 0 nowhere; on every rank.
     """
     if importlib.util.find_spec("mpi4py") is None:
         return None
     from tutti.comm.mpi.library import from_all, world_place
 
-    rank, found, _ = world_place()
-    if found != size:
-        return None
-    with nullcontext() if rank else listening() as own:
-        offer, port = from_all((own, port))[0]
-        reached = from_all((socket.gethostname(), reach(offer)))
-    for host, address in reached:
-        if address is None:
-            raise UserError(
-                f"{host} cannot reach rank 0 at any address of its host ({', '.join(offer.addresses)}); "
-                "say which one to take: mpirun -x MASTER_ADDR=ADDRESS ..."
-            )
-    return reached[rank][1], port
+    _, found, _ = world_place()
+    return from_all((own_addresses()[0], port))[0] if found == size else None
 
 
 def variables(place: LaunchContext, address: str, port: int) -> dict[str, str]:
@@ -168,7 +102,7 @@ def describe_mpi_rank(
         This process's place, where all was left to us; None where somebody has said where the ranks meet.
 
     Raises:
-        UserError: this rank reaches rank 0 nowhere, or its launcher has ended.
+        UserError: its launcher has ended.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return None
@@ -229,7 +163,7 @@ def rendezvous_file(timeout_s: float) -> int | None:
         The descriptor of the store's file; None: the rendezvous is where the environment says.
 
     Raises:
-        UserError: this rank reaches rank 0 nowhere.
+        UserError: as of `shared_file`, or its launcher has ended.
         PeerLost: rank 0 did not come.
     """
     follow_launcher()
