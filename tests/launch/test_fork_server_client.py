@@ -20,7 +20,7 @@ from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tutti.errors import PeerLost, RankFailed
 from tutti.launch import fork_server_client
 from tutti.launch.placement import Placement
-from tutti.launch.rank_processes import RankSetting
+from tutti.launch.rank_main import RankSetting
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopPage, Stopping

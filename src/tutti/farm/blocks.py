@@ -34,8 +34,8 @@ from tutti.farm.messages import INDEX_BYTES, BlockReady, SharedPlace, TrainTask
 from tutti.launch.exit_reports import cause
 from tutti.launch.fork_server_client import ForkServer
 from tutti.launch.placement import Placement
+from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
-    RankSetting,
     note_server_message,
     out_of_memory_kills,
     start_ranks,

@@ -138,10 +138,6 @@ class RankConnections:
         job: of the ranks.
         page: takes whether rank 0 looks for requests to stop; ranks that connect hear of a request.
         elsewhere: some ranks are on other machines; else nothing listens to the network.
-
-    Attributes:
-        address: for the ranks.
-        ranks: those that have connected.
     """
 
     def __init__(self, size: int, silence_s: int, job: RemoteJob, page: StopPage, *, elsewhere: bool) -> None:
@@ -238,14 +234,9 @@ class RankConnections:
 class LauncherConnection:
     """The side of a rank.
 
-    Args:
-        connection: after the greeting.
-        job: that has come.
-
     Attributes:
-        job: the same.
-        course: returns the number of steps of this rank and 1, and whether it waits for others; None: it does
-            not train yet.
+        job: of the ranks.
+        course: returns the beat of this rank, and whether it waits for others; None: MPI has not started.
     """
 
     def __init__(self, connection: Connection, job: RemoteJob) -> None:

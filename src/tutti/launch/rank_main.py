@@ -29,6 +29,22 @@ MARK: Final = "TUTTI_JOB"
 """The environment variable that marks a fork server, and all processes that its ranks start."""
 
 
+class RankSetting(NamedTuple):
+    """The setting of one rank.
+
+    Attributes:
+        threads: how many threads torch may use.
+        cores: the logical CPUs to run on.
+        prefix: print the rank before each line.
+        channel: the descriptor of a connection to the process that starts it.
+    """
+
+    threads: int
+    cores: tuple[int, ...]
+    prefix: bool = False
+    channel: int | None = None
+
+
 @dataclass(frozen=True)
 class RankPlace:
     """Fork a rank: its place in the job. The descriptors are sent with it.
@@ -38,18 +54,14 @@ class RankPlace:
         size: the number of ranks.
         entry: the function to run, as "package.module:function".
         block: the offset of the world's control block in the arena.
-        threads: how many threads torch may use.
-        cores: the logical CPUs to run on.
-        prefix: print the rank before each line.
+        setting: of this rank.
     """
 
     rank: int
     size: int
     entry: str
     block: int
-    threads: int
-    cores: tuple[int, ...]
-    prefix: bool
+    setting: RankSetting
 
 
 class Descriptors(NamedTuple):
@@ -82,7 +94,7 @@ class RankJob:
         payload: handed to the entry.
         path: `sys.path` of the supervisor.
         arguments: `sys.argv` of the supervisor.
-        folder: the supervisor's working directory; nothing if there is none any more.
+        folder: the working directory of the supervisor.
         environment: of the supervisor.
     """
 
@@ -105,7 +117,7 @@ def channel() -> Connection:
 def run(start: RankPlace, files: Descriptors) -> None:
     """Be a rank, from the fork to the report."""
     own = os.getpid()
-    with lasting_output(f"[rank {start.rank}] ".encode() if start.prefix else b""):
+    with lasting_output(f"[rank {start.rank}] ".encode() if start.setting.prefix else b""):
         try:
             job = _set_up_process(start, files)
             comm = _join(start, files.arena)
@@ -148,19 +160,18 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     job: RankJob = pickle.loads(Path(f"/proc/self/fd/{files.job}").read_bytes())
     os.close(files.job)
     keep_memory()
-    os.sched_setaffinity(0, start.cores)
+    os.sched_setaffinity(0, start.setting.cores)
     faulthandler.enable()
     # The fork server's would be the same in all ranks.
     np.random.seed()
-    with suppress(FileNotFoundError):
-        os.chdir(job.folder)
+    os.chdir(job.folder)
     sys.path[:], sys.argv[:] = job.path, job.arguments
     # What has started the ranks has a mark, which their children inherit.
     kept = {name: os.environ[name] for name in (MARK,) if name in os.environ}
     os.environ.clear()
     os.environ.update(job.environment, **kept)
     leave_binding_to_tutti()
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.threads)
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.setting.threads)
     return job
 
 
@@ -174,8 +185,8 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.world import adopt
 
-    torch.set_num_threads(start.threads)
-    CoreWatch(start.threads, warns=start.rank == 0)
+    torch.set_num_threads(start.setting.threads)
+    CoreWatch(start.setting.threads, warns=start.rank == 0)
     comm = HostCommunicator(HostGroup(Arena.attach(arena), start.block, start.rank, range(start.size)))
     adopt(comm)
     return comm

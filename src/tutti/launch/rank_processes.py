@@ -12,14 +12,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import control_bytes
 from tutti.launch.exit_reports import Death, Report
 from tutti.launch.fork_server import RankEnded
 from tutti.launch.fork_server_client import RankGroup
-from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
+from tutti.launch.rank_main import Descriptors, RankJob, RankPlace, RankSetting
 
 
 @dataclass
@@ -55,22 +55,6 @@ class RankProcess:
             self.death = Death(self.rank, time.monotonic(), returncode, starved, done, self.hung)
 
 
-class RankSetting(NamedTuple):
-    """The setting of one rank.
-
-    Attributes:
-        threads: how many threads torch may use.
-        cores: the logical CPUs to run on.
-        prefix: print the rank before each line.
-        channel: the descriptor of a connection to this process.
-    """
-
-    threads: int
-    cores: tuple[int, ...]
-    prefix: bool = False
-    channel: int | None = None
-
-
 def start_ranks(
     stack: ExitStack,
     server: RankGroup,
@@ -99,26 +83,18 @@ def start_ranks(
     block = arena.allocate(control_bytes(size))
     with open(os.memfd_create("tutti-job", os.MFD_CLOEXEC), "wb") as content:
         path = [str(folder) for folder in sys.path]
-        pickle.dump(RankJob(payload, path, sys.argv, _folder(), dict(os.environ)), content)
+        pickle.dump(RankJob(payload, path, sys.argv, os.getcwd(), dict(os.environ)), content)
         content.flush()
         for rank, setting in enumerate(settings):
             reading, writing = Pipe(duplex=False)
             ranks.append(RankProcess(rank, stack.enter_context(reading)))
             with writing:
-                files = (arena.fd, content.fileno(), writing.fileno(), stop, 1, 2)
+                files = (arena.fd, content.fileno(), writing.fileno(), stop, 1, 2, setting.channel)
                 server.fork(
-                    RankPlace(rank, size, entry, block, setting.threads, setting.cores, setting.prefix),
+                    RankPlace(rank, size, entry, block, setting),
                     Descriptors(*files, setting.channel),
                 )
     return ranks
-
-
-def _folder() -> str:
-    """The working directory; nothing if it was deleted."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
 
 
 def note_server_message(ranks: Sequence[RankProcess], server: RankGroup, kills_before: int) -> bool:

@@ -26,9 +26,9 @@ from tutti.launch.exit_reports import cause
 from tutti.launch.fork_server_client import RankGroup, fork_server
 from tutti.launch.hangs import LOOK_S, HangWatch, HostSigns
 from tutti.launch.placement import Placement
+from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
     RankProcess,
-    RankSetting,
     note_server_message,
     out_of_memory_kills,
     start_ranks,
