@@ -89,11 +89,9 @@ def start_ranks(
             reading, writing = Pipe(duplex=False)
             ranks.append(RankProcess(rank, stack.enter_context(reading)))
             with writing:
-                files = (arena.fd, content.fileno(), writing.fileno(), stop, 1, 2, setting.channel)
-                server.fork(
-                    RankPlace(rank, size, entry, block, setting),
-                    Descriptors(*files, setting.channel),
-                )
+                files = arena.fd, content.fileno(), writing.fileno(), stop, 1, 2
+                place = RankPlace(rank, size, entry, block, setting)
+                server.fork(place, Descriptors(*files, setting.channel))
     return ranks
 
 
