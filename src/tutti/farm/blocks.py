@@ -32,7 +32,7 @@ from tutti.farm.coordinator import BlockFailed, EpochOver, JobOver, PoolEvent, S
 from tutti.farm.jobs import FarmJob
 from tutti.farm.messages import INDEX_BYTES, BlockReady, SharedPlace, TrainTask
 from tutti.launch.exit_reports import cause
-from tutti.launch.fork_server_client import ForkServer
+from tutti.launch.fork_server_client import ForkServer, RankGroup
 from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
@@ -103,7 +103,8 @@ class Block:
         return [(self.forker.control, self._hear_server), *readers]
 
     def _hear_server(self) -> bool:
-        note_server_message(self.ranks, self.forker, self._kills_before)
+        if not note_server_message(self.ranks, self.forker, self._kills_before):
+            raise _lost_server(self.forker)
         return not all(one.ended for one in self.ranks)
 
     def failure(self) -> TuttiError | None:
@@ -289,11 +290,7 @@ class HostPool:
 
     def _hear_server(self) -> list[PoolEvent]:
         if self._server.next_message() is None:
-            # Its ranks die with it: no job is to blame.
-            raise TuttiError(
-                f"the process that ranks are forked from was killed (exit code {self._server.returncode()}), "
-                "perhaps for lack of memory; what was being trained has not failed, and goes on with --resume"
-            )
+            raise _lost_server(self._server)
         return []
 
     def _failure(self, number: int) -> list[PoolEvent]:
@@ -332,3 +329,11 @@ class HostPool:
             self._unwatch(source)
         block.end()
         return over[0] if over else None
+
+
+def _lost_server(server: RankGroup) -> TuttiError:
+    """Return the error of a fork server that is gone. Its ranks die with it: no job is to blame."""
+    return TuttiError(
+        f"the process that ranks are forked from was killed (exit code {server.returncode()}), perhaps for "
+        "lack of memory; what was being trained has not failed, and goes on with --resume"
+    )
