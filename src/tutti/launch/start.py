@@ -34,8 +34,7 @@ def start(
     """Run `entry` on every rank of the placement, and wait for it.
 
     One rank is run in this process; several are processes under a supervisor, or under mpirun when the
-    placement names hosts. When this process is itself a rank already, because the user typed `mpirun -n 4
-    tutti ...`, the function is called in place, on the communicator of that job.
+    placement names hosts. A process that is a rank already, of the user's mpirun, calls it in place.
 
     Args:
         entry: the function, as "package.module:function"; each rank calls it as function(comm, payload).
@@ -48,7 +47,7 @@ def start(
             the job.
 
     Returns:
-        What the function returned on rank 0; when this process is a rank already, what it returned here.
+        The result of rank 0; when this process is a rank already, its own.
 
     Raises:
         Replaced: `recovery` had the ranks ended.

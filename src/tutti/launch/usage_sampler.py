@@ -26,7 +26,6 @@ from tutti.launch.cores import parse_cpu_list
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.orphans import command_of, die_with_parent
 from tutti.records.json_lines import to_json
-from tutti.records.untrusted import open_unlinked
 from tutti.records.usage import GONE, RankUsage, UsageRecord
 from tutti.terminal import warn_on_stderr
 
@@ -180,7 +179,7 @@ def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
     if not path:
         return
     try:
-        file = open_unlinked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         probe.sample()  # The first one counts from here on.
         over = False
         while not over:
