@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
 import pickle
 import signal
@@ -22,6 +23,8 @@ from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.terminal import lasting_output, say_last
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from tutti.comm.base import Communicator
 
 
@@ -105,6 +108,29 @@ class RankJob:
     environment: dict[str, str]
 
 
+class PrefixedFile(io.FileIO):
+    """A file that a rank prints to; a prefix is written before each line.
+
+    Args:
+        descriptor: of the file; it stays open.
+        prefix: such as "[rank 1] ".
+    """
+
+    def __init__(self, descriptor: int, prefix: bytes) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._prefix, self._line_begins = prefix, True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write whole lines in one piece, as other ranks write to the same terminal."""
+        text = bytes(data)
+        lines = text.splitlines(keepends=True)  # A carriage return begins a line again.
+        rest = memoryview((self._prefix if self._line_begins else b"") + self._prefix.join(lines))
+        self._line_begins = text.endswith((b"\n", b"\r"))
+        while rest:
+            rest = rest[super().write(rest) or 0 :]
+        return len(text)
+
+
 _channel: Connection | None = None
 
 
@@ -117,7 +143,7 @@ def channel() -> Connection:
 def run(start: RankPlace, files: Descriptors) -> None:
     """Be a rank, from the fork to the report."""
     own = os.getpid()
-    with lasting_output(f"[rank {start.rank}] ".encode() if start.setting.prefix else b""):
+    with lasting_output():
         try:
             job = _set_up_process(start, files)
             comm = _join(start, files.arena)
@@ -156,6 +182,10 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
         # What a rank prints must be seen even if it is killed before its buffer is full.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
+    if start.setting.prefix:
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            file = io.BufferedWriter(PrefixedFile(descriptor, f"[rank {start.rank}] ".encode()))
+            setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
     # Opened anew, as all ranks share the position of the descriptor.
     job: RankJob = pickle.loads(Path(f"/proc/self/fd/{files.job}").read_bytes())
     os.close(files.job)
