@@ -327,8 +327,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             )
         if job.resume is not None:
             folder.begin_again()
-        if job.starter is not None:
-            job.starter.send(folder.path.absolute())
+        job.note_folder(folder.path.absolute())
         try:
             folder.write_config(config.as_json())
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
