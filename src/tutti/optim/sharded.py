@@ -29,7 +29,6 @@ from torch.optim import Optimizer
 from tutti.errors import BadModel, BadOption
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import (
-    COUNTERS,
     GroupOptimizer,
     ParameterSlice,
     Stretch,
@@ -181,12 +180,6 @@ class ShardedOptimizer:
             for run in piece.runs:
                 run.add_state(held, names)
         return held
-
-    def counters(self) -> Held:
-        """Return what the optimizer counts for the parameters of the slices."""
-        held = self.state()
-        pieces = [piece for piece in held.pieces if piece.name.rpartition("/")[2] in COUNTERS]
-        return Held(pieces)
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""

@@ -16,11 +16,9 @@ from tutti.optim.sharded import ShardedOptimizer, announce
 from tutti.parameter_server.base import Centre, Receipt, Rule
 from tutti.parameter_server.connect import join_centre
 from tutti.parameter_server.server import Server
-from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Pace, Strategy
-from tutti.strategies.edits import Edits
 from tutti.strategies.local_steps import LocalSteps, OwnWeightsWorker
 
 
@@ -66,10 +64,7 @@ class CentredWorker(OwnWeightsWorker):
     Args:
         rule: what the centre does with its messages.
         steps: its own steps; None if the centre makes them.
-
-    Attributes:
-        edits: what the loop changes in weights that are a reading of the centre's; None: the worker's weights
-            are its own.
+    Where they are a reading of the centre's, what a loop changes in the worker's weights is lost with the next.
     """
 
     def __init__(
@@ -84,15 +79,7 @@ class CentredWorker(OwnWeightsWorker):
         super().__init__(replica, steps, clip)
         self.centre = join_centre(comm, replica, rule)
         self._rule, self._announced = rule, optimizer
-        self.edits: Edits | None = None
         self._finished = False
-
-    def bring_edits(self) -> None:
-        """Add to the centre what the loop has changed in the weights since this worker's last step."""
-        moves = self.edits.take() if self.edits is not None else []
-        if moves:
-            assert isinstance(self.centre, SharedCentre), "own loops have no servers"
-            self.centre.move(moves, counts=False)
 
     @override
     def prepare(self) -> None:
@@ -119,7 +106,6 @@ class CentredWorker(OwnWeightsWorker):
     def settle(self) -> None:
         if self._finished:
             return
-        self.bring_edits()
         self.centre.leave()
         super().settle()
 
@@ -135,35 +121,23 @@ class CentredWorker(OwnWeightsWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self) -> None:
+    def adopt(self, optimizer: bool = False) -> None:
         if self._finished:
             return
         # Others may still wait for this worker, and would not come to the meeting.
         self.centre.leave()
-        self.centre.overwrite(self.weights)
-        self.note_weights()
-        self.forget()
-        super().adopt()
+        if optimizer:
+            self._rule.adopt()
+        else:
+            self.centre.overwrite(self.weights)
+            self.forget()
+            super().adopt()
         if not self.settled:
             self.centre.rejoin()
-
-    def note_weights(self) -> None:
-        """Note that the weights are what this worker has read; later differences are the loop's doing."""
-        if self.edits is not None:
-            self.edits.note()
 
     def forget(self) -> None:
         """Drop what belongs to weights that have been overwritten, such as what has not been brought yet."""
         return
-
-    @override
-    def adopt_state(self) -> None:
-        if self._finished:
-            return
-        self.centre.leave()
-        self._rule.adopt()
-        if not self.settled:
-            self.centre.rejoin()
 
     @override
     def state(self) -> State:
@@ -171,20 +145,19 @@ class CentredWorker(OwnWeightsWorker):
         state, centre = super().state(), self.centre.state()
         state.joint.add(centre.joint)
         state.alone.add(centre.alone)
-        state.own["centre"] = centre.own
         return state
 
     @override
     def load_state(self, saved: Saved) -> None:
         super().load_state(saved)
-        self.centre.load_state(saved.part("centre"))
-        self.note_weights()
+        self.centre.load_state(saved)
 
     @override
     def finish(self) -> None:
         if self._finished:
             return
-        self.bring_edits()
+        if self.settled:
+            super().resume()  # its own weights again; there is nothing to rejoin
         self.flush()
         self.centre.leave()
         super().finish()

@@ -93,8 +93,10 @@ class _DiLoCoWorker(AveragedWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self) -> None:
-        super().adopt()
+    def adopt(self, optimizer: bool = False) -> None:
+        super().adopt(optimizer)
+        if optimizer:
+            return
         for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
             anchor.copy_(weights)
             velocity.zero_()

@@ -90,8 +90,10 @@ class _EasgdSyncWorker(PeerWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self) -> None:
-        super().adopt()
+    def adopt(self, optimizer: bool = False) -> None:
+        super().adopt(optimizer)
+        if optimizer:
+            return
         copy_all(self._centre, self.weights)
         self._local.rest()
 

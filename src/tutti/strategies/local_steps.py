@@ -42,6 +42,8 @@ class OwnWeightsWorker(Worker):
         self.weights = [flat.weights for flat in replica.flats]
         self.grads = [flat.grads for flat in replica.flats]
         self._aside: list[Tensor] = []
+        own = ("each worker's own weights",)
+        self.restarts = own if steps is None else (*own, "the state of each worker's optimizer")
 
     @property
     def settled(self) -> bool:
@@ -76,15 +78,9 @@ class OwnWeightsWorker(Worker):
             self._aside = []
 
     @override
-    def adopt(self) -> None:
-        if self._aside:
+    def adopt(self, optimizer: bool = False) -> None:
+        if self._aside and not optimizer:
             self._aside = [weights.clone() for weights in self.weights]
-
-    @property
-    @override
-    def anew(self) -> tuple[str, ...]:
-        kept = ("each worker's own weights",)
-        return kept if self.steps is None else (*kept, "the state of each worker's optimizer")
 
     @override
     def state(self) -> State:

@@ -367,7 +367,7 @@ class Trainer:
                 stages.start()
             self._learning_rate.step_until(made)
             loaded = stages.lap("update")
-            late = self.worker.is_late()
+            late = self.worker.late
             samples, weight = (0, 0.0) if late else self._gradient.add(passes, self._step, epoch, tally)
             computed = stages.last
             if self._meets:
@@ -379,7 +379,7 @@ class Trainer:
                 self.worker.step()
                 self._steps += 1
             else:
-                self.worker.give_up()
+                self.worker.skip()
             if self._balance is not None:
                 self._balance.note(samples, computed - loaded)
             self._step = made + 1
