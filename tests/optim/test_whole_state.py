@@ -67,18 +67,6 @@ def test_it_is_made_once_until_it_is_to_be_forgotten() -> None:
     assert made.times == 2
 
 
-def test_clearing_it_leaves_nothing_also_before_the_first_look() -> None:
-    made = Made()
-    made.state.clear()
-    assert list(made.state) == []
-    assert made.state.changed()
-
-
-def test_a_default_is_got_for_what_is_not_there() -> None:
-    assert Made().state.get("c", 5) == 5
-    assert Made().state["c"] == {}
-
-
 CHANGES: dict[str, Callable[[WholeState], object]] = {
     "in place": lambda state: state["a"]["step"].add_(1),
     "another tensor": lambda state: state["a"].update(step=state["a"]["step"].clone()),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -22,7 +20,7 @@ from tests.strategies.alone import (
 )
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption, PeerLost
+from tutti.errors import BadOption
 from tutti.strategies import Clip, Hogwild
 from tutti.strategies.placement import place
 
@@ -73,17 +71,6 @@ def test_workers_wait_for_nobody() -> None:
     assert fast < 6 < slow
 
 
-def test_one_worker_trains_sequentially() -> None:
-    setting = Setting(Hogwild(), sgd(LR, momentum=0.9), speeds=SPEEDS[:1], clip=Clip(norm=1.0))
-    weights = nn.Parameter(start())
-    plain = optim.SGD([weights], lr=LR, momentum=0.9)
-    for step in range(setting.steps):
-        weights.grad = gradient(weights.detach(), 0, step)
-        nn.utils.clip_grad_norm_([weights], 1.0)
-        plain.step()
-    assert_close(run(setting)[0].final, weights.detach())
-
-
 def test_each_worker_has_a_momentum_of_its_own() -> None:
     setting = Setting(Hogwild(), sgd(LR, momentum=0.5))
     weights, read, velocity = start(), {rank: start() for rank in range(3)}, dict.fromkeys(range(3), 0.0)
@@ -92,11 +79,6 @@ def test_each_worker_has_a_momentum_of_its_own() -> None:
         weights = weights - LR * velocity[rank]
         read[rank] = weights
     assert_close(run(setting)[0].final, weights)
-
-
-def test_the_same_run_twice_is_bit_equal() -> None:
-    setting = Setting(Hogwild(), sgd(LR, momentum=0.5), clip=Clip(norm=1.0))
-    assert torch.equal(run(setting)[0].final, run(setting)[0].final)
 
 
 def test_all_evaluate_the_same_weights() -> None:
@@ -120,20 +102,6 @@ def test_all_evaluate_the_same_weights() -> None:
 def test_several_hosts_are_refused() -> None:
     with pytest.raises(BadOption, match=r"'hogwild' runs on 1 host, not 2.*sync"):
         run(Setting(Hogwild()), VirtualWorld(3, (2, 1)))
-
-
-def test_a_lost_peer_is_noticed_at_the_end_and_nobody_hangs() -> None:
-    def program(comm: Communicator) -> None:
-        module = nn.Linear(2, 1)
-        replica = place(module, comm, Hogwild.home)
-        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
-        worker.step()
-        if comm.rank == 1:
-            raise ArithmeticError("this worker breaks")
-        worker.finish()
-
-    with pytest.raises((ArithmeticError, PeerLost)):
-        VirtualWorld(3).run(program)
 
 
 class Tagger(nn.Module):
@@ -205,11 +173,6 @@ def test_rows_are_moved_like_a_dense_table_by_gradients_that_are_scaled(options:
     # A weight of about 1 is rounded once.
     bound = 4 * torch.finfo(moves[0].dtype).eps
     torch.testing.assert_close(moves[1], moves[0], rtol=0, atol=bound)
-
-
-def test_evaluations_in_between_change_nothing() -> None:
-    setting = Setting(Hogwild(), speeds=SPEEDS[:1])
-    assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
 
 
 def test_an_optimizer_that_may_use_all_parameters_together_is_refused_for_a_model_in_parts() -> None:

@@ -88,13 +88,14 @@ class SharedState:
         for number, parameter in enumerate(self._parameters):
             kept = self._optimizer.state.get(parameter, {})
             for name, value in kept.items():
-                if value is not None:
-                    at = self._number.get((number, name))
-                    entry, cell = self._cells[at] if at is not None else (None, None)
-                    if value is not cell:
-                        kept[name] = self._bring(name, value, entry, cell)
-                    if at is not None:
-                        self._presence[at] = 1
+                at = self._number.get((number, name))
+                if value is None and (at is None or not self._presence[at]):
+                    continue
+                entry, cell = self._cells[at] if at is not None else (None, None)
+                if value is not cell:
+                    kept[name] = self._bring(name, value, entry, cell)
+                if at is not None:
+                    self._presence[at] = 1
         self._known = bytes(self._presence)
 
     def clear(self) -> None:

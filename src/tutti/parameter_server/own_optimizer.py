@@ -64,9 +64,6 @@ class OwnOptimizer:
             }
             for group in self._optimizer.param_groups
         ]
-        # Parameters of no group: `add_param_group` may bring them later.
-        listed = {id(p) for group in groups for p in group["params"]}
-        groups[0]["params"] += [copy for copy in copies.values() if id(copy) not in listed]
         stepped = bare_copy(self._optimizer, groups)
         return describe(stepped, list(copies.values()), lambda: type(stepped).step(stepped))
 

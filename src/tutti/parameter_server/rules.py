@@ -316,9 +316,9 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
 def _check_shareable(optimizer: Optimizer) -> None:
     if not is_parameterwise(optimizer):
         raise BadOption(
-            f"the optimizer {type(optimizer).__name__}, which is not one of torch's, may keep what the workers "
-            "of a parameter centre cannot share. Let each worker run it by itself: '--strategy downpour "
-            "--strategy.side worker'"
+            f"the optimizer {type(optimizer).__name__}, which is not one of torch's, may keep what the "
+            "workers of a parameter centre cannot share. Let each worker run it by itself: '--strategy "
+            "downpour --strategy.side worker'"
         )
 
 

@@ -28,7 +28,7 @@ BACK: Final = 7340
 
 
 class _ADPSGDWorker(AveragedWorker):
-    """A worker that averages with a random neighbour every so many batches: even ranks ask, odd ones answer."""
+    """A worker that averages with random neighbours: even ranks ask, odd ones answer."""
 
     def __init__(
         self, strategy: ADPSGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip

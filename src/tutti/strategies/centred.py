@@ -19,7 +19,7 @@ from tutti.parameter_server.server import Server
 from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Pace, Strategy
-from tutti.strategies.local_steps import LocalSteps, OwnWeightsWorker
+from tutti.strategies.own_weights import OwnWeightsWorker
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class CentredWorker(OwnWeightsWorker):
 
     Args:
         rule: what the centre does with its messages.
-        steps: its own steps; None if the centre makes them.
-    Where they are a reading of the centre's, what a loop changes in the worker's weights is lost with the next.
+        steps: its own steps; None if the centre makes them. Then the weights are a reading of the centre's,
+            and what a loop of the user's changes in them is lost with the next one.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CentredWorker(OwnWeightsWorker):
         rule: Rule,
         optimizer: Optimizer,
         clip: Clip,
-        steps: ShardedOptimizer | LocalSteps | None = None,
+        steps: ShardedOptimizer | None = None,
     ) -> None:
         super().__init__(replica, steps, clip)
         self.centre = join_centre(comm, replica, rule)
