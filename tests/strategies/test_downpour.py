@@ -185,15 +185,6 @@ def test_a_stale_gradient_is_used_at_a_smaller_rate_by_any_optimizer(
     assert float((centre.detach() - start()).norm()) < 0.6 * float((undamped - start()).norm())
 
 
-def test_an_optimizer_without_a_rate_cannot_be_slowed_down() -> None:
-    class Fixed(optim.Optimizer):
-        def __init__(self, parameters: object) -> None:
-            super().__init__(parameters, {})
-
-    with pytest.raises(BadOption, match="has no 'lr'"):
-        run(Setting(Downpour(staleness="inverse"), lambda module: Fixed(module.parameters())))
-
-
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "NAdam", "Rprop"])
 def test_the_workers_share_one_state_of_the_optimizer(name: str) -> None:
     options = {"lr": 0.05, "momentum": 0.9} if name == "SGD" else {"lr": 0.05}
@@ -206,20 +197,6 @@ def test_the_workers_share_one_state_of_the_optimizer(name: str) -> None:
         optimizer.step()
         pulled[rank] = parameter.detach().clone()
     torch.testing.assert_close(run(setting)[0].final, parameter.detach(), rtol=1e-9, atol=1e-9)
-
-
-def test_on_the_workers_side_each_has_a_state_of_its_own() -> None:
-    setting = Setting(Downpour(side="worker", push_every=2, pull_every=2), sgd(LR, momentum=0.5))
-    centre, velocity = start(), {rank: torch.zeros(LENGTH, dtype=torch.float64) for rank in range(3)}
-    weights = {rank: start() for rank in range(3)}
-    before = {rank: start() for rank in range(3)}
-    for rank, step in finishes(setting.steps):
-        velocity[rank] = 0.5 * velocity[rank] + gradient(weights[rank], rank, step)
-        weights[rank] = weights[rank] - LR * velocity[rank]
-        if step % 2:
-            centre = centre + weights[rank] - before[rank]
-            weights[rank] = before[rank] = centre
-    assert_close(run(setting)[0].final, centre)
 
 
 def test_each_worker_clips_its_own_gradient() -> None:
@@ -266,11 +243,3 @@ def test_servers_do_what_shared_memory_does(strategy: Downpour, servers: int) ->
 def test_values_that_cannot_be_used_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         Downpour(**options)
-
-
-def test_between_two_pulls_an_optimizer_that_maximizes_goes_uphill() -> None:
-    setting = Setting(Downpour(pull_every=3), sgd(0.05, maximize=True), steps=2, speeds=SPEEDS[:1])
-    expected = start()
-    for step in range(2):
-        expected = expected + 0.05 * gradient(expected, 0, step)
-    assert_close(run(setting)[0].steps[-1], expected)

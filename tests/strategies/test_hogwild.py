@@ -57,20 +57,6 @@ def test_staleness_age_and_exchanges_are_counted() -> None:
         assert max(outcome.traffic.ages_s) == pytest.approx(SPEEDS[rank], abs=0.01)
 
 
-def test_workers_wait_for_nobody() -> None:
-    def program(comm: Communicator) -> float:
-        module = nn.Linear(2, 1)
-        replica = place(module, comm, Hogwild.home)
-        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
-        for _ in range(5):
-            comm.compute(1 + 50 * comm.rank)
-            worker.step()
-        return comm.clock()
-
-    fast, slow = VirtualWorld(2).run(program)
-    assert fast < 6 < slow
-
-
 def test_each_worker_has_a_momentum_of_its_own() -> None:
     setting = Setting(Hogwild(), sgd(LR, momentum=0.5))
     weights, read, velocity = start(), {rank: start() for rank in range(3)}, dict.fromkeys(range(3), 0.0)
@@ -79,24 +65,6 @@ def test_each_worker_has_a_momentum_of_its_own() -> None:
         weights = weights - LR * velocity[rank]
         read[rank] = weights
     assert_close(run(setting)[0].final, weights)
-
-
-def test_all_evaluate_the_same_weights() -> None:
-    def program(comm: Communicator) -> list[float]:
-        module = nn.Linear(2, 1)
-        replica = place(module, comm, Hogwild.home)
-        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
-        comm.compute(comm.rank)
-        module(torch.ones(2)).sum().backward()
-        worker.step()
-        worker.settle()
-        evaluated = module.weight.detach().clone()
-        comm.compute(3 - comm.rank)
-        assert torch.equal(evaluated, module.weight)
-        worker.resume()
-        return evaluated.flatten().tolist()
-
-    assert len({tuple(found) for found in VirtualWorld(3).run(program)}) == 1
 
 
 def test_several_hosts_are_refused() -> None:
@@ -186,18 +154,3 @@ def test_an_optimizer_that_may_use_all_parameters_together_is_refused_for_a_mode
 
     with pytest.raises(BadOption, match=r"Own.* 2 parts"):
         VirtualWorld(1).run(work)
-
-
-def test_each_dtype_of_a_model_is_moved_once() -> None:
-    def work(comm: Communicator) -> list[float]:
-        model = nn.ParameterList(
-            [nn.Parameter(torch.zeros(2, dtype=t)) for t in (torch.float32, torch.float64)]
-        )
-        replica = place(model, comm, Hogwild.home)
-        worker = Hogwild().worker(replica, comm, optim.SGD(model.parameters(), lr=1.0), Clip())
-        for parameter in model:
-            parameter.grad.fill_(1.0)
-        worker.step()
-        return [value for parameter in model for value in parameter.tolist()]
-
-    assert VirtualWorld(1).run(work) == [[-1.0] * 4]

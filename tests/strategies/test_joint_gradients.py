@@ -10,14 +10,12 @@ from tutti.allreduce.exact import Native
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
 from tutti.errors import BadModel
-from tutti.replica import Replica
 from tutti.strategies import joint_gradients
 from tutti.strategies.base import Home
 from tutti.strategies.joint_gradients import (
     Incoming,
     MeanGradients,
     ReducedGradients,
-    own_stretches,
 )
 from tutti.strategies.placement import place, visible_memory
 
@@ -265,26 +263,3 @@ def test_what_a_reduction_has_made_is_not_what_the_loop_has_set() -> None:
         assert gradients.unseen() == [0, 2]
 
     VirtualWorld(2).run(program)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 5])
-@pytest.mark.parametrize("numbers", [[0, 1, 2], [0, 2], [2, 0], [1], []], ids=str)
-def test_stretches_of_all_ranks_are_the_cells_with_their_gaps(numbers: list[int], parts: int) -> None:
-    replica = Replica(vectors())
-
-    def cells(world: Communicator) -> tuple[object, ...]:
-        return MeanGradients(replica, world).cells
-
-    (every,) = VirtualWorld(1).run(cells)
-    chosen = [every[number] for number in numbers]
-    taken = []
-    lengths = []
-    for part in range(parts):
-        own = list(own_stretches(replica.flats, chosen, parts, part))
-        assert all(flat == 0 and place.start < place.stop for flat, place in own)
-        lengths.append(sum(place.stop - place.start for _, place in own))
-        taken += [at for _, place in own for at in range(place.start, place.stop)]
-    starts, stops = (0, 48, 80), (48, 80, 144)
-    assert taken == [at for number in sorted(numbers) for at in range(starts[number], stops[number])]
-    assert max(lengths) - min(lengths) <= 16
-    assert list(own_stretches(replica.flats, chosen, parts, parts)) == []

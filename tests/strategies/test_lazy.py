@@ -166,15 +166,6 @@ def test_a_threshold_needs_sgd() -> None:
     run(replace(setting, strategy=Lazy()))
 
 
-def test_momentum_counts_as_a_larger_step() -> None:
-    strategy = Lazy(slack=UNBOUND, threshold=0.5)
-    centre, kept = by_hand(strategy, 15, momentum=0.5)
-    found = run(Setting(strategy, sgd(LR, momentum=0.5), steps=15))
-    assert_close(found[0].final, centre)
-    assert {rank: outcome.traffic.skipped for rank, outcome in enumerate(found)} == kept
-    assert sum(kept.values()) > 0
-
-
 def test_two_levels_are_refused() -> None:
     with pytest.raises(BadOption, match="--levels 1"):
         Lazy().check(4, hosts=2, servers=1, levels=2)

@@ -10,7 +10,6 @@ from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run,
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.strategies import Clip, Local
-from tutti.strategies.averaged import MOST_ROWS
 from tutti.strategies.placement import place
 
 LR = 0.1
@@ -97,28 +96,3 @@ def test_a_worker_without_samples_takes_part_in_the_average() -> None:
         return before - module.weight.item()
 
     assert VirtualWorld(3).run(program) == [pytest.approx(1.0)] * 3
-
-
-@pytest.mark.parametrize("workers", [MOST_ROWS, MOST_ROWS + 1])
-def test_many_workers_average_too(workers: int) -> None:
-    setting = Setting(Local(every=2), speeds=[1.0] * workers, steps=4)
-    assert_close(run(setting)[0].final, by_hand(Local(every=2), 4, workers=workers)[-1][0])
-
-
-class TwoDtypes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = nn.Parameter(torch.ones(3, dtype=torch.float64))
-        self.narrow = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-
-
-def test_weights_of_several_dtypes_are_averaged() -> None:
-    def program(comm: Communicator) -> list[float]:
-        module = TwoDtypes()
-        replica = place(module, comm, Local.home)
-        worker = Local(every=1).worker(replica, comm, optim.SGD(module.parameters(), lr=1.0), Clip())
-        (comm.rank * (module.wide.sum() + module.narrow.sum())).backward()
-        worker.step()
-        return [*module.wide.tolist(), *module.narrow.tolist()]
-
-    assert VirtualWorld(3).run(program) == [[0.0] * 6] * 3

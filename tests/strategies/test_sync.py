@@ -91,23 +91,6 @@ def test_every_other_optimizer_agrees_with_plain_torch(name: str, ranks: int) ->
     assert_follows(case, ranks)
 
 
-class Centred(optim.SGD):
-    """Uses a parameter's shape: subtracts the mean of the gradient's rows."""
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.dim() > 1 and parameter.grad is not None:
-                    parameter.grad -= parameter.grad.mean(dim=1, keepdim=True)
-        super().step(closure)
-
-
-@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
-def test_an_optimizer_of_the_users_own_gets_whole_parameters(ranks: int) -> None:
-    case = Case(mlp, lambda module: Centred(module.parameters(), lr=0.1, momentum=0.9), steps=10)
-    assert_follows(case, ranks)
-
-
 class Together(optim.Optimizer):
     """Divides the rate by the norm of all gradients and weights, over all param groups."""
 
@@ -155,11 +138,6 @@ def test_a_scheduler_attached_to_the_optimizer_takes_effect(schedule: str, name:
     case = Case(mlp, USUAL[name], schedule=SCHEDULES[schedule])
     assert_follows(case, 3)
     assert distance(sequential(case), sequential(replace(case, schedule=None))) > 1e-3
-
-
-def test_a_learning_rate_that_is_a_tensor_works() -> None:
-    case = Case(mlp, lambda module: optim.Adam(module.parameters(), lr=torch.tensor(0.01)))
-    assert_follows(case, 2)
 
 
 def test_a_zero_eps_makes_no_nan_in_the_gaps_between_parameters() -> None:
@@ -219,20 +197,6 @@ def test_state_that_the_optimizer_has_already_is_carried_over(ranks: int) -> Non
     case = Case(mlp, continued, steps=5)
     assert_follows(case, ranks)
     assert distance(sequential(case), sequential(replace(case, optimizer=USUAL["adam"]))) > 1e-4
-
-
-def test_gradients_are_zero_after_a_step() -> None:
-    def check(comm: object) -> None:
-        module = mlp()
-        replica = place(module, comm, Home.SHARED)
-        worker = Sync().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip(norm=1.0))
-        for parameter in module.parameters():
-            parameter.grad.fill_(1.0)
-        worker.step()
-        comm.barrier()
-        assert not replica.flats[0].rows.any()
-
-    VirtualWorld(5, (2, 3)).run(check)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)

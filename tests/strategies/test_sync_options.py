@@ -357,16 +357,6 @@ def test_in_a_loop_of_the_users_hosts_compress_the_sums_of_their_ranks() -> None
         assert found == pytest.approx([0.5, -0.5, 0.5] * 16, rel=1e-12)
 
 
-@pytest.mark.parametrize(("hosts", "records"), [((2,), False), ((1, 1), True)], ids=str)
-def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_compressed(
-    hosts: tuple[int, ...], records: bool
-) -> None:
-    def program(comm: Communicator) -> bool:
-        return Sync(compress="sign").joint(place(mlp(), comm, Sync.home), comm).records
-
-    assert VirtualWorld(2, hosts).run(program) == [records] * 2
-
-
 # --- what is refused
 
 
@@ -398,10 +388,3 @@ def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_com
 def test_options_that_cannot_be_used_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         Sync(**options)
-
-
-@pytest.mark.parametrize(
-    "options", [{"compress": "top_k", "keep": 1}, {"compress": "power_sgd", "rank": 8}], ids=str
-)
-def test_options_at_their_limits_are_taken(options: dict[str, object]) -> None:
-    assert Sync(**options).options()["compress"] == options["compress"]

@@ -132,10 +132,8 @@ class ShardedOptimizer:
         )
         self._optimizer, self._replica = optimizer, replica
         self.joint = whole and own_grads and (replica.in_own_loop or not is_parameterwise(optimizer))
-        self.pieces: tuple[FlatPiece, ...] = ()
-        if self.joint and replica.in_own_loop:
-            return
-        check_hooks(optimizer)
+        if not self.joint:
+            check_hooks(optimizer)
         check_parameters(optimizer, replica)
         self.pieces = tuple(
             FlatPiece(optimizer, flat, vector, place, joint=self.joint)
@@ -150,9 +148,6 @@ class ShardedOptimizer:
             missing: these parameters; None: those without one in this replica.
         """
         self.begin()
-        if self._replica.in_own_loop and self.joint:
-            self._optimizer.step()
-            return
         missing = self._replica.gradients.missing() if missing is None else missing
         if self.joint:
             self.step_itself(missing)

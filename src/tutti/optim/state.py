@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
-from tutti.object_state import as_values, from_values
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Held, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
 
@@ -39,18 +38,10 @@ def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
     for key, value in state.items():
         if isinstance(key, nn.Parameter):
             if key in names:
-                add_whole(held, names[key], _as_values(value))
+                add_whole(held, names[key], value)
         else:
-            add_whole(held, "", _as_values({str(key): value}))
+            add_whole(held, "", {str(key): value})
     return held
-
-
-def _as_values(kept: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: as_values(value, f"the optimizer's state '{key}'") for key, value in kept.items()}
-
-
-def _read(value: Any) -> Any:
-    return from_values(value) if isinstance(value, list | dict) else value
 
 
 def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
@@ -154,7 +145,7 @@ def load(
                 }
         for name, value in other.items():
             group[name] = in_form_of(group.get(name), value)
-    state.update({key: _read(value) for key, value in kept_by_name.get("", {}).items()})
+    state.update(kept_by_name.get("", {}))
 
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:
@@ -177,7 +168,7 @@ def _placed(
     Counters stay on the CPU as a rule. What had the dtype of the parameter, `before`, has it again.
     """
     if not isinstance(value, Tensor):
-        return _read(value)
+        return value
     if key != "step" and value.dtype == before:
         value = value.to(parameter.dtype)
     if value.shape == parameter.shape and value.stride() != parameter.stride():

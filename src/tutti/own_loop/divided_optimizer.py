@@ -24,7 +24,7 @@ from tutti.optim.runs import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sharded import FlatPiece, announce, groups_of
 from tutti.optim.sparse import sparse_tables
 from tutti.optim.state import add_whole
-from tutti.optim.whole_state import State, WholeState
+from tutti.own_loop.whole_state import State, WholeState
 from tutti.replica import (
     ALIGNMENT,
     NONE_MISSING,

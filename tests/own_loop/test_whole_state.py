@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tutti.optim.whole_state import WholeState
+from tutti.own_loop.whole_state import WholeState
 
 
 class Made:
