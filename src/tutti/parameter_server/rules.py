@@ -235,9 +235,7 @@ class OptimizerRule(Rule):
         return [
             run
             for flat, vector, message, place in parts
-            for run in FlatPiece(
-                self._optimizer, replace(flat, weights=vector), message, place, apart=True
-            ).runs
+            for run in FlatPiece(self._optimizer, replace(flat, weights=vector), message, place).runs
         ]
 
     @override
