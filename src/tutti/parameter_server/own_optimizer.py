@@ -64,6 +64,9 @@ class OwnOptimizer:
             }
             for group in self._optimizer.param_groups
         ]
+        # Parameters of no group: `add_param_group` may bring them later.
+        listed = {id(p) for group in groups for p in group["params"]}
+        groups[0]["params"] += [copy for copy in copies.values() if id(copy) not in listed]
         stepped = bare_copy(self._optimizer, groups)
         return describe(stepped, list(copies.values()), lambda: type(stepped).step(stepped))
 
@@ -80,6 +83,10 @@ class OwnOptimizer:
             self._shared.leave()
         self._comm.barrier()
         self._shared.drop()
+        self._shared.take()
+
+    def look(self) -> None:
+        """Give the optimizer what others have made since its last step."""
         self._shared.take()
 
     def step(self, missing: Missing) -> None:

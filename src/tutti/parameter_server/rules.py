@@ -249,6 +249,12 @@ class OptimizerRule(Rule):
             self._step(push.slot)
         return Outcome.APPLIED
 
+    @override
+    def answer(self, push: Push) -> None:
+        super().answer(push)
+        if self._own is not None:
+            self._own.look()
+
     def _step(self, slot: int) -> None:
         if self._own is not None:
             self._own.step(self.missing)
