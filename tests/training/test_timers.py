@@ -14,6 +14,7 @@ from tests.contracts.training import Outcome, Run, tiny, train
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual.world import VirtualWorld
+from tutti.optim.parameterwise import ParameterWise
 from tutti.records.run import STAGES
 from tutti.strategies import STRATEGIES, Sync
 from tutti.strategies.measurements import Stopwatch, Traffic
@@ -119,11 +120,11 @@ def test_the_optimizers_work_is_an_update(name: str) -> None:
     def program(comm: Communicator) -> tuple[float, float]:
         calls, before = [], []
 
-        class Slow(torch.optim.SGD):
-            def step(self) -> None:
+        class Slow(ParameterWise):
+            def move(self, weights: Tensor, gradient: Tensor, group: dict[str, object]) -> None:
                 calls.append(COST)
                 comm.compute(COST)
-                super().step()
+                weights.sub_(gradient, alpha=0.1)
 
         def model() -> nn.Module:
             made = tiny()
@@ -131,7 +132,7 @@ def test_the_optimizers_work_is_an_update(name: str) -> None:
             return made
 
         def optimizer(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-            return Slow(parameters, lr=0.1)
+            return Slow(parameters, {"lr": 0.1})
 
         found = train(comm, replace(Run(strategy), model=model, optimizer=optimizer))
         assert found is not None
