@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from tests.comm.ranks import World
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
-from tutti.errors import BadOption, PeerLost
+from tutti.errors import PeerLost
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.rules import AddRule, ElasticRule, OptimizerRule
 from tutti.parameter_server.shared_memory import SharedCentre

@@ -37,19 +37,12 @@ class AddRule(Rule):
     """The message is a move, which the centre makes too: c = c + m.
 
     With levels, the centre above adds up what the centres below have moved.
-
-    Args:
-        remedy: gives the rate for a stale message; a move is as long as the rate is large. None: 1 for all.
     """
-
-    def __init__(self, remedy: Remedy | None = None) -> None:
-        self._remedy = remedy
 
     @override
     def apply(self, push: Push) -> Outcome:
-        rate = 1.0 if self._remedy is None else self._remedy.rate(push)
         for centre, message in zip(push.centre, push.message, strict=True):
-            centre.add_(message, alpha=rate)
+            centre.add_(message)
         return Outcome.APPLIED
 
     @override

@@ -98,10 +98,10 @@ class Downpour(Centred):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.side == "worker" and self.staleness in STRENGTHS:
+        if self.side == "worker" and self.staleness != "none":
             raise BadOption(
                 f"{self.as_given('staleness')}, which needs gradients, but with side 'worker' the centre "
-                "gets moves of the weights; use side 'centre', or staleness 'inverse'"
+                "gets moves of the weights; use side 'centre'"
             )
         if self.push_every > 1 and self.staleness in STRENGTHS:
             raise BadOption(
@@ -118,7 +118,7 @@ class Downpour(Centred):
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
         if self.side == "worker":
-            return AddRule(self.remedy())
+            return AddRule()
         return OptimizerRule(optimizer, replica, [flat.grads for flat in replica.flats], self.remedy())
 
     def remedy(self) -> Remedy | None:
