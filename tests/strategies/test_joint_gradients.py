@@ -129,6 +129,32 @@ def test_a_parameter_that_was_converted_is_refused() -> None:
     VirtualWorld(2).run(program)
 
 
+def test_gradients_behind_one_that_lies_in_its_row_are_brought_too() -> None:
+    def program(comm: Communicator) -> None:
+        module, gradients = joint(comm)
+        module[0].grad = gradient(0, 2.0 * comm.rank)
+        exchange(comm, gradients, [0])
+        module[1].grad = gradient(1, 2.0 * comm.rank)
+        exchange(comm, gradients, [0, 1])
+        assert torch.equal(module[1].grad, gradient(1, 1.0))
+
+    VirtualWorld(2).run(program)
+
+
+def test_a_gradient_of_rows_of_what_is_no_table_becomes_a_whole_one() -> None:
+    def program(comm: Communicator) -> None:
+        module, gradients = joint(comm)
+        module[0].grad = gradient(0, 2.0 * comm.rank).to_sparse()
+        exchange(comm, gradients, [0])
+        assert torch.equal(module[0].grad, gradient(0, 1.0))
+        reduced = ReducedGradients(place(vectors(), comm, Home.PRIVATE), comm, Native, between=False)
+        reduced.incoming[0] = Incoming(gradient(0, 2.0 * comm.rank).to_sparse(), None)
+        exchange(comm, reduced, [0])
+        assert torch.equal(reduced.cells[0].parameter.grad, gradient(0, 1.0))
+
+    VirtualWorld(2).run(program)
+
+
 @pytest.mark.parametrize("reduced", [False, True])
 def test_a_gradient_that_the_loop_has_set_counts_as_often_as_it_is_told(reduced: bool) -> None:
     def program(comm: Communicator) -> None:
@@ -144,6 +170,22 @@ def test_a_gradient_that_the_loop_has_set_counts_as_often_as_it_is_told(reduced:
         gradients.reduce([0, 1])
         assert torch.equal(module[0].grad, gradient(0, 2.0))
         assert torch.equal(module[1].grad, gradient(1, 4.0))
+
+    VirtualWorld(2).run(program)
+
+
+def test_a_table_without_a_gradient_can_be_brought_with_any_weight() -> None:
+    def program(comm: Communicator) -> None:
+        module = Words()
+        gradients = MeanGradients(place(module, comm, Home.SHARED), comm)
+        weight = module.table.weight
+        weight.grad = None
+        if comm.rank:
+            weight.grad = torch.ones(6, 2, dtype=torch.float64)
+        gradients.bring_set([0], 0.5)
+        comm.barrier()
+        gradients.reduce([0])
+        assert torch.equal(weight.grad.to_dense(), torch.full((6, 2), 0.25, dtype=torch.float64))
 
     VirtualWorld(2).run(program)
 

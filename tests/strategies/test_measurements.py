@@ -42,6 +42,12 @@ def test_nothing_is_counted_before_the_first_exchange() -> None:
     }
 
 
+def test_an_exchange_of_which_no_more_is_known_is_just_counted() -> None:
+    traffic = Traffic()
+    traffic.add()
+    assert traffic == Traffic(exchanges=1)
+
+
 def test_all_that_is_counted_goes_on_from_a_checkpoint() -> None:
     traffic, resumed = Traffic(), Traffic()
     traffic.add(bytes_sent=8, wait_s=0.5, staleness=3, age_s=0.25)
@@ -57,6 +63,18 @@ def test_the_latest_ages_are_kept() -> None:
         traffic.add(age_s=float(age))
     assert LATEST == 10_000
     assert list(traffic.ages_s) == list(range(1, LATEST + 1))
+
+
+def test_of_one_age_all_figures_are_that_age() -> None:
+    traffic = Traffic()
+    traffic.add(age_s=3.0)
+    figures = traffic.figures()
+    assert (figures["age_s_mean"], figures["age_s_p99"], figures["age_s_max"]) == (3.0, 3.0, 3.0)
+
+
+def test_a_new_one_has_counted_nothing() -> None:
+    watch = Stopwatch()
+    assert (watch.seconds, watch.looks, watch.trace) == (0.0, 0, None)
 
 
 def test_times_and_looks_are_added_up_and_each_time_is_traced() -> None:

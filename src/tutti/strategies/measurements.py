@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -68,24 +68,31 @@ class Traffic:
         return taken
 
     def values(self) -> Values:
-        """Return all that is counted, to be loaded another time."""
+        """Return the counts, to be loaded another time."""
         ages_s = torch.tensor(list(self.ages_s), dtype=torch.float64)
-        return {**self.counts(), "wait_s": self.wait_s, "ages_s": ages_s}
+        return {**vars(self), **self.counts(), "ages_s": ages_s}
 
     def counts(self) -> Values:
         """Return what may be added to that of other workers: all but times."""
         staleness = {str(updates): count for updates, count in self.staleness.items()}
         return {**{name: getattr(self, name) for name in _SUMMED}, "staleness": staleness}
 
-    def load(self, *workers: Values) -> None:
-        """Count on from what `values` or `counts` returned, of one worker or of several together."""
-        for values in workers:
-            for name in (*_SUMMED, "wait_s"):
-                setattr(self, name, getattr(self, name) + values.get(name, 0))
-            staleness = values.get("staleness", {})
-            self.staleness.update({int(updates): count for updates, count in staleness.items()})
-            if "ages_s" in values:
-                self.ages_s.extend(values["ages_s"].tolist())
+    def load_counts(self, workers: Iterable[Values]) -> None:
+        """Count on from what `counts` has returned of several workers, together."""
+        for counts in workers:
+            for name in _SUMMED:
+                setattr(self, name, getattr(self, name) + counts.get(name, 0))
+            self._add_staleness(counts.get("staleness", {}))
+
+    def load(self, values: Values) -> None:
+        """Count on from the counts that `values` has returned."""
+        vars(self).update(values)
+        self.staleness = Counter()
+        self._add_staleness(values["staleness"])
+        self.ages_s = deque(values["ages_s"].tolist(), maxlen=LATEST)
+
+    def _add_staleness(self, counts: Mapping[str, int]) -> None:
+        self.staleness.update({int(updates): count for updates, count in counts.items()})
 
     def figures(self) -> dict[str, Any]:
         """Return the counts for a record; ages as mean, 99th percentile and maximum."""

@@ -587,7 +587,7 @@ class Trainer:
             # An update that all have made together is one of each.
             counted = mine if self._batches.own else places[rank : rank + 1]
             self._steps = sum(place.steps for place in counted)
-            self.worker.traffic.load(*(place.traffic for place in counted))
+            self.worker.traffic.load_counts([place.traffic for place in counted])
             left_out = [0, sum(place.left_out for place in mine), 0]
             # Seconds of several ranks are no time of one.
             for place in places[rank : rank + 1]:
