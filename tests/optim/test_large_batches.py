@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 from torch.optim import Optimizer
 
 from tests.strategies.sequential import Case, by_strategy, distance, sequential
@@ -107,13 +107,6 @@ def test_the_rate_rises_to_k_times_and_drops_later() -> None:
     assert rates(scheduler, 10) == pytest.approx(expected)
 
 
-def test_no_warmup_begins_at_the_scaled_rate() -> None:
-    assert rates(LinearScalingLR(optim.SGD([parameter(1.0)], lr=1.0), 9, factor=3.0, warmup=0), 2) == [
-        3.0,
-        3.0,
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -133,30 +126,6 @@ def test_values_out_of_range_are_refused(name: str, options: dict[str, object], 
     rate = options.pop("lr", None)
     with pytest.raises(BadOption, match=message):
         build(name, [parameter(1.0)], rate, options)
-
-
-@pytest.mark.parametrize("kind", [LARS, LAMB])
-def test_a_parameter_without_a_gradient_stays(kind: type[Optimizer]) -> None:
-    weights, other = parameter(2.0), parameter(3.0)
-    optimizer = kind([weights, other], lr=0.1)
-    assert step(optimizer, weights, 1.0) != [2.0]
-    assert other.tolist() == [3.0]
-    assert optimizer.step() is None
-
-
-@pytest.mark.parametrize("kind", [LARS, LAMB])
-def test_a_closure_is_called(kind: type[Optimizer]) -> None:
-    weights = parameter(2.0)
-    optimizer = kind([weights], lr=0.1)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = (weights**2).sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 4.0
-    assert weights.item() != 2.0
 
 
 def model() -> nn.Module:

@@ -65,10 +65,6 @@ def test_torchs_linear_lr_rises_by_torchs_defaults_over_the_run(name: str) -> No
     assert rates(name, 4) == pytest.approx([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0])
 
 
-def test_polynomial_lasts_the_run() -> None:
-    assert rates("polynomial", 4) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
-
-
 def test_constant_is_no_schedule() -> None:
     assert schedule("constant", sgd(), 10) is None
     with pytest.raises(UnknownName, match="unknown option 'factor' of the schedule 'constant'"):
@@ -101,9 +97,3 @@ def test_what_cannot_be_used_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         schedule(name, sgd(), 10, options)
-
-
-def test_a_length_that_is_given_as_epochs_is_kept() -> None:
-    optimizer = sgd()
-    made = schedule("one_cycle", optimizer, 10, {"epochs": 3, "steps_per_epoch": 7, "max_lr": 1.0})
-    assert made.total_steps == 21

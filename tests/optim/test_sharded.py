@@ -199,30 +199,6 @@ def test_a_rate_that_has_changed_takes_effect(made: type[Optimizer]) -> None:
     assert torch.equal(replica.flats[0].weights, before)
 
 
-def test_other_gradients_are_used_where_they_are_given() -> None:
-    replica = Replica(mlp().double())
-    (flat,) = replica.flats
-    before = flat.weights.clone()
-    flat.grads.fill_(7.0)
-    other = torch.full_like(flat.grads, 2.0)
-    optimizer = optim.SGD(flat.parameters, lr=0.5)
-    ShardedOptimizer(optimizer, replica, whole(replica), [other]).step()
-    for span in flat.spans:
-        torch.testing.assert_close(flat.weights[span], before[span] - 1, rtol=0, atol=1e-12)
-
-
-def test_a_scheduler_does_not_warn_that_the_optimizer_was_never_stepped(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    replica = Replica(mlp())
-    optimizer = optim.SGD(replica.flats[0].parameters, lr=0.1)
-    sharded = ShardedOptimizer(optimizer, replica, whole(replica))
-    scheduler = optim.lr_scheduler.ConstantLR(optimizer)
-    sharded.step()
-    scheduler.step()
-    assert not recwarn.list
-
-
 @pytest.mark.parametrize("which", ["all", "half", "other gradients", "no own loop"])
 def test_the_users_optimizer_itself_steps_where_its_own_loop_moves_all(which: str) -> None:
     replica = Replica(mlp())
@@ -237,23 +213,6 @@ def test_the_users_optimizer_itself_steps_where_its_own_loop_moves_all(which: st
     sharded.step()
     assert bool(optimizer.state) == (which == "all") == sharded.joint
     assert not torch.equal(flat.weights, before)
-
-
-def test_a_rate_that_is_a_tensor_does_what_a_number_does() -> None:
-    module, plain = mlp().double(), mlp().double()
-    replica = Replica(module)
-    rate = torch.tensor(0.1, dtype=torch.float64)
-    mine, theirs = optim.Adam(module.parameters(), lr=rate), optim.Adam(plain.parameters(), lr=0.1)
-    sharded = ShardedOptimizer(mine, replica, whole(replica))
-    for parameter in plain.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for step in range(3):
-        fill_gradients(module, step)
-        fill_gradients(plain, step)
-        sharded.step()
-        theirs.step()
-    for found, expected in zip(module.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("when", ["pre", "post"])
