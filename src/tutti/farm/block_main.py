@@ -31,7 +31,6 @@ from tutti.farm.shared_data import SharedData
 from tutti.launch.control_channel import Channel, own
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
-from tutti.records.untrusted import open_unlinked
 from tutti.run.assembled import RunContext
 from tutti.run.train import train
 from tutti.training.progress import Progress
@@ -78,9 +77,7 @@ def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
 
 def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> JobOver:
     reporter = _Reporter(channel, task.block)
-    context = RunContext(
-        reporter, data.open, reporter.ends if task.asks else None, task.successor, alone=False
-    )
+    context = RunContext(reporter, data.open, reporter.ends if task.asks else None, alone=False)
     # Besides filters this puts back which warnings have been shown: each job shows its own.
     with _printed_to(task.log), warnings.catch_warnings(), _communicator(comm) as ranks:
         outcome = train(ranks, task.job, context)
@@ -114,7 +111,7 @@ def _communicator(comm: Communicator) -> Iterator[Communicator]:
 def _printed_to(path: Path) -> Iterator[None]:
     """Append all that this process prints, its threads and children included, to a file."""
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
-    file = open_unlinked(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         _flush()
         for descriptor in (1, 2):

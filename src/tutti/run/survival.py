@@ -110,10 +110,8 @@ def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
 
 
 def _write(place: MemoryPlace, folder: Path, keep: int) -> None:
-    from tutti.checkpoint.last_copy import write_last_copy  # NumPy would slow every start.
-
     try:
-        write_last_copy(place, folder, keep)
+        place.write_last_copy(folder, keep)
     except OSError as error:
         mend = "free some room" if error.errno in _FULL else "mend that"
         there = None
