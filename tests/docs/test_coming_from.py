@@ -21,7 +21,6 @@ from tests.preloaded import command
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import SampleCounts
 from tutti.run.config import TrainConfig
 
 BLOCKS = blocks_of("coming-from.md")
@@ -75,7 +74,7 @@ def run(program: str, folder: Path) -> tuple[list[Tensor], object]:
 
 
 def on_rank(comm: Communicator, program: str, folder: Path) -> tuple[list[Tensor], object]:
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     try:
         return run(program, folder)
     finally:

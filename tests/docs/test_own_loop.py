@@ -20,7 +20,6 @@ from tutti.comm.base import Communicator
 from tutti.data import DataSet, Part
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import SampleCounts
 from tutti.training.losses import LossBatch, named_loss
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -114,7 +113,7 @@ def ended(found: dict[str, Any]) -> tuple[list[Tensor], float]:
 
 
 def _on_rank(comm: Communicator, program: str) -> tuple[list[Tensor], float]:
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     try:
         return ended(run(program))
     finally:
@@ -137,7 +136,7 @@ def test_a_program_ends_as_the_one_with_plain_torch(worlds: Worlds, program: str
 
 def _saved_on_rank(comm: Communicator, program: str) -> tuple[list[Tensor], list[Any]]:
     """The weights at the end; what it went on from, the steps then, and those with the loop to be stopped."""
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     try:
         found = run(program)
         weights, steps = ended(found)[0], found["step"]

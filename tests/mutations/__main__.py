@@ -70,7 +70,7 @@ TESTS: Final = {
         "own_loop/test_ways_apart.py",
     ),
     "own_loop/gradient_exchange.py": (*OWN_LOOPS, "own_loop/test_loading.py"),
-    "own_loop/origins.py": OWN_LOOPS,
+    "own_loop/sums.py": OWN_LOOPS,
     "own_loop/places.py": GOING_ON,
     "own_loop/steppers.py": (
         *OWN_LOOPS,
