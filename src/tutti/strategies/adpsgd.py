@@ -33,7 +33,10 @@ class _ADPSGDWorker(AveragedWorker):
     def __init__(
         self, strategy: ADPSGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(replica, comm, optimizer, clip)
+        # Its own: a loop may have several models, whose messages must not be taken for each other's.
+        apart = comm.split(0, key=comm.rank)
+        assert apart is not None, "all ranks gave one color"
+        super().__init__(replica, apart, optimizer, clip)
         self.restarts += ("the order in which each worker chooses others",)
         beside = {(comm.rank + hop) % comm.size for hop in (1, -1)}
         near = beside if strategy.graph == "ring" else range(comm.size)
