@@ -138,11 +138,10 @@ class Restless(Adam):
 @pytest.mark.parametrize(
     ("strategy", "kind", "remedy"),
     [
-        (strategies.EASGD(momentum=0.9), Adam, r"use torch.optim.SGD, or strategy=tutti.EASGD\(momentum=0\)"),
         (strategies.Lazy(threshold=0.1), Adam, r"strategy=tutti.Lazy\(threshold=0\)"),
         (strategies.Downpour(), Restless, r"strategy=tutti.Downpour\(side='worker'\)"),
     ],
-    ids=["strategy", "threshold", "in a step"],
+    ids=["threshold", "in a step"],
 )
 def test_refusals_of_a_strategy_tell_what_to_write_in_a_loop(
     worlds: Worlds, strategy: strategies.Strategy, kind: type[Adam], remedy: str

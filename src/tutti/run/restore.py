@@ -210,4 +210,4 @@ def anew(saved: Saved, worker: Any) -> list[str]:
     """Return, in words, what begins anew."""
     if "worker" not in saved.shared:
         return ["all that the workers of the other strategy knew"]
-    return [] if saved.own is not None else list(worker.anew)
+    return [] if saved.own is not None else list(worker.restarts)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tutti.optim.whole_state import WholeState
+from tutti.own_loop.whole_state import WholeState
 
 
 class Made:
@@ -65,18 +65,6 @@ def test_it_is_made_once_until_it_is_to_be_forgotten() -> None:
     assert made.state["b"]["step"] == 2
     assert not made.state.changed()
     assert made.times == 2
-
-
-def test_clearing_it_leaves_nothing_also_before_the_first_look() -> None:
-    made = Made()
-    made.state.clear()
-    assert list(made.state) == []
-    assert made.state.changed()
-
-
-def test_a_default_is_got_for_what_is_not_there() -> None:
-    assert Made().state.get("c", 5) == 5
-    assert Made().state["c"] == {}
 
 
 CHANGES: dict[str, Callable[[WholeState], object]] = {
