@@ -46,6 +46,7 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     assert f"run folder: runs/{folder.name}" in out
     assert folder.name.endswith("-mlp-digits")
     files = {
+        ".lock",
         "ranks",
         "config.json",
         "data.json",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections import Counter
@@ -16,9 +15,8 @@ from tests.farm.job_list import JobList
 from tests.farm.launch import JOBS, LONG, work
 from tests.preloaded import interpreter
 from tutti.farm.claims import Unclaimed
-from tutti.farm.coordinator import Happening, JobBegan, JobEnded, JobFound
+from tutti.farm.coordinator import Happening, JobFound
 from tutti.farm.jobs import FarmJob
-from tutti.farm.work import work_on
 from tutti.records.checkpoints import present
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.run.config import TrainConfig
@@ -94,7 +92,7 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
     jobs = [FarmJob(name, TrainConfig()) for name in ("failed", "running", "free")]
     told: list[Happening] = []
     folder.write_error("failed", "before\nValueError: of an earlier try\n")
-    with folder.launch() as other, folder.launch() as ours:
+    with folder.launch() as ours, folder.launch() as other:
         assert other.claim("failed")
         assert other.claim("running")
         source = JobList(jobs)
@@ -107,7 +105,7 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
         assert left.next() is None
         assert [one.job.name for one in told if isinstance(one, JobFound)] == ["failed"]
         assert source.outcomes["failed"].why == "ValueError: no"
-        other.end()
+        other.release("running")
         left._look_at = 0.0
         assert left.next() == jobs[1]
         assert not left.elsewhere()
@@ -128,29 +126,6 @@ def test_a_job_that_was_chosen_ahead_is_claimed_when_it_is_asked_for(tmp_path: P
         assert other.claim("long"), "nobody has claimed it yet"
         assert left.next() is None
         assert left.elsewhere()
-        other.end()
+        other.release("long")
         left._look_at = 0.0
         assert left.next() == jobs[0]
-
-
-def test_what_was_taken_over_while_its_launch_was_silent_is_not_written_twice(tmp_path: Path) -> None:
-    folder = FarmFolder.begin(tmp_path / "farm", "test", {})
-    job = FarmJob("one", TrainConfig(model="mlp", data="digits", epochs=2))
-    run, claims = folder.job("one"), folder.path / "claims" / "one"
-    ended: list[tuple[JobState, bool]] = []
-    with folder.launch() as other:
-
-        def hear(what: Happening) -> None:
-            if isinstance(what, JobBegan) and not ended:
-                # As after a while without a sign of life: this launch was suspended, and goes on now.
-                os.symlink(other.name, claims / ".1")
-            elif isinstance(what, JobEnded):
-                ended.append((what.outcome.state, (run / "config.json").exists()))
-                other.end()
-
-        source = JobList([job])
-        work_on(folder, source, blocks=1, threads=1, listener=hear)
-    assert ended == [(JobState.STOPPED, False), (JobState.FINISHED, True)]
-    assert source.outcomes["one"].state is JobState.FINISHED
-    assert len((run / "history.jsonl").read_text().splitlines()) == 2
-    assert not (run / "error.txt").exists()

@@ -12,7 +12,7 @@ from tutti.cli.main import main
 from tutti.errors import BadOption
 from tutti.farm.block_placement import place_blocks, settings_of
 from tutti.launch.cores import BINDING, Cores
-from tutti.model_parallel.ways import parse_layout
+from tutti.model_parallel.layout import parse_layout
 
 
 def machine(cores: int, threads: int = 1, quota: int | None = None, first: int = 0) -> Cores:

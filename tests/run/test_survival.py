@@ -22,7 +22,6 @@ from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadRunFolder, PeerLost, RankFailed, RunStopped
 from tutti.launch.cores import Cores
-from tutti.launch.crew import Crew
 from tutti.launch.placement import share_host
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import Stopping
@@ -198,23 +197,6 @@ def test_data_that_ranks_have_read_are_there_for_those_that_come_after_them(
 
 def too_many_files(*_: object) -> None:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def test_a_loss_is_named_and_the_state_kept_where_no_more_files_can_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryPlace, "note_takeover", too_many_files)
-    out = tmp_path / "run"
-    with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; too many open files: raise the limit"):
-        tutti.train(
-            model(),
-            workers=2,
-            on_failure="respawn",
-            out=str(out),
-            callbacks=Killed(tmp_path, [(1, 9)]),
-            **OPTIONS,
-        )
-    assert (out / "checkpoints/latest").exists()
 
 
 def test_a_run_ends_as_ever_where_no_more_files_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +392,7 @@ def lose_a_rank(job: TrainJob, folder: Path) -> None:
     with suppress(PeerLost), job.started() as sent:
         assert isinstance(sent, TrainJob)
         assert sent.starter is not None
-        sent.starter.send(folder)
+        sent.note_folder(folder)
         raise PeerLost([1], "killed")
 
 
@@ -499,23 +481,6 @@ def test_a_copy_counts_only_when_it_is_whole() -> None:
     place.publish(2, {"step": 4, "files": {}})
     assert (place.whole, dict(place.described())[2]["step"]) == (2, 4)
     memory.close()
-
-
-def test_a_loss_is_named_where_no_others_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin, calls = Crew.__init__, []
-
-    def begins_once(*given: Any) -> None:
-        calls.append(given)
-        if len(calls) > 1:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        begin(*given)
-
-    monkeypatch.setattr(Crew, "__init__", begins_once)
-    killed = Killed(tmp_path, [(1, 9)])
-    with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; no further process can be started"):
-        tutti.train(model(), workers=2, callbacks=killed, on_failure="respawn", **OPTIONS)
 
 
 class Fades(nn.Module):

@@ -209,7 +209,6 @@ class Coordinator:
         time_limit_s: after how long the farm saves and stops; None: never.
         listener: is told of all that happens.
         elsewhere: tells whether others work on jobs of the source, which it may give later.
-        lost: tells whether others have taken over a job that a block works on.
         ahead: is called whenever all blocks work, to do what else the next job would wait for.
     """
 
@@ -219,7 +218,6 @@ class Coordinator:
     time_limit_s: float | None = None
     listener: Listener | None = None
     elsewhere: Callable[[], bool] = lambda: False
-    lost: Callable[[FarmJob], bool] = lambda _: False
     ahead: Callable[[], None] = lambda: None
     _free: list[int] = field(default_factory=list)
     _running: dict[int, _Work] = field(default_factory=dict)
@@ -271,11 +269,6 @@ class Coordinator:
         elif event.block not in self._running:
             # A rank that dies between two jobs spoils none.
             return
-        elif self.lost(self._running[event.block].job):
-            # Another launch has the job, so this result is dropped.
-            if isinstance(event, EpochOver):
-                self.pool.restart(event.block)
-            self._end(event.block, JobState.STOPPED, None, "others have taken it over")
         elif isinstance(event, EpochOver):
             self._epoch(event)
         elif isinstance(event, JobOver):

@@ -21,7 +21,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.launch.usage_sampler import Sampler
-from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.farm_folder import BLOCK, THREADS, FarmEvent, FarmFolder, JobState
 from tutti.records.launches import Launch
 
 
@@ -82,7 +82,7 @@ def work_on(
                 # Ranks that are bound, and threads that wait busily, would keep the others from working.
                 placement, crowded = replace(placement, cores=()), True
             server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
-            pool = HostPool(server, folder, launch, placement, count, stopping)
+            pool = HostPool(server, folder, placement, count, stopping)
             # One for all jobs: to start one for each would take longer than many a job.
             sampler = Sampler({}, allowed_cores().logical)
             stack.callback(sampler.abandon)
@@ -99,7 +99,6 @@ def work_on(
                 time_limit_s,
                 recorder.note,
                 left.elsewhere,
-                left.lost,
                 left.choose_ahead,
             )
             with suppress(EndedBySignal):
@@ -118,20 +117,20 @@ def _settle(
     Raises:
         BadOption: they cannot be.
     """
-    known = folder.threads
+    known = folder.settled(THREADS)
     if known is not None and threads not in (None, known):
         raise BadOption(
             f"--threads is {threads}, and the ranks of {folder.path} have had {known} each so far; leave it "
             "out, as with other threads results have other last bits"
         )
     placement, count = place_blocks(block, blocks, known or threads, jobs, servers)
-    ranks = folder.settle_block(block)
+    ranks = folder.settle(BLOCK, block)
     if ranks != block:
         raise BadOption(
             f"--block is {block}, and was {ranks} for all jobs of {folder.path} so far; give --block {ranks} "
             f"(workers={ranks} in Python), as results depend on the number of ranks"
         )
-    settled = folder.settle_threads(placement.threads or 1)
+    settled = folder.settle(THREADS, placement.threads or 1)
     if settled != placement.threads:
         placement, count = place_blocks(block, blocks, settled, jobs, servers)
     return placement, count

@@ -23,8 +23,6 @@ from tutti.records.json_lines import Record, parse_record, to_json
 
 REQUEST: Final = "resize.json"
 
-_BYTES: Final = 65536
-
 _READ_S: Final = 2.0
 """The longest time until an answer is read by a `tutti resize` that still waits for it."""
 
@@ -53,11 +51,7 @@ class ResizeRequest(Record):
 
 
 def request_workers(folder: Path, workers: int, *, waits: bool = True) -> ResizeRequest | None:
-    """Write a request into the folder of a run; None: there is one that has no answer yet.
-
-    Raises:
-        BadRunFolder: it cannot be written.
-    """
+    """Write a request into the folder of a run; None: there is one that has no answer yet."""
     path = folder / REQUEST
     request = ResizeRequest(workers, secrets.token_hex(8), waits)
     try:
@@ -78,23 +72,13 @@ def request_workers(folder: Path, workers: int, *, waits: bool = True) -> Resize
 def read_request(folder: Path) -> ResizeRequest | None:
     """Return the request in the folder of a run, with its answer; None: there is none."""
     try:
-        file = os.open(folder / REQUEST, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return parse_record(os.read(file, _BYTES), ResizeRequest)
+        return parse_record((folder / REQUEST).read_bytes(), ResizeRequest)
     except (OSError, ValueError):
         return None
-    finally:
-        os.close(file)
 
 
 def sign_request(folder: Path, request: ResizeRequest) -> ResizeRequest:
-    """Have a request say that this process works on it, unless it was taken back; returns it as it is then.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Note in a request that this process works on it, unless it was taken back; return it."""
     signed = replace(request, process=os.getpid())
     if read_request(folder) == request:
         replace_file(folder / REQUEST, to_json(signed).encode())
@@ -104,11 +88,7 @@ def sign_request(folder: Path, request: ResizeRequest) -> ResizeRequest:
 def answer_request(
     folder: Path, request: ResizeRequest, text: str, *, agreed: bool, warnings: tuple[str, ...] = ()
 ) -> None:
-    """Answer a request, unless it was taken back.
-
-    Raises:
-        OSError: the answer cannot be written. The file is removed, so that nobody waits for it.
-    """
+    """Answer a request, unless it was taken back."""
     if not request.waits:
         remove_request(folder, request)
     elif read_request(folder) == request:

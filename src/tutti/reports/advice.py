@@ -31,20 +31,14 @@ _UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer
 def where_the_time_went(
     history: Sequence[EpochRecord], config: Mapping[str, Any], facts: StrategyFacts | None
 ) -> str:
-    """Advise a run by its epochs, and say what the measuring took; "" if there are none.
-
-    Args:
-        history: its epochs. Where the number of ranks changed, those of the last ones count, as in `by_rank`.
-        config: as for `advice`.
-        facts: likewise.
-    """
+    """Advise a run by its epochs; "" if there are none."""
     ranks = stages_by_rank(history)
     if not ranks:
         return ""
     changed = any(len(epoch.ranks) != len(ranks) for epoch in history)
     on = f"on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}, as at the end, " if changed else ""
     said = advice(ranks, config, facts, straggler(by_rank(history)))
-    return f"{on}{said}; measuring took {measuring_share(ranks):.2%}"
+    return on + said
 
 
 def advice(
@@ -84,24 +78,17 @@ def advice(
 
 
 def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
-    """Sum each rank's seconds by stage over the epochs, with those of measuring, and its samples."""
+    """Sum each rank's seconds by stage over the epochs, and its samples."""
     found = []
     for ranks in by_rank(history):
         totals = {stage: sum(rank.stages.get(stage, 0.0) for rank in ranks) for stage in STAGES}
-        totals["measuring"] = sum(rank.measuring_s for rank in ranks)
         totals["samples"] = sum(rank.samples for rank in ranks)
         found.append(totals)
     return found
 
 
-def measuring_share(ranks: Sequence[Mapping[str, float]]) -> float:
-    """Return the share of the time that measuring it took, in [0, 1]."""
-    whole = sum(rank.get(stage, 0.0) for rank in ranks for stage in STAGES)
-    return sum(rank.get("measuring", 0.0) for rank in ranks) / whole if whole else 0.0
-
-
 def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: int) -> str:
-    larger = 4 * _whole(config.get("batch_size"), 32)
+    larger = 4 * int(config.get("batch_size", 32))
     if stage == "extract":
         return "a faster disk for the data, such as one of this machine's own"
     if stage == "data":
@@ -111,7 +98,7 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
     if stage == "validation":
         if facts.pace == "free" and config.get("validate", "pause") == "pause":
             return "--validate background, beside training"
-        return f"--validation {_share(config.get('validation'), 0.1) / 4:g}, a smaller part of the samples"
+        return f"--validation {config.get('validation', 0.1) / 4:g}, a smaller part of the samples"
     if stage == "checkpoint":
         taken = str(config.get("checkpoint", "off"))
         fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
@@ -140,13 +127,3 @@ def _slowest(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) ->
         return None
     ratio = most / least
     return f"rank {taken[most]} is the slowest: a sample takes it {ratio:.1f} times as long as the fastest"
-
-
-def _whole(value: object, usual: int) -> int:
-    """Return a whole number above 0 of a configuration; the usual one if there is none."""
-    return value if isinstance(value, int) and value > 0 else usual
-
-
-def _share(value: object, usual: float) -> float:
-    """Return a share of a configuration, in [0, 1]; the usual one if there is none."""
-    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else usual

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from tutti.data import BUILT_IN
 from tutti.errors import UserError
-from tutti.model_parallel.layout import DATA
-from tutti.model_parallel.ways import WAYS
+from tutti.model_parallel.layout import DATA, WAYS
 from tutti.optim.named import OPTIMIZERS
 from tutti.records.pipeline import SCHEDULES
 from tutti.run.config import TrainConfig, type_name

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -39,10 +38,9 @@ from tutti.training.evaluation import named_buffers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.losses import weights_in
-from tutti.training.losses.class_weights import BALANCED
-from tutti.training.points import Points
+from tutti.training.losses.weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
-from tutti.training.progress import Progress, Several, progress_on
+from tutti.training.progress import Points, Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.trainer import Trainer
 from tutti.training.weights import refuse_unstorable, weights_to_bytes
@@ -59,7 +57,6 @@ class RunContext:
         follower: is told how the run goes, on each rank.
         open_data: opens the data of the configuration (collective).
         ends: says after each epoch whether the run is to end with it, and why (collective over the workers).
-        successor: a path that is there once others have taken the run over; None: nobody does.
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
         on_step: called before each step of this rank, with the number of updates made before.
@@ -68,7 +65,6 @@ class RunContext:
     follower: Progress = field(default_factory=Progress)
     open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data
     ends: Callable[[Communicator], str | None] | None = None
-    successor: Path | None = None
     alone: bool = True
     on_step: Callable[[int], None] | None = None
 
@@ -154,9 +150,9 @@ class AssembledRun:
                 outputs_for(data),
                 None,
             )
-            if trainer.stopped is not None:
+            if trainer.course.stopped is not None:
                 assert saver is not None, "nothing else stops a run"
-                return self._stopped(outcome, trainer.stopped, saver, book)
+                return self._stopped(outcome, trainer.course.stopped, saver, book)
             heartbeat.doing(TESTING)
             summary = self._judge(trainer, history)
             self._predict(folder)
@@ -252,15 +248,15 @@ class AssembledRun:
     def _judge(self, trainer: Trainer, history: list[EpochRecord]) -> Summary:
         """Evaluate the model that the run has ended with (collective)."""
         task, monitor = self.parts.task, self.parts.ending.monitor
-        best = trainer.restored or monitor.best(history)
+        best = trainer.course.restored or monitor.best(history)
         test = task.evaluate(task.dataset.test, self.parts.workers.comm)
         return replace(
             Summary.of(history, test, task.parameters, self.start.world),
-            validation=trainer.final,
-            ended_early=trainer.ended,
+            validation=trainer.course.final,
+            ended_early=trainer.course.ended,
             best_epoch=None if best is None else best.epoch,
             best_by=str(monitor),
-            restored=trainer.restored is not None,
+            restored=trainer.course.restored is not None,
         )
 
     def _predict(self, folder: RunFolder | None) -> None:
@@ -321,7 +317,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
         job.memory.note_folder(folder.path.absolute())
     # Ranks that were lost may not be gone yet, though they write no more.
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
-        folder = replace(folder, lock=lock, together=not context.alone, successor=context.successor)
+        folder = replace(folder, lock=lock, together=not context.alone)
         if lock.problem is not None:
             print(
                 f"tutti: warning: the file system of {folder.path} has no locks ({lock.problem}); see to it "
@@ -331,8 +327,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             )
         if job.resume is not None:
             folder.begin_again()
-        if job.starter is not None:
-            job.starter.send(folder.path.absolute())
+        job.note_folder(folder.path.absolute())
         try:
             folder.write_config(config.as_json())
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None

@@ -18,8 +18,7 @@ from typing import ClassVar, TypeVar
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Placement, place_ranks
-from tutti.model_parallel.layout import Layout
-from tutti.model_parallel.ways import parse_layout, ranks_of
+from tutti.model_parallel.layout import Layout, parse_layout, ranks_of
 from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 

@@ -23,7 +23,7 @@ from tutti.comm.traced import traced
 from tutti.errors import BadOption
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.run_folder import CONFIG, RunFolder
-from tutti.records.trace import Lane, Reading, Trace
+from tutti.records.trace import ClockReading, Lane, Trace
 from tutti.run.train_job import TrainJob
 from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.progress import Progress
@@ -150,7 +150,7 @@ class Recording:
         self._all, self._job = comm, job
         self.profiler: Profiler | None = None
         self.trace = Trace() if job.trace else None
-        self._readings: list[Reading] = []
+        self._readings: list[ClockReading] = []
         self.comm = comm
         if self.trace is not None:
             self._read_clock()

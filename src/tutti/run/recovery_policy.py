@@ -69,12 +69,10 @@ class RecoveryPolicy:
     Attributes:
         job: of the ranks that train now.
         placement: theirs.
-        last_loss: the last loss of ranks; None: there was none.
     """
 
     def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
         self.job, self.placement = job, placement
-        self.last_loss: PeerLost | None = None
         self._memory, self._stopping = memory, stopping
         self._losses = Losses(job.config.max_failures, memory)
         self._resize: _Resize | None = None
@@ -94,7 +92,6 @@ class RecoveryPolicy:
             raise end
         if isinstance(end, LauncherLost) and not self._memory.place.whole:
             raise end  # mpirun cannot start here.
-        self.last_loss = end
         self._losses.note(end)
         self._forget()
         try:

@@ -14,7 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
 from tutti.model_parallel.base import of_portion
-from tutti.model_parallel.ways import portion_of
+from tutti.model_parallel.layout import portion_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
@@ -49,17 +49,17 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
 
 
 def _newest(resume: Resume) -> Checkpoint | None:
-    found = newest(resume.folder / checkpoints.FOLDER)
-    for sentence in found.passed_over:
+    found, passed_over = newest(resume.folder / checkpoints.FOLDER)
+    for sentence in passed_over:
         warn_on_stderr(sentence)
-    if found.passed_over and found.checkpoint is not None:
-        say_on_stderr(f"going on from {found.checkpoint.path.name}")
-    if found.checkpoint is None and (not resume.auto or RunFolder(resume.folder).finished):
+    if passed_over and found is not None:
+        say_on_stderr(f"going on from {found.path.name}")
+    if found is None and (not resume.auto or RunFolder(resume.folder).finished):
         raise BadCheckpoint(
             f"{resume.folder} has no checkpoint that is whole; train again in another folder, if it has come "
             "to its end with --weights, which takes the folder of a run, from its final weights"
         )
-    return found.checkpoint
+    return found
 
 
 def facts_of(config: TrainConfig, dataset: DataSet) -> Json:
@@ -193,7 +193,7 @@ def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> 
     begun = training["epoch"] * per_epoch
     # Of other workers nobody has counted yet what is left of the epoch for them.
     alike = training.get("per_epoch", per_epoch) == per_epoch
-    made = begun + training["places"][0]["round"] if alike else begun
+    made = begun + saved.shared["batches"]["rounds"][0] if alike else begun
     if max(made, begun + 1) > schedule.updates:
         raise BadOption(
             f"the run would end after {schedule.updates:,} steps, and {checkpoint.path} was made after "
@@ -210,4 +210,4 @@ def anew(saved: Saved, worker: Any) -> list[str]:
     """Return, in words, what begins anew."""
     if "worker" not in saved.shared:
         return ["all that the workers of the other strategy knew"]
-    return [] if saved.own is not None else list(worker.anew)
+    return [] if saved.own is not None else list(worker.restarts)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError, no_process
+from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError
 from tutti.launch.placement import Placement
 from tutti.launch.recovery import Recovery, Replaced
 from tutti.launch.signals import SignalWatch
@@ -65,29 +65,24 @@ def _survive(
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
         stack.enter_context(closing(policy))
         recovery = Recovery(stopping, policy.is_due, placement.threads or 1, bool(placement.warnings))
-        try:
-            while not stopping.ended_by:
-                try:
-                    result = start(
-                        job.entry,
-                        pickle.dumps(policy.job),
-                        policy.placement,
-                        announce=announce,
-                        hang_timeout_s=job.hang_timeout_s,
-                        recovery=recovery,
-                    )
-                except Replaced:
-                    policy.resize()
-                except TuttiError as end:
-                    policy.go_on_after(end)
-                else:
-                    policy.finish()
-                    return result
-                announce = None
-        except OSError as error:  # No file can be opened, or no process be started.
-            if policy.last_loss is None:
-                raise
-            raise policy.last_loss.adding(str(no_process(error))) from error
+        while not stopping.ended_by:
+            try:
+                result = start(
+                    job.entry,
+                    pickle.dumps(policy.job),
+                    policy.placement,
+                    announce=announce,
+                    hang_timeout_s=job.hang_timeout_s,
+                    recovery=recovery,
+                )
+            except Replaced:
+                policy.resize()
+            except TuttiError as end:
+                policy.go_on_after(end)
+            else:
+                policy.finish()
+                return result
+            announce = None
     return None
 
 
@@ -110,10 +105,8 @@ def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
 
 
 def _write(place: MemoryPlace, folder: Path, keep: int) -> None:
-    from tutti.checkpoint.last_copy import write_last_copy  # NumPy would slow every start.
-
     try:
-        write_last_copy(place, folder, keep)
+        place.write_last_copy(folder, keep)
     except OSError as error:
         mend = "free some room" if error.errno in _FULL else "mend that"
         there = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,9 +17,8 @@ from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.exports.sources import load_from
-from tutti.launch.guard import JOB
 from tutti.launch.hangs import print_stacks_when_asked
-from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.stop_request import is_supervised
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.run import RunStart, World, now
 from tutti.records.run_folder import check_writable
@@ -63,8 +61,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     if job.memory is not None and isinstance(comm, HostCommunicator):
         context = replace(context, open_data=KeptData(job.memory.data).open)
     # Nobody watches a process that tutti has not started, itself or by mpirun.
-    watched = started_by().launcher is Launcher.TUTTI or JOB in os.environ
-    if isinstance(comm, BlockingCommunicator) and watched:
+    if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
         context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
 from tutti.checkpoint.memory_files import MemoryPlace
+from tutti.comm.shm import memfd
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadOption, PeerLost
 from tutti.launch.launcher import Launcher, started_by
-from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.records import checkpoints
 from tutti.records.files import unfinished_file
@@ -97,8 +98,8 @@ class TrainJob(Job):
         floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
             ranks.
         notebook: a notebook's cell shows what the ranks print.
-        starter: the process that starts the ranks, which is told of the run folder; None: a launcher that
-            knows nothing of run folders.
+        starter: a file of the process that starts the ranks, into which rank 0 writes the run folder; None: a
+            launcher that knows nothing of run folders.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
     """
 
@@ -113,7 +114,7 @@ class TrainJob(Job):
     began: Beginning = field(default_factory=Beginning.now)
     floats: str | None = None
     notebook: bool = False
-    starter: Address | None = None
+    starter: FileAddress | None = None
     memory: MemoryPlace | None = None
 
     @property
@@ -181,16 +182,19 @@ class TrainJob(Job):
         if not self.write or started_by().launcher is not Launcher.ALONE:
             yield self
             return
-        channel = MpirunChannel(b"")
-        try:
-            yield replace(self, starter=channel.address)
-        except PeerLost:
-            # The ranks of every start send the same folder.
-            for path in dict.fromkeys(channel.messages()):
-                self._say_how_to_go_on(cast("Path", path))
-            raise
-        finally:
-            channel.close()
+        with open(memfd.make("folder"), "r+b") as file:
+            try:
+                yield replace(self, starter=FileAddress.of(file.fileno()))
+            except PeerLost:
+                if folder := file.read():
+                    self._say_how_to_go_on(Path(os.fsdecode(folder)))
+                raise
+
+    def note_folder(self, folder: Path) -> None:
+        """Have the process that starts the ranks know the run folder, if it is on this host."""
+        if self.starter is not None:
+            with suppress(OSError, ValueError), open(self.starter.open(), "wb") as file:
+                file.write(os.fsencode(folder))
 
     def _say_how_to_go_on(self, folder: Path) -> None:
         """Name the checkpoint of the run in `folder`, which has lost a rank, and what goes on from it."""

@@ -41,7 +41,7 @@ class PickledModule:
     def of(cls, module: nn.Module) -> PickledModule:
         """Take a model apart."""
         file = io.BytesIO()
-        pickler = _Pickler(file)
+        pickler = _ModulePickler(file)
         pickler.dump(module)
         return cls(file.getvalue(), [one.detach().cpu().numpy() for one in pickler.tensors])
 
@@ -51,7 +51,7 @@ class PickledModule:
         return module
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _ModulePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles a model without what is in its tensors."""
 
     def __init__(self, file: io.BytesIO) -> None:

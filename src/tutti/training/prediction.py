@@ -29,23 +29,19 @@ PASS: Final = 250
 
 
 def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
-    """Compute the outputs for every sample of a part (collective).
-
-    Args:
-        module: the model; all ranks have the same weights.
-        part: the samples.
-        comm: all ranks that take part.
-        arithmetic: how the model computes; it was prepared by it.
+    """Compute the outputs for every sample of a part by ranks with the same weights (collective).
 
     Returns:
         On rank 0 the outputs, of shape (samples, ...), in the order of the part; None on the others.
     """
-    whole = Block(len(part), lambda start, stop: part.take(torch.arange(start, stop, device=part.device))[0])
+    whole = SampleBlock(
+        len(part), lambda start, stop: part.take(torch.arange(start, stop, device=part.device))[0]
+    )
     return outputs_of(module, whole, comm, arithmetic)
 
 
 @dataclass(frozen=True)
-class Block:
+class SampleBlock:
     """Samples that are predicted before others are read.
 
     Attributes:
@@ -57,19 +53,12 @@ class Block:
     take: Callable[[int, int], Inputs]
 
 
-def outputs_of(module: nn.Module, block: Block, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
-    """Compute the outputs for every sample of a block (collective).
+def outputs_of(
+    module: nn.Module, block: SampleBlock, comm: Communicator, arithmetic: Arithmetic
+) -> Tensor | None:
+    """Compute the outputs for every sample of a block that all ranks see (collective); see `predict`.
 
     All ranks make the same number of passes, as in `tutti.training.evaluation.evaluate`.
-
-    Args:
-        module: as for `predict`.
-        block: the samples, which all ranks see.
-        comm: likewise.
-        arithmetic: likewise.
-
-    Returns:
-        As `predict`.
     """
     shares = cut(-(-block.samples // PASS), comm.size)
     mine, longest = shares[comm.rank], shares[0]
