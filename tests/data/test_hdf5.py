@@ -147,20 +147,6 @@ def test_features_of_several_shapes_are_inputs_by_name_and_lists_of_numbers_are_
         _together([tmp_path / "0.h5", tmp_path / "1.h5"], [{"image": 1, "mass": 1}, {"image": 1}])
 
 
-def test_values_in_other_files_are_refused(tmp_path):
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["x"] = np.ones((2, 3))
-    layout = h5py.VirtualLayout((2, 3), "f8")
-    layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "x", (2, 3))
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_virtual_dataset("virtual", layout)
-        file.create_dataset("raw", (2, 3), "u1", external=[(str(tmp_path / "other.h5"), 0, 6)])
-        file["y"] = [0.5, 1]
-    for name in ("virtual", "raw"):
-        with pytest.raises(BadData, match=f"'{name}' in other files"):
-            read_source(str(tmp_path / "a.h5"), {"features": name, "labels": "y"})
-
-
 def test_rows_that_are_kept_aside_are_read_from_their_files(listed, opened):
     data = opened(str(listed), validation=0.3, options=OPTIONS)
     both = torch.cat([data.train.inputs[:, 0], data.validation.inputs[:, 0]])

@@ -75,14 +75,6 @@ class Published:
         import pooch
 
         pooch.get_logger().setLevel("WARNING")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise BadData(
-                f"'{self.name}' cannot be downloaded to {folder}: {error.strerror}; set TUTTI_CACHE to a "
-                f"folder that can be written"
-            ) from error
         failures = []
         for server in self.servers:
             url = f"{server}{file}.gz"
