@@ -196,7 +196,7 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
     def work() -> None:
         distribute.distribute(*make(), strategies.Solo())
 
-    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use '-n 1' or strategy='sync'"):
+    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use '-n 1' or 'strategy sync'"):
         worlds.run(2, work)
 
 
@@ -270,7 +270,7 @@ def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
 
 def test_an_optimizer_that_evaluates_several_times_is_refused_where_passes_are_gathered() -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(BadOption, match="every=2"):
+    with pytest.raises(BadOption, match="every"):
         tutti.distribute(model, LBFGS(model.parameters()), strategies.Sync(every=2))
 
 

@@ -152,50 +152,6 @@ def test_every_kind_of_worker_and_server_is_replaced(tmp_path: Path, strategy: s
     assert survived.history[-1].train.loss < survived.history[0].train.loss
 
 
-DRAWN = """
-import os, signal
-from pathlib import Path
-import numpy as np
-
-def drawn(folder):
-    notes = Path(folder)
-    readings = len(list(notes.glob("reading-*")))
-    (notes / f"reading-{readings}").touch()
-    inputs = np.random.standard_normal((60, 4))
-    if (notes / "fatal").exists() and not readings:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return inputs, (inputs[:, 0] > 0).astype(np.int64)
-"""
-
-
-@pytest.mark.parametrize("split", [False, True], ids=["", "by number"])
-def test_data_that_ranks_have_read_are_there_for_those_that_come_after_them(
-    tmp_path: Path, split: bool
-) -> None:
-    (tmp_path / "made.py").write_text(DRAWN)
-    rest = {name: value for name, value in OPTIONS.items() if name != "data"} | {"predictions": split}
-    readings = []
-
-    def trained(name: str, deaths: Sequence[tuple[int, int]], **options: Any) -> tutti.Result:
-        folder = tmp_path / name
-        folder.mkdir()
-        if deaths:
-            (folder / "fatal").touch()
-            options["callbacks"] = Killed(folder, deaths)
-        if split:
-            options["out"] = str(folder / "run")
-        data = {"data": f"{tmp_path / 'made.py'}:drawn", "data_options": {"folder": str(folder)}}
-        result = tutti.train("mlp", workers=2, **rest, **data, **options)
-        readings.append(len(list(folder.glob("reading-*"))))
-        return result
-
-    alone = trained("alone", [])
-    # Over the reading; before the first copy; late.
-    survived = trained("killed", [(1, 1), (0, 9)], on_failure="respawn")
-    assert torch.equal(weights_of(survived), weights_of(alone))
-    assert readings == [1, 2]
-
-
 def too_many_files(*_: object) -> None:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -57,5 +57,5 @@ def test_without_a_validation_part_it_follows_the_training_loss() -> None:
 
 
 def test_where_the_loss_comes_too_late_it_is_refused() -> None:
-    with pytest.raises(BadOption, match="before the next one begins; use validate='pause'"):
+    with pytest.raises(BadOption, match="before the next one begins; use validate pause"):
         train(validate="background", strategy="hogwild")

@@ -16,7 +16,6 @@ from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
-from tutti.comm.shm.communicator import HostCommunicator
 from tutti.exports.sources import load_from
 from tutti.launch.guard import JOB
 from tutti.launch.hangs import print_stacks_when_asked
@@ -38,7 +37,6 @@ from tutti.run.build import (
 from tutti.run.capturing import captured_by
 from tutti.run.checks import check_predictions, check_strategy
 from tutti.run.jobs import load_job
-from tutti.run.kept_data import KeptData
 from tutti.run.recording import Recording
 from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
 from tutti.run.saving import refuse_over
@@ -60,8 +58,6 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """
     job = load_job(payload, TrainJob)
     context = RunContext()
-    if job.memory is not None and isinstance(comm, HostCommunicator):
-        context = replace(context, open_data=KeptData(job.memory.data).open)
     # Nobody watches a process that tutti has not started, itself or by mpirun.
     watched = started_by().launcher is Launcher.TUTTI or JOB in os.environ
     if isinstance(comm, BlockingCommunicator) and watched:
