@@ -23,7 +23,6 @@ from tutti.cli.main import main
 from tutti.errors import BadModel, UserError
 from tutti.run.config import TrainConfig
 from tutti.run.pickled_arguments import name_of
-from tutti.run.train_job import Beginning
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -433,18 +432,6 @@ def test_what_is_auto_is_measured_first_and_the_result_has_it(monkeypatch: pytes
         64,
         "contiguous",
     )
-
-
-def test_a_clock_that_is_set_does_not_touch_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    began, day = Beginning.now(), time.time
-    for jump_s in (3600.0, -3600.0):
-        monkeypatch.setattr(time, "time", lambda jump_s=jump_s: day() + jump_s)
-        assert 0 <= began.passed_s() < 60
-
-
-def test_on_another_machine_the_clock_of_the_day_counts_for_the_time_limit() -> None:
-    elsewhere = replace(Beginning.now(), boot=("of another machine", ""), boot_s=1e9)
-    assert 0 <= elsewhere.passed_s() < 60
 
 
 def test_a_time_limit_counts_from_before_the_measurement(

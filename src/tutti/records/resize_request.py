@@ -36,7 +36,6 @@ class ResizeRequest(Record):
     Attributes:
         workers: the number that is asked for.
         token: tells this request from all others.
-        waits: `tutti resize` waits for the answer, and removes the file; else the run removes it.
         process: of the run, that works on it; None: none does yet.
         answer: a sentence; None: there is none yet.
         agreed: the run has that number of workers.
@@ -45,21 +44,20 @@ class ResizeRequest(Record):
 
     workers: int
     token: str
-    waits: bool = True
     process: int | None = None
     answer: str | None = None
     agreed: bool = False
     warnings: tuple[str, ...] = ()
 
 
-def request_workers(folder: Path, workers: int, *, waits: bool = True) -> ResizeRequest | None:
+def request_workers(folder: Path, workers: int) -> ResizeRequest | None:
     """Write a request into the folder of a run; None: there is one that has no answer yet.
 
     Raises:
         BadRunFolder: it cannot be written.
     """
     path = folder / REQUEST
-    request = ResizeRequest(workers, secrets.token_hex(8), waits)
+    request = ResizeRequest(workers, secrets.token_hex(8))
     try:
         if (before := read_request(folder)) is not None:
             if before.answer is None or time.time() - path.stat().st_mtime < _READ_S:
@@ -109,9 +107,7 @@ def answer_request(
     Raises:
         OSError: the answer cannot be written. The file is removed, so that nobody waits for it.
     """
-    if not request.waits:
-        remove_request(folder, request)
-    elif read_request(folder) == request:
+    if read_request(folder) == request:
         answered = replace(request, answer=text, agreed=agreed, warnings=warnings)
         try:
             replace_file(folder / REQUEST, to_json(answered).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -34,7 +35,7 @@ from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_me
 from tutti.run.pickled_arguments import by_name, named_or_given
 from tutti.run.resume import Resume, as_decided, check_same, placed, warn_of_another
 from tutti.run.start import announce, run
-from tutti.run.train_job import Beginning, RunOutcome, TrainJob
+from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
@@ -242,7 +243,7 @@ def train(
     values |= {"workers": str(workers)}
     spell_class_weights(options)
     plain = dict(options)
-    asked, began = take_auto(plain), Beginning.now()
+    asked, began = take_auto(plain), time.time()
     config = TrainConfig.from_json({**values, **plain})
     resumed = None if resume is None else Resume.find(str(resume), config.out)
     outcome = None

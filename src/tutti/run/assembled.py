@@ -107,7 +107,7 @@ class AssembledRun:
         strategy: how the workers train.
         context: what the run shares with others.
         sampler: samples what cores and memory are used for; None: nobody does.
-        recording: traces and profiles.
+        recording: traces.
         saved: the state to go on from; None: the run begins.
         start: where and how it begins, or goes on.
         callbacks: that the user has given; None: none.
@@ -217,7 +217,7 @@ class AssembledRun:
         hooks = Hooks(
             Several(shown, heartbeat, points, self.context.follower),
             book.epoch,
-            _both(self.recording.profiler, self.context.on_step),
+            self.context.on_step,
             keep,
             None if saver is None else saver.save,
             self.recording.trace,
@@ -284,21 +284,6 @@ class AssembledRun:
         )
 
 
-def _both(
-    one: Callable[[int], None] | None, other: Callable[[int], None] | None
-) -> Callable[[int], None] | None:
-    """Return what calls both functions, of which there may be fewer."""
-    if one is None or other is None:
-        return one or other
-    first, second = one, other
-
-    def call(made: int) -> None:
-        first(made)
-        second(made)
-
-    return call
-
-
 @contextmanager
 def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
     """The run folder, with what is known before training in it; None on the ranks that write none.
@@ -331,8 +316,8 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             )
         if job.resume is not None:
             folder.begin_again()
-        if job.starter is not None:
-            job.starter.send(folder.path.absolute())
+        if run._speaks and not job.takeover:
+            print(f"run folder: {folder.path}", flush=True)  # Who loses a rank goes on from there.
         try:
             folder.write_config(config.as_json())
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None

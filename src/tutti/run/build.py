@@ -42,8 +42,7 @@ from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
 from tutti.run.optimization import build_optimizer, build_schedule, load_optimizer
 from tutti.run.pickled_arguments import named_or_given
-from tutti.run.resize import RankAsks
-from tutti.run.train_job import PARTS, TrainJob
+from tutti.run.train_job import PARTS
 from tutti.state import Saved
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
@@ -313,8 +312,7 @@ def callbacks_of(job: Job, comm: Communicator, module: nn.Module) -> Callbacks |
         UserError: a name finds nothing, or an object is no callback.
     """
     given = named_or_given(job, "callbacks")
-    resize = RankAsks(job) if isinstance(job, TrainJob) else None
-    return None if given is None else Callbacks(given, comm, module, resize)
+    return None if given is None else Callbacks(given, comm, module)
 
 
 def deal(

@@ -10,8 +10,6 @@ function that every rank calls with it:
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
@@ -89,11 +87,6 @@ class Job:
         Raises:
             UserError: the job cannot be done.
         """
-
-    @contextmanager
-    def started(self) -> Iterator[Job]:
-        """Yield the job to send, and clean up in the launching process if its ranks fail."""
-        yield self
 
 
 J = TypeVar("J", bound=Job)

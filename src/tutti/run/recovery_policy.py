@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiError, UserError
@@ -31,9 +30,6 @@ from tutti.run.losses import Losses
 from tutti.run.remaining_hosts import after_loss
 from tutti.run.train_job import TrainJob, again
 from tutti.terminal import say_on_stderr, warn_on_stderr
-
-_AGAIN_S: Final = 60.0
-"""Time after a refusal in which a callback that asks for the same number is not heard."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,6 @@ class RecoveryPolicy:
         self._memory, self._stopping = memory, stopping
         self._losses = Losses(job.config.max_failures, memory)
         self._resize: _Resize | None = None
-        self._refused_workers = 0
-        self._refused_at = 0.0
 
     def go_on_after(self, end: TuttiError) -> None:
         """Choose the ranks that go on after others have ended with an error.
@@ -236,15 +230,8 @@ class RecoveryPolicy:
         if request.workers == self.placement.workers:
             answer_request(folder, request, f"it has {ranks_text(request.workers)} already", agreed=True)
             return
-        recent = time.monotonic() < self._refused_at + _AGAIN_S
-        if not request.waits and request.workers == self._refused_workers and recent:
-            answer_request(folder, request, "", agreed=False)
-            return
-        from tutti.run.checks import check_job  # It imports torch.
-
         try:
             job, placement = self._of(request.workers)
-            check_job(job, placement.ranks, max(1, len(placement.hosts)))
         except UserError as error:
             self._refuse(folder, request, str(error))
             return
@@ -284,7 +271,6 @@ class RecoveryPolicy:
 
     def _refuse(self, folder: Path, request: ResizeRequest, text: str) -> None:
         self._forget()
-        self._refused_workers, self._refused_at = request.workers, time.monotonic()
         warn_on_stderr(f"somebody asked for {ranks_text(request.workers)}, in vain: {text}")
         self._answer(folder, request, text, agreed=False)
 

@@ -9,14 +9,13 @@ import time
 from pathlib import Path
 from typing import Final, SupportsIndex
 
-from tutti.errors import BadOption, BadRunFolder, UserError
+from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.records.folder_lock import is_locked
 from tutti.records.heartbeat import FINISHED
 from tutti.records.resize_request import REQUEST, read_request, remove_request, request_workers
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import STOP, TrainConfig
-from tutti.run.train_job import TrainJob
 from tutti.terminal import warn_on_stderr
 
 _LOOK_S: Final = 0.05
@@ -31,8 +30,7 @@ def resize(run: str | Path, workers: int) -> str:
     The run copies its state at the next step, and new ranks go on from there. With strategy `sync` or
     `paramserver` the batch stays the same, and so does what is learned. It needs the run to be on this
     machine, the first of its `hosts`, and to survive the loss of ranks, by `on_failure`. Hosts take as many
-    workers as they have places. In a callback, which would keep the run from copying its state while it
-    waits, call `course.resize(workers)` instead.
+    workers as they have places. Do not call it in the run itself, which it would keep waiting.
 
     Args:
         run: its folder.
@@ -48,8 +46,7 @@ def resize(run: str | Path, workers: int) -> str:
     count = counted(workers)
     if started_by().launcher is Launcher.TUTTI and threading.current_thread() is threading.main_thread():
         raise BadOption(
-            "a rank that waits for others to take its place does not train, and so the run would not come to "
-            "that; in a callback call course.resize(workers), which does not wait"
+            "a rank that waits for others to take its place does not train; call tutti.resize in another process"
         )
     path = Path(run)
     folder = _found(path)
@@ -82,39 +79,6 @@ def resize(run: str | Path, workers: int) -> str:
     for text in found.warnings:
         warn_on_stderr(text)
     return found.answer
-
-
-class RankAsks:
-    """Asks from within a run, on its rank 0, for another number of workers, and does not wait.
-
-    What the run refuses it warns of itself.
-
-    Args:
-        job: the run.
-    """
-
-    def __init__(self, job: TrainJob) -> None:
-        self._job, self._warned = job, ""
-
-    def __call__(self, workers: int) -> None:
-        """Ask for that many workers, unless an answer is still to come."""
-        try:
-            count = counted(workers)
-            request_workers(self._folder(count), count, waits=False)
-        except UserError as error:
-            if str(error) != self._warned:
-                self._warned = str(error)
-                warn_on_stderr(self._warned)
-
-    def _folder(self, workers: int) -> Path:
-        memory = self._job.memory
-        folder = None if memory is None else memory.folder
-        if folder is None and (memory is not None or not self._job.write):
-            raise BadOption("a run without a folder cannot change its number of ranks; name one with out=...")
-        if folder is None:
-            config = self._job.config
-            raise BadOption(_unchangeable(Path(config.out or "RUN"), config, workers))
-        return folder
 
 
 def counted(workers: SupportsIndex) -> int:

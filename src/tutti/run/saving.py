@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
@@ -115,14 +116,14 @@ def refuse_over(comm: Communicator, job: TrainJob) -> None:
     if comm.broadcast_object(_is_over(job)):
         raise BadOption(
             f"--time-limit is '{job.config.time_limit}', which is over before the first step: to come there "
-            f"took {job.began.passed_s():.1f} s; give more"
+            f"took {time.time() - job.began:.1f} s; give more"
         )
 
 
 def _is_over(job: TrainJob) -> bool:
     """Tell whether the run's time limit is over."""
     limit = job.config.time_limit
-    return limit is not None and job.began.passed_s() >= seconds_of(limit, "--time-limit")
+    return limit is not None and time.time() - job.began >= seconds_of(limit, "--time-limit")
 
 
 @contextmanager

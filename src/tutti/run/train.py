@@ -35,7 +35,7 @@ from tutti.run.build import (
     seeded,
 )
 from tutti.run.capturing import captured_by
-from tutti.run.checks import check_predictions, check_strategy
+from tutti.run.checks import check_job, check_predictions
 from tutti.run.jobs import load_job
 from tutti.run.recording import Recording
 from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
@@ -83,7 +83,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         check_writable(config.out)
     checkpoint = _checkpoint(comm, job)
     with seeded(config.seed), default_floats(job.floats):
-        strategy = check_strategy(job, comm.size, comm.hosts)
+        strategy = check_job(job, comm.size, comm.hosts)
         recording = Recording(comm, job)
         team = take_sides(recording.comm, config)
         # All ranks, the workers first, with the numbers that they have among the workers.
@@ -138,7 +138,6 @@ def _train(
         reseed(job.config.seed, 1 + parts.portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
         warn_if_much(task, comm)
-        recording.profile(parts.schedule.updates)
         refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
         start = RunStart(
             now(),

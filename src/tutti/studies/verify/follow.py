@@ -39,7 +39,7 @@ from tutti.run.build import (
     reseed,
     seeded,
 )
-from tutti.run.checks import check_strategy
+from tutti.run.checks import check_job
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.optimization import build_optimizer, build_schedule
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
@@ -239,7 +239,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     """
     job = load_job(payload, VerifyJob)
     with seeded(job.config.seed):
-        strategy = check_strategy(job, comm.size, comm.hosts)
+        strategy = check_job(job, comm.size, comm.hosts)
         team = take_sides(comm, job.config)
         task = prepare_task(job, open_config_data(job, comm))
         verdict = work_or_serve(job, team, task.module, strategy, lambda: _verdict(job, team, task, strategy))
