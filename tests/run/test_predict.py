@@ -29,7 +29,6 @@ from tutti.records.run_folder import RunFolder
 from tutti.run import evaluate, predict
 from tutti.run import train as training
 from tutti.run.config import TrainConfig
-from tutti.run.prediction_files import SUFFIXES
 from tutti.run.train_job import EvaluateJob, PredictJob, TrainJob
 from tutti.studies.ensemble.evaluation import predict_work
 from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob
@@ -249,12 +248,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
     with pytest.raises(BadOption, match="each is to be predicted"):
         predicted(runs / "amounts", f"{tmp_path}/few.csv", tmp_path / "out.csv", options={"missing": "drop"})
     out = str(tmp_path / "out.csv")
-    with (
-        SUFFIXES[".csv"](Path(out), 1),
-        pytest.raises(BadOption, match="another program is writing"),
-    ):
-        SUFFIXES[".csv"](Path(out), 1)
-    (tmp_path / "out.csv").unlink()
     for words, said in (
         (["images", "-o", f"{tmp_path}/a.txt"], "ends in '.txt'; give one that ends in .csv, .parquet, .npy"),
         (["images", "-o", f"{tmp_path}/there.csv"], "give --overwrite"),

@@ -32,9 +32,7 @@ from tutti.run.restore import history_of
 from tutti.run.resume import way_on
 from tutti.run.saving import Saving, saving
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.state import Saved, in_own_memory
-from tutti.strategies import Strategy
-from tutti.training.callbacks import Callbacks
+from tutti.state import in_own_memory
 from tutti.training.evaluation import named_buffers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
@@ -104,25 +102,19 @@ class AssembledRun:
         job: what is asked for.
         comm: the ranks that train.
         parts: the model, the workers, the schedule and the rules by which it ends.
-        strategy: how the workers train.
         context: what the run shares with others.
         sampler: samples what cores and memory are used for; None: nobody does.
         recording: traces.
-        saved: the state to go on from; None: the run begins.
         start: where and how it begins, or goes on.
-        callbacks: that the user has given; None: none.
     """
 
     job: TrainJob
     comm: Communicator
     parts: Assembly
-    strategy: Strategy
     context: RunContext
     sampler: Sampler | None
     recording: Recording
-    saved: Saved | None
     start: RunStart
-    callbacks: Callbacks | None
 
     def execute(self) -> RunOutcome:
         """Train, evaluate, write and print (collective)."""
@@ -142,7 +134,7 @@ class AssembledRun:
         ):
             trainer = self._trainer(folder, saver, book, heartbeat, weights)
             with stoppable(goes_on=job.memory is not None) if job.write else nullcontext():
-                history = trainer.fit(self.saved)
+                history = trainer.fit(self.parts.saved)
                 comm.barrier()
             outcome = RunOutcome(
                 self._config,
@@ -183,7 +175,7 @@ class AssembledRun:
 
     @property
     def _facts(self) -> StrategyFacts:
-        return self.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
+        return self.parts.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
 
     def _trainer(
         self,
@@ -221,15 +213,15 @@ class AssembledRun:
             keep,
             None if saver is None else saver.save,
             self.recording.trace,
-            self.callbacks,
+            self.parts.callbacks,
         )
-        earlier = [] if self.saved is None else history_of(self.saved)
+        earlier = [] if self.parts.saved is None else history_of(self.parts.saved)
         if self.job.resume is not None:
             book.go_on(earlier)
         if earlier and self.context.ends is not None:
             # The run may have been told to end with this epoch, and then killed.
             self.context.follower.epoch(earlier[-1])
-        return self.parts.trainer(hooks, None if saver is None else saver.agenda(self.strategy))
+        return self.parts.trainer(hooks, None if saver is None else saver.agenda(self.parts.strategy))
 
     def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
         """Return the outcome of a run that goes on later.
@@ -275,7 +267,7 @@ class AssembledRun:
 
     def _with_model(self, outcome: RunOutcome, trainer: Trainer, weights: dict[str, Any]) -> RunOutcome:
         """Return the outcome with all that whoever has asked for the run needs to have its model."""
-        noted = () if self.callbacks is None else tuple(self.callbacks.attributes())
+        noted = () if self.parts.callbacks is None else tuple(self.parts.callbacks.attributes())
         buffers = {
             name: one for name, one in named_buffers(trainer.replica.module).items() if name not in weights
         }

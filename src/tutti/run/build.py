@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import SeenInput, TrainedOn
 from tutti.records.splits import seed_of_data
+from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
@@ -50,6 +51,7 @@ from tutti.training.agenda import Agenda
 from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
+from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, named_loss, refuse_without_shares
 from tutti.training.metrics import better_of, named_metrics
@@ -263,17 +265,6 @@ def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
     return None if given is None else chances_of(given, dataset.train)
 
 
-def build_ending(config: TrainConfig, task: Task) -> Ending:
-    """The end of a run, as far as the figures of its epochs decide it.
-
-    Raises:
-        UnknownName, BadOption: the run does not have the monitored figure.
-    """
-    better, validated = better_of(task.objective.metrics), task.dataset.validation is not None
-    monitor = Monitor.parse(config.monitor, better, validated)
-    return Ending(monitor, config.patience, config.target, config.restore_best)
-
-
 def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     """Return how many forward and backward passes each worker makes for one update."""
     return config.accumulate * strategy.passes
@@ -300,19 +291,28 @@ def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augment
     return found
 
 
-def callbacks_of(job: Job, comm: Communicator, module: nn.Module) -> Callbacks | None:
-    """Return the callbacks of the configuration on this rank; None: there are none.
-
-    Args:
-        job: names them, or has them.
-        comm: the ranks that train.
-        module: what they train.
+def graph_of(
+    config: TrainConfig, objective: Objective, replica: Replica, batches: Batches
+) -> GraphedPass | None:
+    """Return what computes forward and backward by a CUDA graph; None where the CPU launches each operation.
 
     Raises:
-        UserError: a name finds nothing, or an object is no callback.
+        BadOption: a graph is asked for where none can be.
     """
-    given = named_or_given(job, "callbacks")
-    return None if given is None else Callbacks(given, comm, module)
+    part, loss, obstacle = batches.part, objective.loss, None
+    if part.device.type != "cuda":
+        obstacle = "samples that do not lie on a GPU"
+    elif isinstance(batches, Queue) or batches.augment is not None or config.precision == "fp16":
+        obstacle = "batches from a queue, changed samples, or fp16"
+    elif loss.weighed or loss.whole or isinstance(part.stored_inputs, Columns):
+        obstacle = "several inputs, or a loss that gets all outputs or has a denominator of its own"
+    if obstacle is not None and config.cuda_graph == "on":
+        raise BadOption(f"--cuda-graph on is not for {obstacle}; use --cuda-graph off")
+    if obstacle is not None or config.cuda_graph == "off":
+        return None
+    if config.cuda_graph == "auto" and not can_be_recorded(replica.module, loss):
+        return None
+    return GraphedPass(replica, batches, objective, CudaRecorder())
 
 
 def deal(
@@ -440,18 +440,24 @@ class Assembly:
     Attributes:
         config: the configuration, with all that was left open filled in.
         task: what is learned, by this rank's portion of the model.
+        strategy: how the workers train.
         portion: of the model.
         workers: the ranks, and how this one steps.
         schedule: the batches, and how many updates are made with them.
         ending: when the run ends earlier, and with which weights.
+        callbacks: that the user has given; None: none.
+        saved: the state to go on from; None: the run begins.
     """
 
     config: TrainConfig
     task: Task
+    strategy: Strategy
     portion: Portion
     workers: Workers
     schedule: Schedule
     ending: Ending
+    callbacks: Callbacks | None
+    saved: Saved | None
 
     def trainer(self, hooks: Hooks | None = None, agenda: Agenda | None = None) -> Trainer:
         """The trainer of the whole run."""
@@ -468,6 +474,7 @@ def assemble(
     strategy: Strategy,
     portion: Portion,
     saved: Saved | None = None,
+    ends: Callable[[], str | None] | None = None,
 ) -> Assembly:
     """Lay a rank's portion of the model out for training (collective).
 
@@ -478,37 +485,44 @@ def assemble(
         strategy: fits the ranks.
         portion: of the task's model.
         saved: what the run goes on from; the portion has its weights.
+        ends: asked after each epoch why the run is to end with it (collective); None: nobody is.
 
     Raises:
         UserError: a part, or the rule of its end, cannot be made as the configuration says.
     """
-    task = replace(task, module=portion.module)
-    ending = build_ending(job.config, task)
-    optimizer = build_optimizer(job, portion.module)
+    module, data, objective = portion.module, task.dataset, task.objective
+    given = named_or_given(job, "callbacks")
+    callbacks = None if given is None else Callbacks(given, comm, module)
+    told = [one for one in (ends, callbacks and callbacks.why_end) if one is not None]
+    monitor = Monitor.parse(job.config.monitor, better_of(objective.metrics), data.validation is not None)
+    patience, target, best = job.config.patience, job.config.target, job.config.restore_best
+    ending = Ending(monitor, patience, target, best, tuple(told))
+    optimizer = build_optimizer(job, module)
     config = resolved(job.config, comm, task, strategy, optimizer)
-    chances = build_chances(job, task.dataset)
-    batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
+    chances = build_chances(job, data)
+    batches, balance = deal(config, strategy, data.train, portion.peers, chances)
     batches.augment = augmentation(job, task, chances)
-    updates = Schedule(
-        batches,
-        config.epochs,
-        config.steps,
-        balance=balance,
-        skip_nonfinite=config.skip_nonfinite,
-    )
+    length = Schedule(batches, config.epochs, config.steps)
     replica = portion.place(strategy)
-    updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))
+    lr = build_schedule(job, optimizer, length.updates)
+    stepped = 0
     if saved is not None:
         foreign = type(strategy) not in STRATEGIES.values()
-        stepped = load_optimizer(optimizer, portion.module, saved, updates, foreign)
-        updates = replace(updates, stepped=stepped)
+        stepped = load_optimizer(optimizer, lr, module, saved, length, foreign)
+    schedule = replace(length, lr=lr, balance=balance, stepped=stepped, skip_nonfinite=config.skip_nonfinite)
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
-    compute = portion.compute
-    meets = strategy.pace is not Pace.FREE and compute is None
     workers = Workers(
-        portion.peers, replica, worker, optimizer, compute, compute is not None, comm, meets=meets
+        portion.peers,
+        replica,
+        worker,
+        optimizer,
+        portion.compute or graph_of(config, objective, replica, batches),
+        collective=portion.compute is not None,
+        everyone=comm,
+        meets=strategy.pace is not Pace.FREE and portion.compute is None,
     )
-    return Assembly(config, task, portion, workers, updates, ending)
+    task = replace(task, module=module)
+    return Assembly(config, task, strategy, portion, workers, schedule, ending, callbacks, saved)
 
 
 def resolved(

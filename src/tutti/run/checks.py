@@ -92,7 +92,7 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
     """
     name, pace = f"strategy '{strategy.name}'", strategy.pace
     if c.accumulate > 1 and strategy.passes > 1:
-        yield f"--accumulate {c.accumulate} does not go with --strategy.every {strategy.passes}; leave one out"
+        yield f"--accumulate {c.accumulate} does not go with --strategy.every {strategy.passes}; give one"
     if compared and pace is not Pace.TOGETHER:
         yield (
             f"{name} gives every worker batches of its own, so it does not follow sequential training; "
@@ -102,15 +102,15 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
         if getattr(c, option) == value and needed is not pace:
             fit = ", ".join(sorted(name for name, kind in STRATEGIES.items() if kind.pace is needed))
             yield (
-                f"--{option} {value} is for strategies whose workers {_WORKERS[needed]} ({fit}), but those of "
-                f"'{strategy.name}' {_WORKERS[pace]}; leave --{option} out"
+                f"--{option} {value} is for strategies whose workers {_WORKERS[needed]} ({fit}), but those "
+                f"of '{strategy.name}' {_WORKERS[pace]}; leave --{option} out"
             )
     if c.parallel is not None and pace is not Pace.TOGETHER:
         yield f"--parallel needs workers that {_WORKERS[Pace.TOGETHER]}, unlike {name}; use --strategy sync"
     if c.servers > 0 and not isinstance(strategy, Centred):
         yield (
-            f"{name} cannot run on servers: only strategies derived from tutti.strategies.centred.Centred say "
-            "what a server does; leave --servers out"
+            f"{name} cannot run on servers: only strategies derived from tutti.strategies.centred.Centred "
+            "say what a server does; leave --servers out"
         )
     if c.device != "cpu" and Centre in strategy.needs:
         yield (

@@ -568,8 +568,8 @@ def _check_field(f: Field[Any], value: Any) -> None:
         items = item if isinstance(item, list | tuple) else [item]
         if not all(one is None or isinstance(one, bool | int | float | str) for one in items):
             raise BadOption(
-                f"{name.removesuffix('-options')}.{key} is {item!r}; give a number, a text, true, false, null, "
-                "or a list of these"
+                f"{name.removesuffix('-options')}.{key} is {item!r}; give a number, a text, true, false, "
+                "null, or a list of these"
             )
     if about["choices"] and value not in about["choices"]:
         raise UnknownName("value", str(value), about["choices"], of=name)

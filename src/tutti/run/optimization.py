@@ -92,16 +92,22 @@ def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler
 
 
 def load_optimizer(
-    optimizer: Optimizer, module: nn.Module, saved: Saved, updates: Schedule, foreign: bool = False
+    optimizer: Optimizer,
+    lr: LRScheduler | None,
+    module: nn.Module,
+    saved: Saved,
+    length: Schedule,
+    foreign: bool = False,
 ) -> int:
     """Give an optimizer, whose schedule is made already, the state of a checkpoint.
 
     Args:
         optimizer: of the model.
+        lr: the learning-rate schedule.
         module: the model.
         saved: has the state.
-        updates: of the run. If it was to make others, its schedule is stepped from the beginning, and what
-            that sets stays.
+        length: of the run. If it was to be another, `lr` is stepped from the beginning, and what that sets
+            stays.
         foreign: the strategy is somebody else's, so its worker may step the optimizer itself, in place: what
             the optimizer gets must not lie in a file.
 
@@ -115,13 +121,13 @@ def load_optimizer(
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]
     stepped = 0
-    fits = updates.has_length_of(training.shared) and schedule["state"] is not None
+    fits = length.has_length_of(training.shared) and schedule["state"] is not None
     # What ReduceLROnPlateau has set came of the losses so far: to step it anew would not give that.
-    if updates.lr is not None and not isinstance(updates.lr, ReduceLROnPlateau) and not fits:
+    if lr is not None and not isinstance(lr, ReduceLROnPlateau) and not fits:
         # As far as it is sure to stand: the rest of the way is known when the batches are.
-        begun = training.shared["epoch"] * updates.batches.updates
-        stepped = min(schedule["made"], max(1, begun), updates.updates)
-        kept = OF_SCHEDULES | _set_by(updates.lr, optimizer, stepped)
+        begun = training.shared["epoch"] * length.batches.updates
+        stepped = min(schedule["made"], max(1, begun), length.updates)
+        kept = OF_SCHEDULES | _set_by(lr, optimizer, stepped)
         options = [{name: value for name, value in group.items() if name not in kept} for group in options]
     names = {parameter: name for name, parameter in module.named_parameters()}
     optim.state.load(optimizer, names, saved, options, copy=foreign)

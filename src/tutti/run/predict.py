@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from tutti.comm.base import Communicator
@@ -68,15 +69,15 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
     with seeded(job.config.seed), keeping_doubles(predictor.is_double):
         name, samples, blocks = (_other if job.other_data else _own)(job, comm, predictor)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
+    meaning = Meaning(predictor.kind, data.classes, data.labels)
     done = 0
-    with SUFFIXES[path.suffix](path, samples) if comm.rank == 0 else nullcontext() as file:
+    with SUFFIXES[path.suffix](path, samples, meaning) if comm.rank == 0 else nullcontext() as file:
         for rows, block in blocks:
             outputs = outputs_of(predictor, block, comm, arithmetic)
             if file is not None and outputs is not None:
-                exact = outputs.dtype == torch.float64
-                meaning = Meaning(predictor.kind, data.classes, data.labels, exact)
+                floats = np.float64 if outputs.dtype == torch.float64 else np.float32
                 with refusing(path):
-                    file.append(rows.numpy(), predictor.kind.values(outputs.numpy()), meaning)
+                    file.append(rows.numpy(), predictor.kind.values(outputs.numpy()).astype(floats))
             done += block.samples
     if comm.rank == 0:
         print(f"{path}: the predictions for {done:,} samples, {name}", flush=True)

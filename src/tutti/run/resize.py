@@ -46,7 +46,8 @@ def resize(run: str | Path, workers: int) -> str:
     count = counted(workers)
     if started_by().launcher is Launcher.TUTTI and threading.current_thread() is threading.main_thread():
         raise BadOption(
-            "a rank that waits for others to take its place does not train; call tutti.resize in another process"
+            "a rank that waits for others to take its place does not train; call tutti.resize in another "
+            "process"
         )
     path = Path(run)
     folder = _found(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -125,8 +125,13 @@ def _takes_over(strategy: Strategy, earlier: TrainConfig) -> bool:
 
 @contextmanager
 def laid_out(
-    job: Job, comm: Communicator, task: Task, strategy: Strategy, checkpoint: Checkpoint | None
-) -> Iterator[tuple[Assembly, Saved | None]]:
+    job: Job,
+    comm: Communicator,
+    task: Task,
+    strategy: Strategy,
+    checkpoint: Checkpoint | None,
+    ends: Callable[[], str | None] | None = None,
+) -> Iterator[Assembly]:
     """Lay the model out for training, with the state of a checkpoint if there is one (collective).
 
     Args:
@@ -135,9 +140,7 @@ def laid_out(
         task: what is learned.
         strategy: fits the ranks.
         checkpoint: what the run goes on from; None: it begins.
-
-    Yields:
-        The parts of the run, and what is left to be loaded into its trainer.
+        ends: as of `assemble`.
 
     Raises:
         UserError: as of `assemble` and `saved_for`.
@@ -149,7 +152,7 @@ def laid_out(
     with closing(portion_of(layout, comm, task.module, work)) as portion:
         if saved is not None:
             load_model(portion.module, saved)
-        yield assemble(job, comm, task, strategy, portion, saved), saved
+        yield assemble(job, comm, task, strategy, portion, saved, ends)
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -27,14 +26,12 @@ from tutti.records.texts import resumed_text
 from tutti.run.assembled import AssembledRun, Pulse, RunContext
 from tutti.run.build import (
     Task,
-    callbacks_of,
     default_floats,
     free_given_data,
     prepare_task,
     reseed,
     seeded,
 )
-from tutti.run.capturing import captured_by
 from tutti.run.checks import check_job, check_predictions
 from tutti.run.jobs import load_job
 from tutti.run.recording import Recording
@@ -42,8 +39,8 @@ from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
 from tutti.run.saving import refuse_over
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.run.warnings import warn_if_much, warn_if_short
 from tutti.strategies import Strategy
+from tutti.terminal import warn_on_stderr
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -127,30 +124,35 @@ def _train(
     checkpoint: Checkpoint | None,
 ) -> RunOutcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
-    with laid_out(job, comm, task, strategy, checkpoint) as (parts, saved):
-        callbacks = callbacks_of(job, comm, parts.task.module)
-        told: list[Callable[[], str | None]] = [] if context.ends is None else [partial(context.ends, comm)]
-        told += [] if callbacks is None else [callbacks.why_end]
-        parts = replace(parts, ending=replace(parts.ending, told=tuple(told)))
-        graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
-        if graph is not None:
-            parts = replace(parts, workers=replace(parts.workers, compute=graph))
+    ends = None if context.ends is None else partial(context.ends, comm)
+    with laid_out(job, comm, task, strategy, checkpoint, ends) as parts:
         reseed(job.config.seed, 1 + parts.portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
-        warn_if_much(task, comm)
         refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
+        saved, step, not_restored = parts.saved, 0, tuple[str, ...]()
+        if checkpoint is not None and saved is not None:
+            refuse_shorter(checkpoint, saved, parts.schedule)
+            step, not_restored = checkpoint.step, tuple(anew(saved, parts.workers.worker))
         start = RunStart(
             now(),
             World(comm.size, comm.hosts, torch.get_num_threads()),
+            step=step,
             batch_size=parts.config.batch_size,
             lr=parts.config.lr,
+            anew=not_restored,
             why=job.takeover if comm.rank == 0 else "",
         )
-        if checkpoint is not None and saved is not None:
-            refuse_shorter(checkpoint, saved, parts.schedule)
-            start = replace(start, step=checkpoint.step, anew=tuple(anew(saved, parts.workers.worker)))
-            if comm.rank == 0 and not job.quiet:
-                # Why, whoever has started these ranks has said.
-                print(resumed_text(replace(start, why="")), flush=True)
-        run = AssembledRun(job, comm, parts, strategy, context, sampler, recording, saved, start, callbacks)
-        return run.execute()
+        if saved is not None and comm.rank == 0 and not job.quiet:
+            # Why, whoever has started these ranks has said.
+            print(resumed_text(replace(start, why="")), flush=True)
+        return AssembledRun(job, comm, parts, context, sampler, recording, start).execute()
+
+
+def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
+    """Warn of a run that ends before the workers have exchanged much."""
+    if comm.rank == 0 and comm.size > 1 and 1 < strategy.period >= steps:
+        warn_on_stderr(
+            f"each worker makes {steps} steps, and with strategy '{strategy.name}' they exchange something "
+            f"after every {strategy.period}, so they learn next to nothing from each other; train longer, or "
+            "have them exchange more often"
+        )
