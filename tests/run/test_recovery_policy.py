@@ -24,19 +24,19 @@ from tutti.records.resize_request import (
     request_workers,
 )
 from tutti.run.config import TrainConfig
-from tutti.run.recovery_policy import RecoveryPolicy
+from tutti.run.recovery_policy import HOUR_S, RecoveryPolicy
 from tutti.run.train_job import TrainJob
 
 
 @contextmanager
 def policy_of(
-    folder: Path, on_failure: str = "respawn", workers: int = 3
+    folder: Path, on_failure: str = "respawn", workers: int = 3, max_failures: int = 10
 ) -> Iterator[tuple[RecoveryPolicy, StateMemory, Stopping]]:
     """The policy of a run that has a copy of its state."""
     with closing(StateMemory()) as memory, SignalWatch([]) as signals:
         memory.place.note_folder(folder)
         memory.place.publish(1, {"step": 1})
-        config = TrainConfig(model="mlp", data="digits", on_failure=on_failure)
+        config = TrainConfig("mlp", data="digits", on_failure=on_failure, max_failures=max_failures)
         stopping = Stopping(signals)
         job = TrainJob(config, memory=memory.place)
         with closing(RecoveryPolicy(job, place_ranks(workers), memory, stopping)) as policy:
@@ -70,8 +70,21 @@ def test_the_next_ranks_follow_from_the_end_of_the_last(
                 assert policy.job.takeover == str(end)
 
 
-def asked(folder: Path, workers: int, *, waits: bool = True) -> ResizeRequest:
-    request = request_workers(folder, workers, waits=waits)
+def test_one_loss_too_many_within_an_hour_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("tutti.run.recovery_policy.time.monotonic", lambda: now)
+    with policy_of(tmp_path, max_failures=2) as (policy, _, _):
+        lost = PeerLost([1], "killed by signal 9")
+        policy.go_on_after(lost)
+        now = HOUR_S
+        policy.go_on_after(lost)
+        policy.go_on_after(lost)
+        with pytest.raises(PeerLost, match="killed by signal 9; it was loss 3 within an hour"):
+            policy.go_on_after(lost)
+
+
+def asked(folder: Path, workers: int) -> ResizeRequest:
+    request = request_workers(folder, workers)
     assert request is not None
     return request
 
@@ -163,17 +176,6 @@ def test_what_is_taken_back_is_wanted_no_more(tmp_path: Path) -> None:
         memory.place.publish(2, {"step": 2})
         assert not policy.is_due()
         assert not memory.place.copy_wish()()
-
-
-def test_a_callback_is_refused_once_and_leaves_no_request(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with policy_of(tmp_path) as (policy, _, _):
-        for _ in range(2):
-            asked(tmp_path, 50_000, waits=False)
-            assert not policy.is_due()
-            assert read_request(tmp_path) is None
-    assert capfd.readouterr().err.count("somebody asked for 50000 ranks, in vain") == 1
 
 
 def test_a_request_stands_alone_until_its_answer_is_read(

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiError, UserError
@@ -26,10 +27,11 @@ from tutti.launch.stop_request import Stopping
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request, sign_request
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import SHRINK
-from tutti.run.losses import Losses
 from tutti.run.remaining_hosts import after_loss
 from tutti.run.train_job import TrainJob, again
 from tutti.terminal import say_on_stderr, warn_on_stderr
+
+HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,12 @@ class RecoveryPolicy:
     Attributes:
         job: of the ranks that train now.
         placement: theirs.
-        last_loss: the last loss of ranks; None: there was none.
     """
 
     def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
         self.job, self.placement = job, placement
-        self.last_loss: PeerLost | None = None
         self._memory, self._stopping = memory, stopping
-        self._losses = Losses(job.config.max_failures, memory)
+        self._losses: list[float] = []
         self._resize: _Resize | None = None
 
     def go_on_after(self, end: TuttiError) -> None:
@@ -88,8 +88,7 @@ class RecoveryPolicy:
             raise end
         if isinstance(end, LauncherLost) and not self._memory.place.whole:
             raise end  # mpirun cannot start here.
-        self.last_loss = end
-        self._losses.note(end)
+        self._count(end)
         self._forget()
         try:
             job, placement = self._without(end)
@@ -102,14 +101,23 @@ class RecoveryPolicy:
         else:
             say_on_stderr(f"{end}; going on with {_described(placement, 'new rank')}")
 
+    def _count(self, lost: PeerLost) -> None:
+        """Count a loss.
+
+        Raises:
+            PeerLost: it is one too many within an hour.
+        """
+        now, most = time.monotonic(), self.job.config.max_failures
+        self._losses = [one for one in self._losses if now - one < HOUR_S] + [now]
+        if len(self._losses) > most:
+            raise lost.adding(
+                f"it was loss {len(self._losses)} within an hour, and --max-failures {most} allows no more"
+            ) from lost
+
     def is_due(self) -> bool:
         """Look for a request, and return whether the copy for it was taken: the ranks are to be ended."""
-        try:
+        with suppress(BadRunFolder, OSError):  # Those who train do not need the folder.
             return self._look()
-        except BadRunFolder:
-            self._forget()  # Those who train do not need the folder.
-        except OSError:
-            pass  # Too many files may be open; the next look may find fewer.
         return False
 
     def resize(self) -> None:
@@ -132,7 +140,7 @@ class RecoveryPolicy:
 
     def close(self) -> None:
         """Refuse what is asked for, as the run is over."""
-        with suppress(BadRunFolder, OSError):  # Too many files may be open.
+        with suppress(BadRunFolder, OSError):
             folder = self._memory.place.folder
             if folder is not None and RunFolder(folder).finished:
                 self._refuse_all(folder, "the run has finished meanwhile; to train longer", "--epochs ...")
