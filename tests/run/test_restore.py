@@ -272,31 +272,6 @@ def test_schedules_go_on_whatever_they_keep_and_change(place: Path, tmp_path: Pa
     assert apart(run, tmp_path / "whole") == 0
 
 
-def test_what_a_schedule_of_the_users_has_changed_is_that_of_the_longer_run(
-    place: Path, tmp_path: Path
-) -> None:
-    """Whichever options of the optimizer it changes: they grow from the first value, not from the last."""
-    (place / "grow.py").write_text(MULTIPLIED)
-    config = config_of(place, "", schedule=f"{place}/grow.py:Longer", optimizer="adamw")
-    longer = replace(config, epochs=4)
-    outcome = train(replace(longer, out=str(tmp_path / "longer")), 2)
-    train(replace(config, out=str(tmp_path / "whole")), 2)
-    run = resumed(tmp_path / "whole", tmp_path / "run", 2, longer)
-    assert RunFolder(run).history().records[-1].lr == outcome.history[-1].lr
-    decays = [
-        json.loads((sorted((one / FOLDER).glob("step-*"))[-1] / "rank-00000.json").read_text())
-        for one in (run, tmp_path / "longer")
-    ]
-    groups = [one["shared"]["training"]["schedule"]["options"] for one in decays]
-    assert groups[0] == groups[1]
-
-
-def test_a_run_goes_on_in_another_precision(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
-    run = resumed(whole_anywhere, tmp_path / "run", 2, config_of(place, "", precision="fp32"))
-    assert {value.dtype for value in weights(run).values()} == {torch.float32}
-    assert RunFolder(run).finished
-
-
 def test_a_finished_run_can_be_longer_and_its_schedule_is_that_of_the_longer_run(
     whole_anywhere: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -357,14 +332,6 @@ def test_a_run_that_was_killed_at_its_end_is_ended(whole_anywhere: Path, place: 
         records = RunFolder(whole_anywhere).history().records
         assert [one.lr for one in outcome.history] == [one.lr for one in records]
         assert outcome.history[-1].validation == records[-1].validation
-
-
-def test_a_short_run_keeps_no_checkpoint_unless_that_is_asked_for(place: Path, tmp_path: Path) -> None:
-    config = replace(config_of(place, "", checkpoint="auto", epochs=1), out=str(tmp_path / "run"))
-    train(config, 2)
-    assert not RunFolder(tmp_path / "run").resumable
-    train(replace(config, monitor="train_loss", target=1000, epochs=2, out=str(tmp_path / "ruled")), 2)
-    assert RunFolder(tmp_path / "ruled").resumable
 
 
 @pytest.mark.parametrize(
@@ -434,16 +401,6 @@ def test_a_run_that_would_have_ended_before_is_refused(
         train(config, 2, Resume(run))
 
 
-def test_a_run_may_be_one_step_longer_than_its_checkpoint(
-    whole_anywhere: Path, place: Path, tmp_path: Path
-) -> None:
-    run = copy_of(whole_anywhere, tmp_path / "run")
-    outcome = train(
-        replace(config_of(place, "", epochs=None, steps=MIDDLE + 1), out=str(run)), 2, Resume(run)
-    )
-    assert [one.step for one in outcome.history] == [UPDATES, MIDDLE + 1]
-
-
 def test_a_newer_format_is_refused(place: Path, run: Path) -> None:
     path = middle_of(run) / MANIFEST
     values = json.loads(path.read_text())
@@ -492,13 +449,6 @@ def test_auto_begins_anew_without_a_good_checkpoint_but_not_in_place_of_a_result
     with pytest.raises(BadCheckpoint, match="has no checkpoint that is whole"):
         train(replace(config, epochs=4, out=str(finished)), 2, Resume(finished, auto=True))
     assert RunFolder(finished).finished
-
-
-def test_the_trace_of_each_start_stays(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
-    run = copy_of(whole_anywhere, tmp_path / "run")
-    for names in (["trace.json"], ["trace-2.json", "trace.json"]):
-        train(replace(config_of(place, ""), out=str(run)), 2, Resume(run, middle_of(run)), trace=True)
-        assert sorted(path.name for path in run.glob("trace*")) == names
 
 
 def test_a_strategy_of_the_users_own_goes_on_with_what_its_workers_knew(place: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import tutti
-from tutti.errors import BadCheckpoint, BadOption
+from tutti.errors import BadOption
 from tutti.launch.launcher import LaunchContext, Launcher
 from tutti.run import api, resume
 from tutti.run.config import TrainConfig
@@ -45,16 +44,6 @@ def test_what_is_not_given_is_as_it_was(tmp_path: Path) -> None:
     assert went_on.config.as_json() == begun.config.as_json()
     ours, theirs = went_on.model.state_dict(), begun.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_a_checkpoint_of_another_run_of_the_same_model_and_data_is_refused(tmp_path: Path) -> None:
-    for name, optimizer in (("one", "sgd"), ("other", "adam")):
-        begin(tmp_path / name, **{**SGD, "optimizer": optimizer})
-    saved = "checkpoints/step-00000004"
-    shutil.rmtree(tmp_path / "one" / saved)
-    shutil.copytree(tmp_path / "other" / saved, tmp_path / "one" / saved)
-    with pytest.raises(BadCheckpoint, match=r"by another run, with optimizer adam \(the run has"):
-        train(tmp_path / "one", resume=tmp_path / "one" / saved)
 
 
 def test_what_was_measured_is_not_measured_again_and_that_is_said(
@@ -97,7 +86,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"optimizer": "adam"}, "optimizer='adam' (was sgd)"),
+        ({"optimizer": "adam"}, "optimizer adam (was sgd)"),
         ({"optimizer": lambda parameters: torch.optim.SGD(parameters, 0.05)}, "optimizer object:<lambda>"),
         ({"schedule": "one_cycle"}, "schedule one_cycle (was cosine)"),
         ({"loss": loss}, "loss "),

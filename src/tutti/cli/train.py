@@ -19,7 +19,7 @@ from tutti.reports.advice import where_the_time_went
 from tutti.run.config import MEASURED, Options, TrainConfig
 from tutti.run.finished import outcome_again
 from tutti.run.measured_values import BUDGET_S, said_of_kept
-from tutti.run.resume import Resume, as_decided, check_same, placed, warn_of_another
+from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import announce
 from tutti.run.start import run as run_job
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -92,8 +92,6 @@ class TrainCommand(Command):
             given, asked = {**given, "precision": config.precision}, set()
         else:
             config = config_of(own, given, dotted)
-            if resume is not None:
-                warn_of_another(resume, config)
         if own.dry_run:
             if own.plan is not None or asked:
                 raise BadOption(
@@ -139,6 +137,4 @@ def _resumed(
         raise BadOption("--resume goes on with the configuration of the run; leave --config out")
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
     now = replace(config_from(given, dotted, placed(before, given)), out=str(resume.folder))
-    now = as_decided(before, now)
-    check_same(before, now)
-    return now
+    return going_on(before, now)

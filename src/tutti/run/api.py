@@ -33,7 +33,7 @@ from tutti.run.finished import outcome_again
 from tutti.run.given_optimizer import OptimizerAgain
 from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_measured
 from tutti.run.pickled_arguments import by_name, named_or_given
-from tutti.run.resume import Resume, as_decided, check_same, placed, warn_of_another
+from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import announce, run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
@@ -253,8 +253,6 @@ def train(
         if asked and outcome is None and not quiet:
             announce(said_of_kept(config, asked))
     else:
-        if resumed is not None:
-            warn_of_another(resumed, config)
         if asked:
             config = with_measured(config, asked, BUDGET_S, objects, quiet)
     write = config.out is not None
@@ -360,9 +358,7 @@ def _resumed(resume: Resume, given: dict[str, Any]) -> TrainConfig:
         BadOption: the run cannot go on with that.
     """
     before = TrainConfig.read(resume.folder, trust=True)
-    now = as_decided(before, replace(placed(before, given).changed(given), out=str(resume.folder)))
-    check_same(before, now)
-    return now
+    return going_on(before, replace(placed(before, given).changed(given), out=str(resume.folder)))
 
 
 def _refuse_uncallable(name: str, value: object) -> None:

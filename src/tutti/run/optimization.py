@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any, Final, cast
+from typing import Final, cast
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -127,27 +125,12 @@ def load_optimizer(
         # As far as it is sure to stand: the rest of the way is known when the batches are.
         begun = training.shared["epoch"] * length.batches.updates
         stepped = min(schedule["made"], max(1, begun), length.updates)
-        kept = OF_SCHEDULES | _set_by(lr, optimizer, stepped)
-        options = [{name: value for name, value in group.items() if name not in kept} for group in options]
+        announce(optimizer)
+        for _ in range(stepped):
+            lr.step()
+        options = [
+            {name: value for name, value in group.items() if name not in OF_SCHEDULES} for group in options
+        ]
     names = {parameter: name for name, parameter in module.named_parameters()}
     optim.state.load(optimizer, names, saved, options, copy=foreign)
     return stepped
-
-
-def _set_by(schedule: LRScheduler, optimizer: Optimizer, steps: int) -> set[str]:
-    """Step a schedule; returns the names of the options of param groups that it sets."""
-    found, before = set[str](), deepcopy(optim.state.options_of(optimizer))
-    announce(optimizer)
-    for _ in range(steps):
-        schedule.step()
-        after = deepcopy(optim.state.options_of(optimizer))
-        for old, new in zip(before, after, strict=True):
-            found |= {name for name, value in new.items() if name not in old or not _equal(old[name], value)}
-        before = after
-    return found
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return bool(one == other)

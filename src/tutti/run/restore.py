@@ -18,12 +18,12 @@ from tutti.model_parallel.ways import portion_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
-from tutti.records.run_folder import CONFIG, RunFolder
+from tutti.records.run_folder import RunFolder
 from tutti.replica import local
 from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
-from tutti.run.resume import Resume, check_own
+from tutti.run.resume import Resume
 from tutti.state import Saved
 from tutti.strategies import Solo, Strategy, Sync
 from tutti.terminal import say_on_stderr, warn_on_stderr
@@ -37,14 +37,11 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
         The checkpoint; None: the run begins anew.
 
     Raises:
-        BadCheckpoint: there is no good one, and the run is not to begin anew; or another run has made it.
+        BadCheckpoint: there is no good one, and the run is not to begin anew.
     """
     found: Checkpoint | None = None
     if comm.rank == 0:
         found = _newest(resume) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
-    folder = RunFolder(resume.folder)
-    if found is not None and folder.has(CONFIG):
-        check_own(found.path, found.facts["config"], folder.config())
     return for_all(comm, found) if comm.broadcast_object(found is not None) else None
 
 
