@@ -215,65 +215,21 @@ def train(
         >>> result = tutti.train("lenet", "mnist", workers=2, epochs=5, schedule="one_cycle", lr=0.003)
         >>> print(result.summary.test)
     """
-    _refuse_unknown(options)
-    for name, value in (("model", model), ("data", data)):
-        if value is None:
-            raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
-    for name, flag in (("quiet", quiet), ("trace", trace)):
-        if not isinstance(flag, bool):
-            raise BadOption(f"{name} is {flag!r}; give True or False")
+    given = {"model": model, "data": data, "strategy": strategy, "workers": workers, "optimizer": optimizer}
+    given |= {"schedule": schedule, "loss": loss, "metrics": metrics, "sampling": sampling}
+    given |= {"augment": augment, "callbacks": callbacks}
+    _refuse_wrong(given, options, {"quiet": quiet, "trace": trace})
     watchers = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    for one in watchers:
-        refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
-    for name, value in (("optimizer", optimizer), ("schedule", schedule), ("loss", loss)):
-        _refuse_uncallable(name, value)
-    for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
-        _refuse_uncallable("metrics", one)
-    if isinstance(optimizer, Optimizer):
-        optimizer = OptimizerAgain(optimizer, model)
-    data = without_loaders(data, options, quiet)
+    given["callbacks"] = watchers or None
+    given["data"] = without_loaders(data, options, quiet)
     if isinstance(model, nn.Module):
         refuse_overlaps(model)  # the copies that the ranks get would not show it
-    given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
-    given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
-    given |= {"sampling": sampling}
-    given["augment"] = augment
-    given["callbacks"] = watchers or None
-    values, objects = by_name(given)
-    values |= {"workers": str(workers)}
-    spell_class_weights(options)
-    plain = dict(options)
-    asked, began = take_auto(plain), time.time()
-    config = TrainConfig.from_json({**values, **plain})
-    resumed = None if resume is None else Resume.find(str(resume), config.out)
-    outcome = None
-    if resumed is not None and resumed.goes_on:
-        config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **plain})
-        outcome = outcome_again(resumed, config, quiet)
-        if asked and outcome is None and not quiet:
-            announce(said_of_kept(config, asked))
-    else:
-        if asked:
-            config = with_measured(config, asked, BUDGET_S, objects, quiet)
-    write = config.out is not None
-    floats = str(torch.get_default_dtype()).removeprefix("torch.")
-    job = TrainJob(
-        config,
-        objects=objects,
-        quiet=quiet,
-        write=write,
-        bring_weights=True,
-        trace=trace,
-        floats=floats,
-        notebook=_in_notebook(),
-        resume=resumed,
-        began=began,
-    )
-    if outcome is not None:
-        outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
-    else:
+    if isinstance(optimizer, Optimizer):
+        given["optimizer"] = OptimizerAgain(optimizer, model)
+    job, outcome = _job(given, options, quiet, None if resume is None else str(resume))
+    if outcome is None:
         with lasting_output():
-            outcome = cast("RunOutcome | None", run(job))
+            outcome = cast("RunOutcome | None", run(replace(job, trace=trace)))
     if outcome is None:
         raise BadOption(
             "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"
@@ -286,6 +242,71 @@ def train(
     for callback, noted in zip(own, outcome.callbacks, strict=False):
         vars(callback).update({} if noted is None else cloudpickle.loads(noted))
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
+
+
+def _job(
+    given: dict[str, object], options: TrainOptions, quiet: bool, resume: str | None
+) -> tuple[TrainJob, RunOutcome | None]:
+    """Return the job that arguments make, and its outcome if it is a run that has come to its end."""
+    began = time.time()
+    # What is left at its default is not said, so that a resumed run goes on with what it had.
+    left = [name for name, one in given.items() if one is None or (isinstance(one, str) and one == "auto")]
+    values, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
+    if "workers" not in left:
+        values["workers"] = str(given["workers"])
+    spell_class_weights(options)
+    plain = dict(options)
+    asked = take_auto(plain)
+    config = TrainConfig.from_json({**values, **plain})
+    found = None if resume is None else Resume.find(resume, config.out)
+    outcome = None
+    if found is not None and found.goes_on:
+        before = TrainConfig.read(found.folder, trust=True)
+        chosen = {**values, **plain}
+        config = going_on(before, replace(placed(before, chosen).changed(chosen), out=str(found.folder)))
+        outcome = outcome_again(found, config, quiet)
+        if outcome is not None:
+            outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
+        elif asked and not quiet:
+            announce(said_of_kept(config, asked))
+    elif asked:
+        config = with_measured(config, asked, BUDGET_S, objects, quiet)
+    job = TrainJob(
+        config,
+        objects=objects,
+        quiet=quiet,
+        write=config.out is not None,
+        bring_weights=True,
+        floats=str(torch.get_default_dtype()).removeprefix("torch."),
+        notebook=_in_notebook(),
+        resume=found,
+        began=began,
+    )
+    return job, outcome
+
+
+def _refuse_wrong(
+    given: Mapping[str, object], options: Mapping[str, object], flags: Mapping[str, object]
+) -> None:
+    """Refuse arguments that there are not, and values of another kind."""
+    for name in options:
+        if name not in TrainOptions.__annotations__:
+            known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
+            known.remove("options")
+            raise UnknownName("argument", name, known, "See help(tutti.train).")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise BadOption(f"{name} is {flag!r}; give True or False")
+    for name in ("model", "data"):
+        if given[name] is None:
+            raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
+    for name in ("optimizer", "schedule", "loss", "metrics", "callbacks"):
+        value = given[name]
+        for one in value if name in ("metrics", "callbacks") and isinstance(value, list | tuple) else [value]:
+            if name == "callbacks":
+                refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
+            elif not (one is None or isinstance(one, str | Optimizer) or callable(one)):
+                raise BadOption(f"{name} is {one!r}; give a name or a function, as help(tutti.train) says")
 
 
 def _in_notebook() -> bool:
@@ -340,39 +361,6 @@ def refuse_built(optimizer: object) -> None:
             f"the optimizer is an {type(optimizer).__name__} over the parameters of one module, and each run "
             "has a model of its own; give its class, or a function of the parameters"
         )
-
-
-def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:
-    """Leave out the arguments that were left at what they are by default."""
-    left: dict[str, str | None] = {"loss": "auto", "metrics": "auto", "workers": "auto"}
-    left |= dict.fromkeys(("schedule", "sampling", "augment", "callbacks"))
-    left |= {"strategy": "auto"} if strategy is None else {}
-    left |= {"optimizer": "adam"} if optimizer is None else {}
-    return {name: value for name, value in values.items() if name not in left or value != left[name]}
-
-
-def _resumed(resume: Resume, given: dict[str, Any]) -> TrainConfig:
-    """The configuration of a run that goes on: the earlier one's, but for what is given anew.
-
-    Raises:
-        BadOption: the run cannot go on with that.
-    """
-    before = TrainConfig.read(resume.folder, trust=True)
-    return going_on(before, replace(placed(before, given).changed(given), out=str(resume.folder)))
-
-
-def _refuse_uncallable(name: str, value: object) -> None:
-    built = isinstance(value, Optimizer)  # of which more can be said
-    if not (value is None or isinstance(value, str) or callable(value) or built):
-        raise BadOption(f"{name} is {value!r}; give a name or a function, as help(tutti.train) says")
-
-
-def _refuse_unknown(options: Mapping[str, object]) -> None:
-    for name in options:
-        if name not in TrainOptions.__annotations__:
-            known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
-            known.remove("options")
-            raise UnknownName("argument", name, known, "See help(tutti.train).")
 
 
 def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Module:
