@@ -30,7 +30,6 @@ class Job:
         entry: the function that each rank calls with the communicator and the pickled job, as
             "package.module:function".
         announced: the plan is printed in one line, unless the job is quiet.
-        trains: the ranks train by the strategy of the configuration.
         compared: their training is compared with that of one process.
         config: the configuration.
         objects: what was given as Python objects instead of names, by field of `config`.
@@ -39,7 +38,6 @@ class Job:
 
     entry: ClassVar[str]
     announced: ClassVar[bool] = True
-    trains: ClassVar[bool] = False
     compared: ClassVar[bool] = False
 
     config: TrainConfig

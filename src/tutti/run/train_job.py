@@ -38,7 +38,6 @@ class TrainJob(Job):
     """
 
     entry: ClassVar[str] = "tutti.run.train:work"
-    trains: ClassVar[bool] = True
 
     write: bool = True
     bring_weights: bool = False
