@@ -210,7 +210,6 @@ class Coordinator:
         listener: is told of all that happens.
         elsewhere: tells whether others work on jobs of the source, which it may give later.
         lost: tells whether others have taken over a job that a block works on.
-        ahead: is called whenever all blocks work, to do what else the next job would wait for.
     """
 
     pool: Pool
@@ -220,7 +219,6 @@ class Coordinator:
     listener: Listener | None = None
     elsewhere: Callable[[], bool] = lambda: False
     lost: Callable[[FarmJob], bool] = lambda _: False
-    ahead: Callable[[], None] = lambda: None
     _free: list[int] = field(default_factory=list)
     _running: dict[int, _Work] = field(default_factory=dict)
     """The jobs at work, by the number of the block; the one that began first comes first."""
@@ -239,8 +237,6 @@ class Coordinator:
             waits = self._stopped is None and self.elsewhere()
             if not self._running and not waits:
                 break
-            if not self._free and self._stopped is None:
-                self.ahead()
             look = self.pool.now() + LOOK_S if waits and self._free else inf
             for event in self.pool.wait(min(look, over if self._stopped is None else inf, self._deadline())):
                 self._handle(event)
