@@ -32,7 +32,7 @@ from tutti.run.curves import curves, frame
 from tutti.run.finished import outcome_again
 from tutti.run.given_optimizer import OptimizerAgain
 from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_measured
-from tutti.run.pickled_arguments import by_name, named_or_given
+from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import announce, run
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -369,7 +369,7 @@ def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Modu
         with ONE_AT_A_TIME, seeded(job.config.seed):
             reseed(job.config.seed, 0)
             options = job.config.model_options
-            built = models.build(named_or_given(job, "model"), outcome.shape, outcome.outputs, options)
+            built = models.build(job.part("model"), outcome.shape, outcome.outputs, options)
         if outcome.config.precision == "fp64":
             built = Arithmetic("fp64").prepare(built)
     else:

@@ -42,7 +42,6 @@ from tutti.run import summary_lines
 from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
 from tutti.run.optimization import build_optimizer, build_schedule, load_optimizer
-from tutti.run.pickled_arguments import named_or_given
 from tutti.run.train_job import PARTS
 from tutti.state import Saved
 from tutti.strategies import STRATEGIES, Clip, Strategy
@@ -161,7 +160,7 @@ def given_data(job: Job) -> tuple[object, Options]:
     Raises:
         UserError: the factory that makes them cannot be called so.
     """
-    given, options = named_or_given(job, "data"), job.config.data_options
+    given, options = job.part("data"), job.config.data_options
     if callable(given) and not isinstance(given, Dataset):
         return call_with_options(given, options, "data set", job.config.data), {}
     return given, options
@@ -214,7 +213,7 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
     Raises:
         UnknownName, BadOption, BadModel: there is none of this name, or it cannot be built.
     """
-    given = named_or_given(job, "model")
+    given = job.part("model")
     reseed(job.config.seed, 0)
     if isinstance(given, str):
         # A file may draw numbers when it is imported, which happens on the rank that reads the data before.
@@ -236,7 +235,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
         UnknownName: there is no such strategy, or it has no such hyper-parameter.
         BadOption: the strategy cannot use this world.
     """
-    given = named_or_given(job, "strategy")
+    given = job.part("strategy")
     refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
     if not isinstance(given, Strategy):
         auto = "solo" if workers == 1 and not job.config.strategy_options else "sync"
@@ -256,7 +255,7 @@ def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
     Raises:
         BadOption, BadData: they do not fit the samples.
     """
-    given = named_or_given(job, "sampling")
+    given = job.part("sampling")
     if given is not None and isinstance(dataset.train, StreamedPart):
         raise BadOption(
             "--sampling draws samples from anywhere, and these are streamed window by window; leave it out, "
@@ -284,7 +283,7 @@ def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augment
     config, data = job.config, task.dataset
     if config.augment is None:
         return None
-    given, options = named_or_given(job, "augment"), config.augment_options
+    given, options = job.part("augment"), config.augment_options
     found = Augmentation(given, options, data.train, config.seed, data.classes, chances)
     if data.classes is not None and found.example.is_floating_point():
         refuse_without_shares(task.objective.loss, found.example)
@@ -417,8 +416,8 @@ def prepare_task(job: Job, dataset: DataSet, trained: TrainedOn | None = None) -
     if arithmetic.has_room_for(dataset.nbytes):
         dataset = dataset.on(config.device)
     weights = class_weights_of(config, trained)
-    loss = named_loss(named_or_given(job, "loss"), dataset, config.loss_options, weights)
-    metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
+    loss = named_loss(job.part("loss"), dataset, config.loss_options, weights)
+    metrics = named_metrics(job.part("metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
     objective = Objective(loss, metrics, dataset.classes, arithmetic)
@@ -491,7 +490,7 @@ def assemble(
         UserError: a part, or the rule of its end, cannot be made as the configuration says.
     """
     module, data, objective = portion.module, task.dataset, task.objective
-    given = named_or_given(job, "callbacks")
+    given = job.part("callbacks")
     callbacks = None if given is None else Callbacks(given, comm, module)
     told = [one for one in (ends, callbacks and callbacks.why_end) if one is not None]
     monitor = Monitor.parse(job.config.monitor, better_of(objective.metrics), data.validation is not None)

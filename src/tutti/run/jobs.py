@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Placement, place_ranks
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.ways import parse_layout, ranks_of
-from tutti.run.config import TrainConfig
+from tutti.run.config import OBJECT, TrainConfig, flag
 from tutti.run.pickled import Pickled
 
 
@@ -43,6 +43,28 @@ class Job:
     config: TrainConfig
     objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)
     quiet: bool = field(default=False, kw_only=True)
+
+    def part(self, field: str) -> Any:
+        """Return the object that the caller gave for a field of the configuration, or else its value.
+
+        Raises:
+            BadOption: it was an object of another run, which is not here, or it cannot be loaded.
+        """
+        value = getattr(self.config, field)
+        if field in self.objects:
+            try:
+                return self.objects[field].load()
+            except (ImportError, AttributeError) as error:
+                raise BadOption(
+                    f"{field} '{value}' cannot be brought to the ranks: {error}; define it in the script itself, "
+                    "or in a module that can be imported from there"
+                ) from error
+        if isinstance(value, str) and value.startswith(OBJECT):
+            raise BadOption(
+                f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
+                f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
+            )
+        return value
 
     def placement(self, memory_bytes: int | None = None) -> Placement:
         """The ranks to start.

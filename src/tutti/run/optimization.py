@@ -13,7 +13,6 @@ from tutti.errors import BadOption
 from tutti.optim.sharded import announce
 from tutti.run.config import Options
 from tutti.run.jobs import Job
-from tutti.run.pickled_arguments import named_or_given
 from tutti.state import Saved, Values
 from tutti.training.run_parts import Schedule
 
@@ -29,7 +28,7 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
     Raises:
         UnknownName, BadOption: there is none of this name, or its options are wrong.
     """
-    config, given = job.config, named_or_given(job, "optimizer")
+    config, given = job.config, job.part("optimizer")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if isinstance(given, str):
         return optim.build(given, parameters, config.lr, config.optimizer_options)
@@ -73,7 +72,7 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
 
 
 def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
-    given, options = named_or_given(job, "schedule"), job.config.schedule_options
+    given, options = job.part("schedule"), job.config.schedule_options
     if given is None:
         if options:
             raise BadOption(f"schedule options are given ({', '.join(options)}), but no --schedule; name one")

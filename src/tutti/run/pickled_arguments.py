@@ -13,8 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from tutti.errors import BadOption
-from tutti.run.config import OBJECT, flag
-from tutti.run.jobs import Job
+from tutti.run.config import OBJECT
 from tutti.run.pickled import Pickled
 from tutti.strategies import STRATEGIES, Strategy
 
@@ -108,29 +107,6 @@ def name_of(value: object, field: str = "") -> str:
     if known and not by_class:
         return f"{module}:{name}"
     return OBJECT + (name if isinstance(name, str) else type(value).__name__)
-
-
-def named_or_given(job: Job, field: str) -> Any:
-    """Return the object that the caller gave for a field of the configuration, or else its value.
-
-    Raises:
-        BadOption: the configuration comes from a run with an object that is not here, or cannot be loaded.
-    """
-    value = getattr(job.config, field)
-    if field in job.objects:
-        try:
-            return job.objects[field].load()
-        except (ImportError, AttributeError) as error:
-            raise BadOption(
-                f"{field} '{value}' cannot be brought to the ranks: {error}; "
-                f"define it in the script itself, or in a module that can be imported from there"
-            ) from error
-    if isinstance(value, str) and value.startswith(OBJECT):
-        raise BadOption(
-            f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
-            f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
-        )
-    return value
 
 
 def _pickled(field: str, value: object) -> Pickled:

@@ -32,7 +32,6 @@ from tutti.records.run_folder import TrainedOn
 from tutti.run.build import seeded
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.jobs import Job
-from tutti.run.pickled_arguments import named_or_given
 from tutti.run.seen import aligned, scale_seen
 from tutti.run.trained_run import UNUSED, TrainedRun, find_run
 from tutti.training.evaluation import evaluating
@@ -222,7 +221,7 @@ class TrainedModel(Predictor):
         layout = "contiguous" if config.layout == BATCH_LAST else config.layout
         self._arithmetic = Arithmetic(config.precision, layout, device)
         with seeded(config.seed):
-            found = named_or_given(Job(config), "model") if model is None else model
+            found = Job(config).part("model") if model is None else model
             options = {} if isinstance(model, nn.Module) else config.model_options
             built = models.build(found, data.of_inputs, data.outputs, options)
         self.model = self._arithmetic.prepare(built)
