@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,8 +37,7 @@ def policy_of(
         config = TrainConfig("mlp", data="digits", on_failure=on_failure, max_failures=max_failures)
         stopping = Stopping(signals)
         job = TrainJob(config, memory=memory.place)
-        with closing(RecoveryPolicy(job, place_ranks(workers), memory, stopping)) as policy:
-            yield policy, memory, stopping
+        yield RecoveryPolicy(job, place_ranks(workers), memory, stopping), memory, stopping
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,7 @@ def test_a_resize_is_agreed_to_when_the_new_ranks_have_copied_their_state(tmp_pa
         request = asked(tmp_path, 1)
         begin(policy, memory, 2)
         assert (policy.placement.workers, policy.job.config.workers, wanted()) == (1, "1", True)
-        assert read_request(tmp_path) == replace(request, process=os.getpid())
+        assert read_request(tmp_path) == request
         memory.place.publish(1, {"step": 3})
         assert not policy.is_due()
         assert answer_to(tmp_path, request) == (True, "going on with 1 rank instead of 3")
@@ -155,16 +152,12 @@ def test_no_rank_is_ended_for_the_same_number_or_one_without_room(
         assert not policy.is_due()
 
 
-def test_a_request_is_refused_when_the_run_stops_or_ends(tmp_path: Path) -> None:
-    with policy_of(tmp_path) as (policy, _, stopping):
-        request = asked(tmp_path, 1)
+def test_a_run_that_stops_takes_no_copy_for_others(tmp_path: Path) -> None:
+    with policy_of(tmp_path) as (policy, memory, stopping):
+        asked(tmp_path, 1)
         stopping.page.request()
         assert not policy.is_due()
-        agreed, text = answer_to(tmp_path, request)
-        assert not agreed
-        assert "goes on with others by: tutti train --resume" in text
-        request = asked(tmp_path, 1)
-    assert not answer_to(tmp_path, request)[0]
+        assert not memory.place.copy_wish()()
 
 
 def test_what_is_taken_back_is_wanted_no_more(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -24,10 +22,10 @@ from tests.run.test_survival import (
     weights_of,
 )
 from tutti.cli.commands import run as command
-from tutti.errors import BadOption, BadRunFolder, RunStopped
+from tutti.errors import BadOption, BadRunFolder
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TRAINING, Heartbeat
-from tutti.records.resize_request import REQUEST, answer_request, read_request, request_workers
+from tutti.records.resize_request import REQUEST, answer_request, read_request
 from tutti.records.run import Summary, ranks_in_turn
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
@@ -221,38 +219,3 @@ def test_a_run_between_two_crews_is_asked(tmp_path: Path) -> None:
     RunFolder(tmp_path).write_heartbeat(Heartbeat(0, "here", 1, time.time() - 31, TRAINING))
     with pytest.raises(BadRunFolder, match="does not train now"):
         resize(tmp_path, 3)
-
-
-class StopsWhileAsked(tutti.Callback):
-    """Asks for another rank and has the run stop meanwhile; goes on with it once both have an answer.
-
-    Args:
-        folder: of the run.
-        program: the process that has started it.
-        said: notes the answer.
-    """
-
-    def __init__(self, folder: Path, program: int, said: Path) -> None:
-        self._folder, self._program, self._said = folder, program, said
-
-    def step(self, course: tutti.Course) -> None:
-        if course.rank or course.step != 4:
-            return
-        os.kill(self._program, signal.SIGTERM)
-        time.sleep(0.1)  # A request that comes first may be agreed to, which ends this test elsewhere.
-        request_workers(self._folder, 1)
-        until = time.monotonic() + 30
-        while (found := read_request(self._folder)) is not None and found.answer is None:
-            assert time.monotonic() < until, "there is no answer"
-            time.sleep(0.01)
-        self._said.write_text("" if found is None else found.answer or "")
-        (self._folder / REQUEST).unlink()
-
-
-def test_a_run_that_is_asked_to_stop_says_so_to_whoever_waits_for_others(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    callback = StopsWhileAsked(out, os.getpid(), tmp_path / "said")
-    with pytest.raises(RunStopped):
-        tutti.train(model(), workers=2, callbacks=callback, on_failure="respawn", out=str(out), **OPTIONS)
-    assert "has been asked to stop" in (tmp_path / "said").read_text()
-    assert not (out / REQUEST).exists()

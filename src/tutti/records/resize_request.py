@@ -1,7 +1,7 @@
 """A request that a run go on with another number of workers: a file in its folder. Needs no torch.
 
     tutti resize         writes the file ──── waits ────────────────── reads the answer, removes the file
-    process of the run         signs the file ── changes the ranks ── writes the answer into the file
+    process of the run         reads the file ── changes the ranks ── writes the answer into the file
 
 The file is written whole or not at all. It may outlive a `tutti resize` that was killed: then the run acts on
 it all the same, and the next request replaces it once it has an answer.
@@ -36,7 +36,6 @@ class ResizeRequest(Record):
     Attributes:
         workers: the number that is asked for.
         token: tells this request from all others.
-        process: of the run, that works on it; None: none does yet.
         answer: a sentence; None: there is none yet.
         agreed: the run has that number of workers.
         warnings: sentences about them.
@@ -44,7 +43,6 @@ class ResizeRequest(Record):
 
     workers: int
     token: str
-    process: int | None = None
     answer: str | None = None
     agreed: bool = False
     warnings: tuple[str, ...] = ()
@@ -85,18 +83,6 @@ def read_request(folder: Path) -> ResizeRequest | None:
         return None
     finally:
         os.close(file)
-
-
-def sign_request(folder: Path, request: ResizeRequest) -> ResizeRequest:
-    """Have a request say that this process works on it, unless it was taken back; returns it as it is then.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    signed = replace(request, process=os.getpid())
-    if read_request(folder) == request:
-        replace_file(folder / REQUEST, to_json(signed).encode())
-    return signed
 
 
 def answer_request(

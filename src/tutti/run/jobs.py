@@ -56,8 +56,8 @@ class Job:
                 return self.objects[field].load()
             except (ImportError, AttributeError) as error:
                 raise BadOption(
-                    f"{field} '{value}' cannot be brought to the ranks: {error}; define it in the script itself, "
-                    "or in a module that can be imported from there"
+                    f"{field} '{value}' cannot be brought to the ranks: {error}; define it in the script "
+                    "itself, or in a module that can be imported from there"
                 ) from error
         if isinstance(value, str) and value.startswith(OBJECT):
             raise BadOption(

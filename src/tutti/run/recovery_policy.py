@@ -10,7 +10,6 @@ anything else                             none
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -24,8 +23,7 @@ from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiE
 from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
 from tutti.launch.stop_request import Stopping
-from tutti.records.resize_request import ResizeRequest, answer_request, read_request, sign_request
-from tutti.records.run_folder import RunFolder
+from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
 from tutti.run.remaining_hosts import after_loss
 from tutti.run.train_job import TrainJob, again
@@ -138,15 +136,6 @@ class RecoveryPolicy:
         if self._resize is not None and self._resize.before is not None:
             self._agree(self._resize)
 
-    def close(self) -> None:
-        """Refuse what is asked for, as the run is over."""
-        with suppress(BadRunFolder, OSError):
-            folder = self._memory.place.folder
-            if folder is not None and RunFolder(folder).finished:
-                self._refuse_all(folder, "the run has finished meanwhile; to train longer", "--epochs ...")
-            elif folder is not None:
-                self._refuse_all(folder, "the run has ended meanwhile; it goes on with others by", "-n {}")
-
     def _without(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
         """The job and placement of the ranks that are left.
 
@@ -222,10 +211,9 @@ class RecoveryPolicy:
                 self._agree(resize)
             return False
         request = None if folder is None else read_request(folder)
-        if folder is None or request is None or request.answer is not None:
+        stops = self._stopping.page.requested
+        if folder is None or request is None or request.answer is not None or stops:
             self._forget()
-        elif self._stopping.page.requested:
-            self._refuse_all(folder, "the run has been asked to stop; it goes on with others by", "-n {}")
         elif resize is None or resize.request != request:
             self._begin(folder, request)
         else:
@@ -245,7 +233,6 @@ class RecoveryPolicy:
             return
         for text in placement.warnings:
             warn_on_stderr(text)
-        request = sign_request(folder, request)
         self._resize = _Resize(folder, request, job, placement, self._memory.place.copies_taken)
         self._memory.want_copy(True)
 
@@ -269,13 +256,6 @@ class RecoveryPolicy:
             f"the new ranks cannot train, and the run goes on with {workers} as before: {why}",
         )
         self._change_to(job, placement, f"{ranks_text(resize.placement.workers)} could not train")
-
-    def _refuse_all(self, folder: Path, why: str, options: str) -> None:
-        """Refuse what is asked for, and say what to do instead."""
-        request = read_request(folder)
-        if request is not None and request.answer is None:
-            way = f"tutti train --resume {shlex.quote(str(folder))} {options.format(request.workers)}"
-            self._refuse(folder, request, f"{why}: {way}")
 
     def _refuse(self, folder: Path, request: ResizeRequest, text: str) -> None:
         self._forget()

@@ -64,8 +64,7 @@ def resize(run: str | Path, workers: int) -> str:
     try:
         found = read_request(path)
         while found is not None and found.token == request.token and found.answer is None:
-            if found.process is None or not Path(f"/proc/{found.process}").exists():
-                _refuse_ended(folder, count)
+            _refuse_ended(folder, count)
             time.sleep(_LOOK_S)
             found = read_request(path)
     finally:

@@ -57,7 +57,6 @@ def _survive(
         memory = stack.enter_context(closing(StateMemory()))
         stack.enter_context(_last_copy_kept(job, memory.place))
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
-        stack.enter_context(closing(policy))
         recovery = Recovery(stopping, policy.is_due, placement.threads or 1, bool(placement.warnings))
         while not stopping.ended_by:
             try:
