@@ -121,12 +121,12 @@ def test_a_share_of_the_samples_is_predicted_by_their_numbers(data: tuple[str, s
 
 
 def test_what_does_not_go_together_is_refused(data: tuple[str, str], tmp_path: Path, capsys: Any) -> None:
-    with pytest.raises(BadOption, match=r"and so does --validation 0\.3; give one"):
+    with pytest.raises(BadOption, match=r"does not go with --validation 0\.3"):
         TrainConfig(split="a.npz:0", validation=0.3)
     for wrong in ("a.npz", "a.npz:", ":1", "a.npz:-1", "a.npz:x"):
         with pytest.raises(BadOption, match="give a file of splits and the number of one"):
             TrainConfig(split=wrong)
-    with pytest.raises(BadOption, match="predictions writes into the run folder"):
+    with pytest.raises(BadOption, match="predictions is for a run with a folder"):
         train(data[0], predictions=True)
     with pytest.raises(BadOption, match="predictions is for the validation part, and there is none"):
         train(data[0], tmp_path / "run", predictions=True, validation=0.0)
