@@ -58,7 +58,6 @@ def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
     )
     assert summary_lines.exchanges([record(first, second), record(RankRecord(), RankRecord())]) == [
         "staleness: mean 2.52, 99th percentile 3, at most 7 updates",
-        "age of what gradients were computed from: mean 1, 99th percentile 2, at most 3 ms",
         "waiting for others: 10% of the time; rank 1 the most, 15% of its own",
         "dropped: 2 gradients that came too late",
     ]

@@ -30,8 +30,8 @@ from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
 from tutti.run.curves import curves, frame
 from tutti.run.finished import outcome_again
-from tutti.run.given_optimizer import OptimizerAgain
 from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_measured
+from tutti.run.optimization import OptimizerAgain
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import announce, run

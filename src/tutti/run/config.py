@@ -499,6 +499,7 @@ _NEEDED: Final = (
     ("server_period", "levels=2", "it is for two levels of centres"),
     ("augment_options", "augment", "name what changes the samples, such as --augment crop"),
     ("parallel_options", "parallel", "name a way, such as --parallel pipeline"),
+    ("schedule_options", "schedule", "name one, such as --schedule cosine"),
     ("max_failures", "on_failure", "give --on-failure respawn or shrink"),
 )
 """Options that need another one, and why."""

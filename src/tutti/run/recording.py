@@ -16,7 +16,6 @@ from tutti.comm.traced import traced
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.records.trace import Lane, Reading, Trace
-from tutti.run.train_job import TrainJob
 from tutti.terminal import warn_on_stderr
 from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.progress import Progress
@@ -70,16 +69,16 @@ class Recording:
 
     Args:
         comm: all ranks of the job.
-        job: what it asks for.
+        traces: whether a trace is asked for.
 
     Attributes:
         comm: the same ranks; what passes through this communicator is recorded.
         trace: where each stage is noted; None: nowhere.
     """
 
-    def __init__(self, comm: Communicator, job: TrainJob) -> None:
+    def __init__(self, comm: Communicator, traces: bool) -> None:
         self._all = comm
-        self.trace = Trace() if job.trace else None
+        self.trace = Trace() if traces else None
         self._readings: list[Reading] = []
         self.comm = comm
         if self.trace is not None:
@@ -101,14 +100,11 @@ class Recording:
         if self.trace is None:
             return []
         self._read_clock()
-        writer = next(
-            (rank for rank, has in enumerate(self._all.all_gather_objects(folder is not None)) if has), 0
-        )
         own, lanes = self._lane(self.trace), list[Lane]()
         for rank in range(self._all.size):
             # One after the other, and unpickled by the writer: all of them may be too large for each rank.
             pickled = self._all.broadcast_object(pickle.dumps(own) if rank == self._all.rank else None, rank)
-            if self._all.rank == writer:
+            if folder is not None:
                 lanes.append(pickle.loads(cast("bytes", pickled)))
         return [] if folder is None else [_write(lanes, RunFolder(Path(folder)), whole=True)]
 

@@ -113,12 +113,8 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     """Describe the staleness of what workers exchanged and their waits, as far as there were any."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
     stale = sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
-    late = max(stale, default=0) > 0
-    if late:
+    if max(stale, default=0) > 0:
         lines.append(f"staleness: {_staleness(stale)} updates")
-    aged = [rank for rank in ranks if rank.age_s_mean is not None]
-    if late and aged:
-        lines.append(f"age of what gradients were computed from: {_age(aged)} ms")
     lines += _waiting(history)
     dropped = sum(rank.dropped for rank in ranks)
     if dropped:
@@ -184,14 +180,6 @@ def _staleness(counts: dict[int, int]) -> str:
     all_ = RankRecord(staleness=counts)
     mean, p99, most = all_.staleness_mean, all_.staleness_p99, all_.staleness_max
     return f"mean {mean:.3g}, 99th percentile {p99}, at most {most}"
-
-
-def _age(ranks: Sequence[RankRecord]) -> str:
-    """The mean over all exchanges, the largest 99th percentile of a rank and an epoch, and the maximum."""
-    mean, p99, most = ([getattr(rank, f"age_s_{name}") for rank in ranks] for name in ("mean", "p99", "max"))
-    weights = [rank.exchanges for rank in ranks]
-    average = sum(value * weight for value, weight in zip(mean, weights, strict=True)) / sum(weights)
-    return f"mean {1e3 * average:.3g}, 99th percentile {1e3 * max(p99):.3g}, at most {1e3 * max(most):.3g}"
 
 
 def _matrix(result: Evaluation, names: list[str]) -> list[str]:

@@ -81,7 +81,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     checkpoint = _checkpoint(comm, job)
     with seeded(config.seed), default_floats(job.floats):
         strategy = check_job(job, comm.size, comm.hosts)
-        recording = Recording(comm, job)
+        recording = Recording(comm, job.trace)
         team = take_sides(recording.comm, config)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
