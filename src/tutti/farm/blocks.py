@@ -186,13 +186,7 @@ class HostPool:
             ranks.spent = True
 
     def wait(self, until: float) -> list[PoolEvent]:
-        """Wait for events until the time `until`, which may be infinite, and return them.
-
-        Raises:
-            EndedBySignal: all is to end at once.
-            DiskFull: the job of a block cannot write its folder.
-            TuttiError: a block does not come to work, or there is nothing to start one from.
-        """
+        """Wait for events until the time `until`, which may be infinite, and return them."""
         events, self._pending = self._pending, []
         while not events:
             events = self._next_events(until)
@@ -201,11 +195,7 @@ class HostPool:
         return events
 
     def gather(self) -> None:
-        """Wait until the ranks of all blocks have come together: no job has to wait for torch.
-
-        Raises:
-            EndedBySignal, TuttiError: as `wait`.
-        """
+        """Wait until the ranks of all blocks have come together: no job has to wait for torch."""
         while not all(block.ready for block in self._blocks.values()):
             self._pending += self._next_events(inf)
 

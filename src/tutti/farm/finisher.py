@@ -31,11 +31,7 @@ class Finisher(AbstractContextManager["Finisher"]):
         self._flushes: list[Future[None]] = []
 
     def add(self, folder: Path) -> None:
-        """Have a job finished.
-
-        Raises:
-            BadRunFolder: an earlier one could not be.
-        """
+        """Have a job finished."""
         self._folders.put(folder)
         self._flushes.append(self._thread.submit(self._flush))
         while self._flushes and self._flushes[0].done():

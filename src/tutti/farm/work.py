@@ -117,11 +117,7 @@ def _pool(
 def _settle(
     folder: FarmFolder, block: int, blocks: int | None, threads: int | None, jobs: int | None, servers: int
 ) -> tuple[Placement, int]:
-    """Place blocks whose ranks and threads are those of earlier launches; all as in `work_on`.
-
-    Raises:
-        BadOption: they cannot be.
-    """
+    """Place blocks whose ranks and threads are those of earlier launches; all as in `work_on`."""
     known = folder.threads
     if known is not None and threads not in (None, known):
         raise BadOption(

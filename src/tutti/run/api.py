@@ -317,11 +317,7 @@ def _in_notebook() -> bool:
 
 
 def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
-    """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given.
-
-    Raises:
-        BadData: a DataLoader chooses its samples itself.
-    """
+    """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given."""
     pair = isinstance(data, tuple | list) and any(isinstance(one, DataLoader) for one in data)
     if pair:
         loaders = [Unloaded.of(one) if isinstance(one, DataLoader) else one for one in cast("Any", data)]
@@ -351,11 +347,7 @@ def weights_of(sampling: object) -> object:
 
 
 def refuse_built(optimizer: object) -> None:
-    """Refuse an optimizer over the parameters of one module, where several models are trained.
-
-    Raises:
-        BadOption: it is one.
-    """
+    """Refuse an optimizer over the parameters of one module, where several models are trained."""
     if isinstance(optimizer, Optimizer):
         raise BadOption(
             f"the optimizer is an {type(optimizer).__name__} over the parameters of one module, and each run "

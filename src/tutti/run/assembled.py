@@ -217,11 +217,7 @@ class AssembledRun:
         return self.parts.trainer(hooks, None if saver is None else saver.agenda())
 
     def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
-        """Return the outcome of a run that goes on later.
-
-        Raises:
-            StateLost: its state could not be saved.
-        """
+        """Return the outcome of a run that goes on later."""
         if saver.lost:
             raise StateLost(
                 "the run has stopped, but its state could not be saved, as the warning above says; mend "

@@ -143,11 +143,7 @@ def open_config_data(
 
 
 def data_seed(config: TrainConfig) -> int:
-    """Return the seed of the data that a function makes: that of the data which were split, if they were.
-
-    Raises:
-        BadData: the file of splits cannot be read.
-    """
+    """Return the seed of the data that a function makes: that of the data which were split, if they were."""
     if config.split is None:
         return config.seed
     found = seed_of_data(Path(split_of(config.split)[0]).expanduser())
@@ -155,11 +151,7 @@ def data_seed(config: TrainConfig) -> int:
 
 
 def given_data(job: Job) -> tuple[object, Options]:
-    """Return what a run's data are to be read from, and with which options.
-
-    Raises:
-        UserError: the factory that makes them cannot be called so.
-    """
+    """Return what a run's data are to be read from, and with which options."""
     given, options = job.part("data"), job.config.data_options
     if callable(given) and not isinstance(given, Dataset):
         return call_with_options(given, options, "data set", job.config.data), {}
@@ -179,12 +171,7 @@ def outputs_for(dataset: DataSet) -> int:
 
 
 def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
-    """Return what must be known to show a model other data as it saw these.
-
-    Args:
-        dataset: these data.
-        balanced: the weights of classes in the loss that come from their counts; None: there are none.
-    """
+    """Return what a model needs to see other data as it saw these; `balanced` has class weights by counts."""
     stored, scale, inputs = dataset.train.stored_inputs, dataset.train.scale, []
     if isinstance(stored, Columns):
         names = stored.names or [""] * len(stored.columns)
@@ -208,11 +195,7 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
 
 
 def build_model(job: Job, dataset: DataSet) -> nn.Module:
-    """The model of the configuration, with its initial weights.
-
-    Raises:
-        UnknownName, BadOption, BadModel: there is none of this name, or it cannot be built.
-    """
+    """The model of the configuration, with its initial weights."""
     given = job.part("model")
     reseed(job.config.seed, 0)
     if isinstance(given, str):
@@ -223,18 +206,7 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
 
 
 def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:
-    """The strategy of the configuration; "auto" is solo for one worker, else sync, whose options it takes.
-
-    Args:
-        job: what is to be done.
-        workers: how many ranks train.
-        hosts: on how many hosts they are.
-        servers: how many further ranks there are for a parameter centre.
-
-    Raises:
-        UnknownName: there is no such strategy, or it has no such hyper-parameter.
-        BadOption: the strategy cannot use this world.
-    """
+    """The strategy of the configuration; "auto" is solo for one worker, else sync, whose options it takes."""
     given = job.part("strategy")
     refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
     if not isinstance(given, Strategy):
@@ -250,11 +222,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
 
 
 def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
-    """The weights by which epochs draw the training samples; None: they take each once.
-
-    Raises:
-        BadOption, BadData: they do not fit the samples.
-    """
+    """The weights by which epochs draw the training samples; None: they take each once."""
     given = job.part("sampling")
     if given is not None and isinstance(dataset.train, StreamedPart):
         raise BadOption(
@@ -270,16 +238,7 @@ def passes_of(config: TrainConfig, strategy: Strategy) -> int:
 
 
 def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augmentation | None:
-    """Return what changes the training batches, if the configuration names something.
-
-    Args:
-        job: has the configuration.
-        task: what is learned.
-        chances: weights of the samples, by which epochs draw them; None: each is taken once.
-
-    Raises:
-        UserError: there is no such transform, or it is not for these samples or this loss.
-    """
+    """Return what changes the training batches, if the configuration names something."""
     config, data = job.config, task.dataset
     if config.augment is None:
         return None
@@ -293,11 +252,7 @@ def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augment
 def graph_of(
     config: TrainConfig, objective: Objective, replica: Replica, batches: Batches
 ) -> GraphedPass | None:
-    """Return what computes forward and backward by a CUDA graph; None where the CPU launches each operation.
-
-    Raises:
-        BadOption: a graph is asked for where none can be.
-    """
+    """Return what computes forward and backward by a CUDA graph; None where no graph does."""
     part, loss, obstacle = batches.part, objective.loss, None
     if part.device.type != "cuda":
         obstacle = "samples that do not lie on a GPU"
@@ -401,16 +356,7 @@ def _count(number: int, one: str, several: str) -> str:
 
 
 def prepare_task(job: Job, dataset: DataSet, trained: TrainedOn | None = None) -> Task:
-    """Build the model, and see that model, data, loss and metrics fit each other.
-
-    Args:
-        job: has the configuration.
-        dataset: what is to be learned, or evaluated.
-        trained: what the model was trained on before, if these may be other data.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Build the model, and check that all fits; `trained` is what it was trained on, if on other data."""
     config = job.config
     arithmetic = Arithmetic(config.precision, config.layout, config.device)
     if arithmetic.has_room_for(dataset.nbytes):

@@ -70,11 +70,7 @@ def check_job(job: Job, ranks: int, hosts: int = 1) -> Strategy:
 
 
 def check_predictions(config: TrainConfig, dataset: DataSet) -> None:
-    """Refuse to keep predictions of a part that there is not.
-
-    Raises:
-        BadOption: they are asked for.
-    """
+    """Refuse to keep predictions of a part that there is not."""
     if config.predictions and dataset.validation is None:
         raise BadOption(
             "--predictions is for the validation part, and there is none; give --validation a share, or "
@@ -83,13 +79,7 @@ def check_predictions(config: TrainConfig, dataset: DataSet) -> None:
 
 
 def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False) -> Iterator[str]:
-    """Describe what of a run does not go with its strategy.
-
-    Args:
-        strategy: of the workers.
-        c: the configuration of the run.
-        compared: the run is compared with that of one process.
-    """
+    """Describe what of a run does not go with its strategy."""
     name, pace = f"strategy '{strategy.name}'", strategy.pace
     if c.accumulate > 1 and strategy.passes > 1:
         yield f"--accumulate {c.accumulate} does not go with --strategy.every {strategy.passes}; give one"

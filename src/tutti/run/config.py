@@ -59,15 +59,7 @@ def option(
     least: int | None = None,
     most: int | None = None,
 ) -> Any:
-    """A field that is an option of the command line.
-
-    Args:
-        default: its value where none is given.
-        help: its text, or a function that returns it: for names of parts, which are looked up only then.
-        choices: its values; all, when empty.
-        least: the smallest possible number.
-        most: the largest possible one.
-    """
+    """A field that is an option of the command line."""
     about = {"help": help, "choices": choices, "least": least, "most": most}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)
@@ -455,11 +447,7 @@ def flag(name: str) -> str:
 
 
 def split_of(text: str) -> tuple[str, int]:
-    """Return the file and the number of a split.
-
-    Raises:
-        BadOption: the text names none.
-    """
+    """Return the file and the number of a split."""
     file, colon, number = text.rpartition(":")
     if not (file and colon and number.isdecimal()):
         raise BadOption(f"--split is '{text}'; give a file of splits and the number of one: splits.npz:0")

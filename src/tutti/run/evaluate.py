@@ -25,15 +25,8 @@ from tutti.run.train_job import EvaluateJob
 def work(comm: Communicator, payload: bytes) -> Evaluation:
     """Evaluate; every rank calls this (entry point of the ranks).
 
-    Args:
-        comm: all ranks of the job.
-        payload: a pickled `EvaluateJob`.
-
     Returns:
         The evaluation, equal on all ranks.
-
-    Raises:
-        UserError: the run folder cannot be read, or the data does not fit the model.
     """
     job = load_job(payload, EvaluateJob)
     if comm.rank == 0:
@@ -57,17 +50,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
 
 
 def open_seen(job: Job, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
-    """Open the data of a configuration as a model sees them (collective).
-
-    Args:
-        job: has the configuration.
-        comm: all ranks.
-        trained: what the model was trained on.
-        other: they are not those that it was trained on. These may have changed since.
-
-    Raises:
-        UserError: they cannot be read, or do not fit the model.
-    """
+    """Open the data of a configuration as a model sees them (collective)."""
     config = job.config
     # Names of classes that were not as many as the classes are not known any more.
     if config.split is not None or not (other or trained.labels):
@@ -83,14 +66,6 @@ def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataS
     """Other data, seen by the model as it saw the data that it was trained on.
 
     They get the same scale, the same classes and the same order of columns.
-
-    Args:
-        dataset: the other data.
-        trained: what the model was trained on.
-        chosen: the user has chosen their columns, which are taken as they are.
-
-    Raises:
-        BadData: it has another shape, or columns or classes that the model does not know.
     """
     columns = () if chosen else dataset.columns
     dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))

@@ -14,16 +14,8 @@ from tutti.run.train_job import RunOutcome
 def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> RunOutcome | None:
     """Return the outcome of a run that was to go on, but has come to its end; say so.
 
-    Args:
-        resume: the run.
-        config: with which it is to go on.
-        quiet: print nothing.
-
     Returns:
         The outcome, without the weights; None: there is something left to be trained.
-
-    Raises:
-        BadRunFolder: a file of the folder is damaged.
     """
     folder = RunFolder(resume.folder)
     if resume.checkpoint is not None or not folder.finished:

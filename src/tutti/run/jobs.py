@@ -45,11 +45,7 @@ class Job:
     quiet: bool = field(default=False, kw_only=True)
 
     def part(self, field: str) -> Any:
-        """Return the object that the caller gave for a field of the configuration, or else its value.
-
-        Raises:
-            BadOption: it was an object of another run, which is not here, or it cannot be loaded.
-        """
+        """Return the object that the caller gave for a field of the configuration, or else its value."""
         value = getattr(self.config, field)
         if field in self.objects:
             try:
@@ -67,14 +63,7 @@ class Job:
         return value
 
     def placement(self, memory_bytes: int | None = None) -> Placement:
-        """The ranks to start.
-
-        Args:
-            memory_bytes: what the ranks of this host may use; by default what is available now.
-
-        Raises:
-            BadOption: the configuration asks for what cannot be had.
-        """
+        """The ranks to start."""
         config = self.config
         workers, free = config.workers, config.workers == "auto" and config.hosts is None
         if config.parallel is not None:
@@ -99,14 +88,7 @@ class Job:
         return placement
 
     def check(self, placement: Placement) -> None:
-        """Refuse what only this command refuses, and what needs no torch to be seen.
-
-        Args:
-            placement: the ranks that are to be started.
-
-        Raises:
-            UserError: the job cannot be done.
-        """
+        """Refuse what only this command refuses, and what needs no torch to be seen."""
 
 
 J = TypeVar("J", bound=Job)
@@ -120,11 +102,7 @@ def load_job(payload: bytes, kind: type[J]) -> J:
 
 
 def layout_of(config: TrainConfig, ranks: int) -> Layout | None:
-    """Return the layout of one model over the ranks that hold it together; None: each has all of it.
-
-    Raises:
-        UserError: the layout does not fit the ranks.
-    """
+    """Return the layout of one model over the ranks that hold it together; None: each has all of it."""
     if config.parallel is None:
         return None
     return parse_layout(config.parallel, config.parallel_options, ranks)

@@ -28,12 +28,7 @@ def take_auto(options: dict[str, object]) -> set[str]:
 
 
 def said_of_kept(config: TrainConfig, asked: Collection[str]) -> str:
-    """Say that a run which goes on keeps what was left to a measurement.
-
-    Args:
-        config: of the run.
-        asked: the names of the fields.
-    """
+    """Say that a run which goes on keeps what was left to a measurement."""
     kept = ", ".join(
         f"{name.replace('_', ' ')} {getattr(config, name)}" for name in MEASURED if name in asked
     )
@@ -43,17 +38,6 @@ def said_of_kept(config: TrainConfig, asked: Collection[str]) -> str:
 def with_measured(
     config: TrainConfig, asked: Collection[str], budget_s: float, objects: Mapping[str, Pickled], silent: bool
 ) -> TrainConfig:
-    """Return the configuration with measured values of the fields that were left to that.
-
-    Args:
-        config: what to train, with defaults in place of what is asked.
-        asked: the names of the fields.
-        budget_s: seconds that this may take.
-        objects: what was given as Python objects, by field.
-        silent: print nothing.
-
-    Raises:
-        TuttiError: as `tutti.studies.autotune.plan.measured` does.
-    """
+    """Return the configuration with measured values of the fields that were left to that."""
     measure = cast("Measure", load_object(MEASURE, "measurement"))
     return measure(config, asked, budget_s, objects, silent)

@@ -24,11 +24,7 @@ OF_SCHEDULES: Final = frozenset(
 
 
 def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
-    """The optimizer of the configuration over the module's trainable parameters.
-
-    Raises:
-        UnknownName, BadOption: there is none of this name, or its options are wrong.
-    """
+    """The optimizer of the configuration over the module's trainable parameters."""
     config, given = job.config, job.part("optimizer")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if isinstance(given, str):
@@ -52,11 +48,7 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
 
 
 def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
-    """The learning-rate schedule of the configuration, stepped after each of so many updates.
-
-    Raises:
-        UnknownName, BadOption: there is none of this name, or it does not go with the run.
-    """
+    """The learning-rate schedule of the configuration, stepped after each of so many updates."""
     given, options, validate = job.part("schedule"), job.config.schedule_options, job.config.validate
     if given is None:
         return None
@@ -136,21 +128,8 @@ def load_optimizer(
 ) -> int:
     """Give an optimizer, whose schedule is made already, the state of a checkpoint.
 
-    Args:
-        optimizer: of the model.
-        lr: the learning-rate schedule.
-        module: the model.
-        saved: has the state.
-        length: of the run. If it was to be another, `lr` is stepped from the beginning, and what that sets
-            stays.
-        foreign: the strategy is somebody else's, so its worker may step the optimizer itself, in place: what
-            the optimizer gets must not lie in a file.
-
     Returns:
         How often the schedule was stepped here.
-
-    Raises:
-        BadCheckpoint: it has other param groups.
     """
     training = saved.part("training")
     schedule = (training.own or training.shared)["schedule"]

@@ -66,14 +66,8 @@ def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, Pickled
     A strategy of ours goes by its name and hyper-parameters, a class by its name where that finds it: then
     the configuration alone repeats the run, and the ranks check the options of the class.
 
-    Args:
-        given: names, objects and Nones, by field of `TrainConfig`.
-
     Returns:
         Values for a `TrainConfig`, and the objects that names alone do not bring to the ranks, pickled.
-
-    Raises:
-        BadOption: an object cannot be sent to the ranks.
     """
     values: dict[str, Any] = {}
     objects: dict[str, Pickled] = {}

@@ -34,15 +34,7 @@ from tutti.training.prediction import PASS, Block, outputs_of
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Predict; every rank calls this (entry point of the ranks).
-
-    Args:
-        comm: all ranks of the job.
-        payload: a pickled `PredictJob`.
-
-    Raises:
-        UserError: the run cannot be read, or the data do not fit its model.
-    """
+    """Predict; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, PredictJob)
     run = find_run(job.place, job.trust, job.weights, UNUSED)
     speaks = comm.rank == 0
@@ -55,9 +47,6 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
     """Write what a model predicts into the job's file (collective); rank 0 writes.
 
     Memory holds some samples at a time, as far as the data's format does not need all of them.
-
-    Raises:
-        UserError: the data cannot be read, or do not fit the model.
     """
     with seeded(job.config.seed), keeping_doubles(predictor.is_double):
         name, samples, blocks = (_other if job.other_data else _own)(job, comm, predictor)

@@ -45,11 +45,7 @@ class Meaning:
     labels: tuple[str, ...]
 
     def columns(self, rows: Array, values: Array) -> dict[str, Array]:
-        """Return the columns of a table: the numbers of the samples, their classes, and the values.
-
-        Raises:
-            BadData: they fit into no table.
-        """
+        """Return the columns of a table: the numbers of the samples, their classes, and the values."""
         has_class = self.kind is Kind.CLASSES or self.classes is not None
         count = int(np.prod(values.shape[1:]))
         if count > _WIDEST or (values.ndim > 2 and has_class):
@@ -170,11 +166,7 @@ SUFFIXES: Final[Mapping[str, type[PredictionFile]]] = MappingProxyType(
 
 
 def check_place(path: Path, overwrite: bool) -> None:
-    """Refuse a place for predictions, before any are made.
-
-    Raises:
-        BadOption: it is of an unknown kind, or something is there.
-    """
+    """Refuse a place for predictions, before any are made."""
     if path.suffix not in SUFFIXES:
         found = f"ends in '{path.suffix}'" if path.suffix else "has no ending"
         raise BadOption(f"the file {path} {found}; give one that ends in {', '.join(SUFFIXES)}")

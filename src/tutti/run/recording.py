@@ -27,12 +27,6 @@ def observed(
 ) -> Iterator[Progress]:
     """Have cores and memory sampled into the run folder, and write heartbeats there (collective).
 
-    Args:
-        comm: the workers.
-        folder: what rank 0 has made, with the configuration in it; None elsewhere.
-        sampler: of this host, on one of its ranks.
-        wanted: whether there is a run folder; the same on all ranks.
-
     Yields:
         What leaves this rank's signs. On a host that does not see the folder there are none, and no samples.
     """
@@ -88,14 +82,8 @@ class Recording:
     def save(self, folder: str | None) -> list[str]:
         """Bring together what all ranks have recorded, and write it (collective over all ranks of the job).
 
-        Args:
-            folder: the run folder, on the rank that has made it; None on all others.
-
         Returns:
             Lines that say what was written, on that rank; none on the others.
-
-        Raises:
-            BadRunFolder: it cannot be written.
         """
         if self.trace is None:
             return []

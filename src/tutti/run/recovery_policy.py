@@ -74,11 +74,7 @@ class RecoveryPolicy:
         self._resize: _Resize | None = None
 
     def go_on_after(self, end: TuttiError) -> None:
-        """Choose the ranks that go on after others have ended with an error.
-
-        Raises:
-            TuttiError: none go on.
-        """
+        """Choose the ranks that go on after others have ended with an error."""
         if self._resize is not None and self._resize.before is not None:
             self._go_back(self._resize, end)
             return
@@ -100,11 +96,7 @@ class RecoveryPolicy:
             say_on_stderr(f"{end}; going on with {_described(placement, 'new rank')}")
 
     def _count(self, lost: PeerLost) -> None:
-        """Count a loss.
-
-        Raises:
-            PeerLost: it is one too many within an hour.
-        """
+        """Count a loss."""
         now, most = time.monotonic(), self.job.config.max_failures
         self._losses = [one for one in self._losses if now - one < HOUR_S] + [now]
         if len(self._losses) > most:
@@ -119,11 +111,7 @@ class RecoveryPolicy:
         return False
 
     def resize(self) -> None:
-        """Choose the ranks that were asked for.
-
-        Raises:
-            BadRunFolder: the folder of the run is gone.
-        """
+        """Choose the ranks that were asked for."""
         resize = self._resize
         assert resize is not None, "they were asked for"
         before = self.job, self.placement
@@ -137,11 +125,7 @@ class RecoveryPolicy:
             self._agree(self._resize)
 
     def _without(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
-        """The job and placement of the ranks that are left.
-
-        Raises:
-            PeerLost: none is left.
-        """
+        """The job and placement of the ranks that are left."""
         job, placement = self.job, self.placement
         shrinks = job.config.on_failure == SHRINK
         if placement.hosts:
@@ -155,11 +139,7 @@ class RecoveryPolicy:
         return self._of(left)
 
     def _of(self, workers: int) -> tuple[TrainJob, Placement]:
-        """The job and placement of another number of workers.
-
-        Raises:
-            BadOption: there cannot be that many.
-        """
+        """The job and placement of another number of workers."""
         before = self.placement
         if before.hosts:
             room = sum(host.ranks for host in before.places)
@@ -190,16 +170,7 @@ class RecoveryPolicy:
         return answering(hosts, patience_s, over)
 
     def _change_to(self, job: TrainJob, placement: Placement, why: str) -> None:
-        """Have other ranks train from now on.
-
-        Args:
-            job: theirs.
-            placement: likewise.
-            why: they do, for the records of the run.
-
-        Raises:
-            BadRunFolder: that of the run is gone.
-        """
+        """Have other ranks train from now on."""
         self.job, self.placement = again(job), placement
         self._memory.place.note_takeover(why)
 

@@ -82,11 +82,7 @@ def resize(run: str | Path, workers: int) -> str:
 
 
 def counted(workers: SupportsIndex) -> int:
-    """Return a number of workers as an int.
-
-    Raises:
-        BadOption: it is none.
-    """
+    """Return a number of workers as an int."""
     if isinstance(workers, bool) or not isinstance(workers, SupportsIndex):
         raise BadOption(f"workers has to be a whole number, not {workers!r}")
     count = operator.index(workers)
@@ -96,11 +92,7 @@ def counted(workers: SupportsIndex) -> int:
 
 
 def _found(path: Path) -> RunFolder:
-    """Return the folder of a run.
-
-    Raises:
-        BadRunFolder: it is none, or not yet.
-    """
+    """Return the folder of a run."""
     if not (path / CONFIG).is_file():
         raise BadRunFolder(
             f"{path} is no folder of a run, as it has no {CONFIG}; give the folder that 'tutti train' "
@@ -120,11 +112,7 @@ def _unchangeable(path: Path, config: TrainConfig, workers: int) -> str:
 
 
 def _refuse_ended(folder: RunFolder, workers: int) -> None:
-    """Refuse a run that does not train.
-
-    Raises:
-        BadRunFolder: it has ended, or its folder is gone.
-    """
+    """Refuse a run that does not train."""
     refuse_no_folder(folder.path)
     again = f"tutti train --resume {shlex.quote(str(folder.path))}"
     if folder.finished:

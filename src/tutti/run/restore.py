@@ -35,9 +35,6 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
 
     Returns:
         The checkpoint; None: the run begins anew.
-
-    Raises:
-        BadCheckpoint: there is no good one, and the run is not to begin anew.
     """
     found: Checkpoint | None = None
     if comm.rank == 0:
@@ -73,18 +70,7 @@ def fingerprint(dataset: DataSet) -> Json:
 def saved_for(
     checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, config: TrainConfig, dataset: DataSet
 ) -> Saved:
-    """Return what this worker goes on from.
-
-    Args:
-        checkpoint: of the earlier run.
-        comm: the workers.
-        strategy: of this run.
-        config: of this run.
-        dataset: of this run.
-
-    Raises:
-        BadCheckpoint: it was made of other data, or in another layout.
-    """
+    """Return what this worker goes on from."""
     before = checkpoint.facts["data"]
     others = [name for name, found in fingerprint(dataset).items() if before.get(name) != found]
     if others:
@@ -129,19 +115,7 @@ def laid_out(
     checkpoint: Checkpoint | None,
     ends: Callable[[], str | None] | None = None,
 ) -> Iterator[Assembly]:
-    """Lay the model out for training, with the state of a checkpoint if there is one (collective).
-
-    Args:
-        job: what is to be done.
-        comm: all ranks that train.
-        task: what is learned.
-        strategy: fits the ranks.
-        checkpoint: what the run goes on from; None: it begins.
-        ends: as of `assemble`.
-
-    Raises:
-        UserError: as of `assemble` and `saved_for`.
-    """
+    """Lay the model out for training, with the state of a checkpoint if there is one (collective)."""
     layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
     saved = None
     if checkpoint is not None:
@@ -153,11 +127,7 @@ def laid_out(
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:
-    """Give a model, or this rank's portion of it, the weights of a checkpoint.
-
-    Raises:
-        BadCheckpoint: it is another model; the message names the first tensors that differ.
-    """
+    """Give a model, or this rank's portion of it, the weights of a checkpoint."""
     weights = {
         name.removeprefix("weights/"): tensor
         for name, tensor in saved.joint.tensors.items()
@@ -185,9 +155,6 @@ def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> 
     """Refuse a run that would have come to its end before the checkpoint.
 
     One that ends with the checkpoint's last step has its final weights to make.
-
-    Raises:
-        BadOption: it is shorter.
     """
     training, per_epoch = saved.shared["training"], schedule.batches.updates
     begun = training["epoch"] * per_epoch

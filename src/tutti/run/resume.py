@@ -109,13 +109,7 @@ class Resume:
 
 
 def way_on(folder: Path | str | None, objects: Collection[str], config: TrainConfig) -> str:
-    """Return the command by which a run goes on.
-
-    Args:
-        folder: of the run.
-        objects: the fields that were Python objects: no command can bring them back.
-        config: of the run; one that names code needs --trust.
-    """
+    """Return the command by which a run goes on."""
     if objects:
         return f"the same call of tutti.train, with resume={str(folder)!r}"
     trust = " --trust" if code_named(config.as_json()) else ""
@@ -126,10 +120,6 @@ def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
     """Return the configuration of a run without that of its ranks' places which they will not have now.
 
     What one worker trained by itself, several go on with by strategy `sync`.
-
-    Args:
-        before: the configuration of the checkpoint's run.
-        given: the fields that are given anew.
     """
     if before.strategy == SOLO and "strategy" not in given:
         before = replace(before, strategy=AUTO)
@@ -145,15 +135,7 @@ def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
 
 
 def going_on(before: TrainConfig, now: TrainConfig) -> TrainConfig:
-    """Return the configuration of a run that goes on; data whose streaming is left open are read as before.
-
-    Args:
-        before: the configuration of the checkpoint's run.
-        now: that of the run that is to go on with it.
-
-    Raises:
-        BadOption: options decide what is learned, and differ; the message names them all.
-    """
+    """Return the configuration of a run that goes on; what decides what is learned must not differ."""
     stream = before.data_options.get(_STREAM)
     if now.data_options.get(_STREAM) == AUTO and stream is not None:
         now = replace(now, data_options={**now.data_options, _STREAM: stream})

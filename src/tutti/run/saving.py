@@ -99,11 +99,7 @@ class Saving:
 
 
 def refuse_over(comm: Communicator, job: TrainJob) -> None:
-    """Refuse a run whose time limit is over before its first step (collective).
-
-    Raises:
-        BadOption: it is.
-    """
+    """Refuse a run whose time limit is over before its first step (collective)."""
     if comm.broadcast_object(_is_over(job)):
         raise BadOption(
             f"--time-limit is '{job.config.time_limit}', which is over before the first step: to come there "

@@ -22,11 +22,7 @@ def scale_seen(trained: TrainedOn) -> Scale:
 
 
 def part_named(dataset: DataSet, name: str) -> Part:
-    """Return the part of a data set that is called "train", "validation" or "test".
-
-    Raises:
-        BadData: it has none.
-    """
+    """Return the part of a data set that is called "train", "validation" or "test"."""
     part: Part | None = getattr(dataset, name)
     if part is None:
         have = ", ".join(one for one in PARTS if getattr(dataset, one) is not None)

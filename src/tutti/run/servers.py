@@ -29,18 +29,7 @@ def take_sides(comm: Communicator, config: TrainConfig) -> Communicator:
 def work_or_serve(
     job: Job, team: Communicator, module: nn.Module, strategy: Strategy, work: Callable[[], R]
 ) -> R | None:
-    """Return the result of a worker's `work`; None on a server, which serves until the workers have finished.
-
-    Args:
-        job: what the workers do.
-        team: what `take_sides` gave.
-        module: the model of a worker; on a server one like it.
-        strategy: the workers'.
-        work: what a worker does.
-
-    Raises:
-        PeerLost: a worker or another server is gone.
-    """
+    """Return the result of a worker's `work`; None on a server, which serves until the workers are done."""
     servers, config = team.servers, job.config
     if servers is None or not servers.serving:
         return work()
@@ -57,11 +46,6 @@ def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> 
     """Return the result of this rank: a worker's own, on a server rank 0's (collective over all ranks).
 
     To a program that mpirun started, all ranks are alike. And a server does not leave before the workers.
-
-    Args:
-        comm: all ranks of the job.
-        team: what `take_sides` gave.
-        result: of a worker; None on a server.
     """
     first = result if team is comm else comm.broadcast_object(result)
     return cast("R", first if result is None else result)

@@ -35,9 +35,6 @@ def run(job: Job) -> object:
 
     Returns:
         What the entry returned on rank 0; None when rank 0 ran on another host.
-
-    Raises:
-        TuttiError: the input is wrong, or a rank failed.
     """
     placement = job.placement()
     job.check(placement)
@@ -53,11 +50,7 @@ def run(job: Job) -> object:
 
 
 def check_files(config: TrainConfig) -> None:
-    """Refuse files of code and of models that the configuration names and that are not there.
-
-    Raises:
-        BadOption: the message names the file.
-    """
+    """Refuse files of code and of models that the configuration names and that are not there."""
     for field, kind in CODE.items():
         for name in str(getattr(config, field)).split(","):
             where = name.rpartition(":")[0].strip()

@@ -30,12 +30,7 @@ def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
 
 
 def training(config: TrainConfig, together: bool) -> str:
-    """Describe the training in a line.
-
-    Args:
-        config: of the run, with all that was left open filled in.
-        together: whether the workers make each update together.
-    """
+    """Describe the training in a line."""
     schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
     of = "" if together else " of each worker"
     length = _plural(config.epochs, "epoch") if config.epochs else _plural(config.steps or 0, "step")
@@ -52,13 +47,7 @@ def stopped(why: str, step: int | None, way_on: str) -> str:
 
 
 def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:
-    """An evaluation as text: count, loss, metrics, and for classes the confusion matrix and their accuracy.
-
-    Args:
-        what: the part that was evaluated.
-        result: the evaluation.
-        labels: names of the classes; by default their numbers.
-    """
+    """An evaluation as text: count, loss, metrics, and for classes the confusion matrix."""
     metrics = [f"{name} {metric_text(name, value)}" for name, value in result.metrics.items()]
     head = ", ".join([f"{what}: {result.samples:,} samples", *metrics, f"loss {result.loss:.4g}"])
     if any(map(math.isnan, result.metrics.values())):

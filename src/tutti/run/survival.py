@@ -31,17 +31,7 @@ from tutti.terminal import warn_on_stderr
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0.
-
-    Args:
-        job: with `on_failure` other than "stop".
-        placement: its ranks, on this machine or on hosts of which it is the first.
-        announce: as for `start`.
-
-    Raises:
-        PeerLost: more ranks were lost than `max_failures` in an hour, or none is left.
-        TuttiError: as of `start`.
-    """
+    """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0."""
     with SignalWatch() as signals:
         stopping = Stopping(signals)
         result = _survive(job, placement, announce, stopping)

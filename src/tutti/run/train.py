@@ -44,15 +44,7 @@ from tutti.terminal import warn_on_stderr
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
-    """Train, or serve those who train; every rank calls this (entry point of the ranks).
-
-    Args:
-        comm: all ranks of the job, servers included.
-        payload: a pickled `TrainJob`.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
     # Nobody watches a process that tutti has not started, itself or by mpirun.

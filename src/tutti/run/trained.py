@@ -299,17 +299,7 @@ def load_trained(
     model: nn.Module | Callable[..., nn.Module] | None = None,
     warn: bool = True,
 ) -> TrainedModel:
-    """Load the model of a run.
-
-    Args:
-        run: the run.
-        device: where the model is to compute.
-        model: see `load`.
-        warn: print what there is to say of the weights.
-
-    Raises:
-        UserError: as `load`.
-    """
+    """Load the model of a run."""
     if model is None and run.config.model.startswith(OBJECT):
         raise BadOption(
             f"the model of {run.folder} was a Python object of a script "

@@ -34,9 +34,6 @@ def code_named(config: Mapping[str, Any]) -> dict[str, str]:
     """The code that a configuration has run, by where it is named, such as {"model": "mine.py:net"}.
 
     Of several names in one field the second is "metrics 2".
-
-    Args:
-        config: as JSON values.
     """
     return dict(found for field, value in config.items() for found in _named(field, value))
 
@@ -60,16 +57,7 @@ def _named(field: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def check(path: Path, config: Mapping[str, Any], replaced: Collection[str] = ()) -> None:
-    """Refuse a configuration that names code.
-
-    Args:
-        path: of the file.
-        config: what it holds, as JSON values.
-        replaced: fields that will be others than it says.
-
-    Raises:
-        Untrusted: it names code.
-    """
+    """Refuse a configuration that names code."""
     left = code_named({field: value for field, value in config.items() if field not in replaced})
     if left:
         listed = ", ".join(f"{printable(field)} '{printable(name)}'" for field, name in left.items())
