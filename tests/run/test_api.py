@@ -21,7 +21,6 @@ from tests.preloaded import interpreter
 from tutti.cli.main import main
 from tutti.errors import BadModel, UserError
 from tutti.run.config import TrainConfig
-from tutti.run.pickled_arguments import name_of
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -174,13 +173,6 @@ def test_the_best_epoch_comes_back_with_its_extra_state(workers: int) -> None:
     assert loss == pytest.approx(result.summary.validation.loss, rel=1e-4)
 
 
-def test_a_named_model_is_built_anew_with_the_trained_weights(tmp_path: Path) -> None:
-    result = tutti.train("mlp", DATA, model_options={"hidden": [4]}, out=str(tmp_path / "run"), **ONE)
-    assert result.folder == tmp_path / "run"
-    assert result.model(INPUTS[:3]).shape == (3, 5)
-    assert result.config.lr == 0.001
-
-
 def test_functions_are_taken_for_loss_metric_optimizer_and_schedule() -> None:
     result = tutti.train(
         net(),
@@ -222,17 +214,6 @@ def test_an_optimizer_of_the_caller_s_is_built_again_over_its_groups() -> None:
     assert given.config.optimizer == "object:SGD"
     assert given.history[-1].train == made.history[-1].train
     assert torch.equal(*(nn.utils.parameters_to_vector(one.model.parameters()) for one in (given, made)))
-
-
-def test_an_optimizer_that_cannot_be_built_again_is_refused() -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    with pytest.raises(UserError, match="the optimizer is built already, but the model is not"):
-        tutti.train("mlp", DATA, optimizer=optimizer)
-    model(INPUTS).sum().backward()
-    optimizer.step()
-    with pytest.raises(UserError, match="has made steps already"):
-        tutti.train(model, DATA, optimizer=optimizer)
 
 
 def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
@@ -350,13 +331,6 @@ def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:
         tutti.train(program, DATA, **ONE)  # type: ignore[arg-type]
 
 
-def test_objects_are_named_so_that_they_can_be_found_again_where_that_is_possible() -> None:
-    assert name_of(nn.Linear) == "torch.nn.modules.linear:Linear"
-    assert name_of(["accuracy", own_loss]).startswith("accuracy,")
-    assert name_of(net()) == "object:Sequential"
-    assert name_of(lambda: 3).startswith("object:test_objects")
-
-
 def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -442,9 +416,3 @@ def test_state_that_is_no_tensor_is_refused_before_anything_is_trained(
     with pytest.raises(BadModel, match=r"'_extra_state' is a dict; only tensors .* \(out=None\)"):
         tutti.train(Extra(2, 2), data, out=str(tmp_path / "run"), **options)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_model_that_is_made_has_the_trained_dtype_and_a_given_one_keeps_its_own() -> None:
-    options: Any = {**ONE, "precision": "fp64"}
-    assert {one.dtype for one in tutti.train(net, DATA, **options).model.parameters()} == {torch.float64}
-    assert {one.dtype for one in tutti.train(net(), DATA, **options).model.parameters()} == {torch.float32}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ import tutti
 from tutti.cli.main import main
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import unlabelled
-from tutti.data.sources import with_columns
 from tutti.errors import BadData, BadModel, BadOption, BadRunFolder
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder
@@ -264,34 +262,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
         tutti.load(runs / "images").predict(IMAGES / 255)
 
 
-def test_a_full_disk_is_told_by_the_name_of_the_file(runs: Path, tmp_path: Path) -> None:
-    data = table(tmp_path / "new.csv", "x,y,z", [*TABLE.T])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        with pytest.raises(BadRunFolder, match=r"cannot write .*out.csv: File too large; raise the limit"):
-            predicted(runs / "table", data, tmp_path / "out.csv")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
-
-
-def test_tables_named_by_a_pattern_are_read_in_the_order_of_training_too(runs: Path, tmp_path: Path) -> None:
-    for number in (0, 1):
-        table(tmp_path / f"part-{number}.csv", "b,a", [["1", "2"]])
-        table(tmp_path / f"new-{number}.csv", "z,x,y", [*TABLE[number : number + 3, [2, 0, 1]].T])
-    # Without targets, too.
-    out = predicted(runs / "table", f"{tmp_path}/new-{{0..1}}.csv", tmp_path / "out.npy")
-    rows = [0, 1, 2, 1, 2, 3]
-    assert np.allclose(np.load(out), tutti.load(runs / "table").probabilities(TABLE[rows]), rtol=1e-6)
-    assert with_columns(f"{tmp_path}/part-{{0..1}}.csv", {}, ("a", "b")) == {"columns": ["a", "b"]}
-    assert with_columns("digits", {}, ("a", "b")) == {}
-    np.savez(tmp_path / "x.npz", x=np.eye(2))
-    (tmp_path / "all.txt").write_text("x.npz\n")
-    for arrays in ("x.npz", "all.txt", "{x,x}.npz"):  # They have no columns by name.
-        assert with_columns(f"{tmp_path}/{arrays}", {}, ("a", "b")) == {}
-
-
 KIND = {"data_options": {"target": "kind"}}
 
 
@@ -308,41 +278,10 @@ def evaluated(run: Path, data: str, **options: Any) -> Evaluation:
     return VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
 
 
-@pytest.mark.parametrize("form", ["npz", "h5"])
-def test_columns_of_arrays_are_found_by_their_names_too(runs: Path, tmp_path: Path, form: str) -> None:
-    target = [NAMES[k] for k in KINDS]
-    straight = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, target])
-    turned = table(tmp_path / "b.csv", "z,x,y,kind", [*TABLE[:, [2, 0, 1]].T, target])
-    assert main(["data", "convert", turned, f"{tmp_path}/b.{form}", "--data.target", "kind"]) == 0
-    given = f"{tmp_path}/b.{form}"
-    assert evaluated(runs / "table", given) == evaluated(runs / "table", straight, **KIND)
-    wanted = predicted(runs / "table", straight, tmp_path / "a.npy", options={"target": "kind"})
-    assert np.array_equal(np.load(predicted(runs / "table", given, tmp_path / "b.npy")), np.load(wanted))
-
-
-def test_arrays_that_lack_a_column_of_training_are_refused(runs: Path, tmp_path: Path) -> None:
-    path = f"{tmp_path}/a.npz"
-    np.savez(path, x=TABLE, y=np.array(NAMES)[KINDS], column_names=["x", "y", "w"])
-    with pytest.raises(BadData, match="no inputs called 'z', on which the model was trained; it has x, y, w"):
-        evaluated(runs / "table", path)
-    with pytest.raises(BadData, match="no inputs called 'z'"):
-        predicted(runs / "table", path, tmp_path / "a.npy")
-
-
 def test_columns_of_a_frame_are_found_by_their_names(runs: Path) -> None:
     model = tutti.load(runs / "table")
     frame = pyarrow.table({"z": TABLE[:, 2], "text": ["a"] * 900, "x": TABLE[:, 0], "y": TABLE[:, 1]})
     assert np.array_equal(model.outputs(frame), model.outputs(TABLE))
-
-
-def test_other_data_of_a_run_with_weights_of_its_samples_have_the_classes_of_training(tmp_path: Path) -> None:
-    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
-    np.save(tmp_path / "w.npy", np.ones(900))
-    run = trained(tmp_path / "run", data=data, **KIND, sampling=f"{tmp_path}/w.npy")
-    some = np.flatnonzero(KINDS > 0)  # no ants, so that bees are class 0 there
-    other = table(tmp_path / "b.csv", "x,y,z,kind", [*TABLE[some].T, [NAMES[k] for k in KINDS[some]]])
-    right = tutti.load(run).predict(TABLE[some]) == np.array(NAMES)[KINDS[some]]
-    assert evaluated(run, other, **KIND).metrics["accuracy"] == right.mean()
 
 
 def test_other_data_are_weighed_by_the_counts_of_the_classes_in_training(tmp_path: Path) -> None:
@@ -356,15 +295,6 @@ def test_other_data_are_weighed_by_the_counts_of_the_classes_in_training(tmp_pat
     outputs = torch.from_numpy(tutti.load(run).outputs(TABLE[some]))
     loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(KINDS[some]), weight)
     assert evaluated(run, other, **KIND).loss == pytest.approx(float(loss), abs=1e-12)
-
-
-def test_a_run_with_more_classes_than_its_texts_is_evaluated_on_its_own_data(tmp_path: Path) -> None:
-    options = {"data_options": {"target": "kind", "classes": 5}, "precision": "fp64"}
-    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
-    run = trained(tmp_path / "run", data=data, **options)
-    job = EvaluateJob(TrainConfig.read(run, trust=True), str(run), "validation", str(run), False)
-    found = VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
-    assert found == RunFolder(run).read(tutti.Summary).validation
 
 
 def test_changed_data_of_the_run_are_seen_as_those_it_was_trained_on(tmp_path: Path) -> None:

@@ -189,20 +189,6 @@ def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> N
     assert not (run / REQUEST).exists()
 
 
-@pytest.mark.parametrize("workers", [True, "2", None, 1.0])
-def test_what_is_no_number_of_workers_is_refused(tmp_path: Path, workers: Any) -> None:
-    with pytest.raises(BadOption, match=f"workers has to be a whole number, not {workers!r}"):
-        resize(tmp_path, workers)
-    with pytest.raises(BadOption, match="cannot go on with 0 ranks"):
-        resize(tmp_path, 0)
-
-
-def test_the_command_names_its_own_option(capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("+1", "1.0", "many"):
-        assert command(["resize", "runs/x", "-n", text]) == 2
-        assert f"-n has to be a whole number, not '{text}'" in capsys.readouterr().err
-
-
 def test_a_run_between_two_crews_is_asked(tmp_path: Path) -> None:
     """Nobody has the lock for a moment, but ranks gave a sign a moment ago."""
     RunFolder.take(tmp_path).write_config(TrainConfig("mlp", data="digits", on_failure="respawn").as_json())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadCheckpoint, BadOption, RunStopped, StateLost
-from tutti.records.checkpoints import FOLDER, MANIFEST, step_folder
+from tutti.errors import BadCheckpoint, BadOption, RunStopped
+from tutti.records.checkpoints import FOLDER, step_folder
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.run import saving
@@ -228,16 +227,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(
     assert apart(tmp_path / "run", whole_anywhere) == 0
 
 
-def test_a_run_whose_last_state_cannot_be_saved_ends_with_an_error(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving, "stop_requested", lambda: True)
-    monkeypatch.setattr(saving.Saver, "save", lambda *_, **__: False)
-    with pytest.raises(StateLost, match="its state could not be saved") as raised:
-        train(replace(config_of(place, ""), out=str(tmp_path / "run")), 2)
-    assert raised.value.exit_code == 1
-
-
 MULTIPLIED = """
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -399,15 +388,6 @@ def test_a_run_that_would_have_ended_before_is_refused(
     config = replace(config_of(place, "", **length), out=str(run))
     with pytest.raises(BadOption, match=r"end after [56] steps, and .* was made after 7; give more --epochs"):
         train(config, 2, Resume(run))
-
-
-def test_a_newer_format_is_refused(place: Path, run: Path) -> None:
-    path = middle_of(run) / MANIFEST
-    values = json.loads(path.read_text())
-    values["format"] = 99
-    path.write_text(json.dumps(values))
-    with pytest.raises(BadCheckpoint):
-        train(replace(config_of(place, ""), out=str(run)), 2, Resume(run))
 
 
 def test_damage_is_refused_where_there_is_no_other_checkpoint(

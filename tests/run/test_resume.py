@@ -64,12 +64,6 @@ def test_the_command_that_goes_on_with_a_run_can_be_copied_whatever_its_folder_i
     )
 
 
-def test_a_run_may_be_in_a_folder_that_is_called_like_that_of_checkpoints(tmp_path: Path) -> None:
-    run = left_by(tmp_path / FOLDER / "run", 5)
-    assert Resume.find(str(run), None) == Resume(run)
-    assert Resume.find(str(run / FOLDER / LATEST), None) == Resume(run, step_folder(run / FOLDER, 5))
-
-
 def test_auto_goes_on_where_it_can_and_begins_elsewhere(tmp_path: Path) -> None:
     assert Resume.find("auto", str(tmp_path / "fresh")) is None
     (tmp_path / "empty").mkdir()

@@ -132,9 +132,3 @@ def test_what_does_not_go_together_is_refused(data: tuple[str, str], tmp_path: P
         train(data[0], tmp_path / "run", predictions=True, validation=0.0)
     assert main(["train", "mlp", "--data", data[0], "--split", data[1].replace(":1", ":2"), "-n", "1"]) == 2
     assert "has no split 2; it has 2, numbered from 0" in capsys.readouterr().err
-
-
-def test_verify_follows_a_run_on_a_split(data: tuple[str, str], capfd: Any) -> None:
-    words = ["verify", "mlp", "--data", data[0], "--split", data[1], "-n", "2", "--dtype", "float64"]
-    assert main([*words, "--steps", "3"]) == 0
-    assert "67 train, 23 validation" in capfd.readouterr().out

@@ -29,10 +29,6 @@ def test_many_classes_name_their_commonest_mistake_instead() -> None:
     assert lines[6].split() == ["3", "10", "60.00%", "100.00%", "0.7500", "7", "(3)"]
 
 
-def test_without_classes_there_is_one_line() -> None:
-    assert summary_lines.evaluation("validation", Evaluation(5, 2.0)) == "validation: 5 samples, loss 2"
-
-
 def test_the_counts_name_every_part() -> None:
     text = summary_lines.counts("mlp", 1234, "digits", {"train": 1000, "test": 360}, (1, 8, 8))
     assert text == "model mlp: 1,234 parameters\ndata digits: 1,000 train, 360 test samples of 1x8x8"
@@ -41,11 +37,6 @@ def test_the_counts_name_every_part() -> None:
 def record(*ranks: RankRecord, validation_s: float = 0.0) -> EpochRecord:
     seconds = {"validation": validation_s, "total": 10.0 + validation_s}
     return EpochRecord(1, 8, True, THREE, None, seconds, 100.0, 0.1, "now", list(ranks))
-
-
-def test_nothing_is_said_of_exchanges_that_are_neither_stale_nor_waited_for() -> None:
-    assert summary_lines.exchanges([record(RankRecord(exchanges=3)), record(RankRecord())]) == []
-    assert summary_lines.exchanges([]) == []
 
 
 def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
@@ -75,20 +66,6 @@ def test_waits_are_those_of_the_last_ranks_and_are_advised_on_as_much() -> None:
     said = advice(stages_by_rank(history), {}, None)
     assert said.startswith("waiting for others takes 50% of the time: ")
     assert "rank 0 is the slowest: a sample takes it 1.5 times as long" in said
-
-
-def test_a_rank_that_was_there_for_longer_is_not_the_one_that_waits_the_most() -> None:
-    longer = RankRecord(stages={"wait": 30.0, "forward": 70.0})
-    joined = RankRecord(stages={"wait": 6.0, "forward": 4.0})
-    (line,) = summary_lines.exchanges([record(RankRecord()), record(longer, joined)])
-    assert line == "waiting for others: 33% of the time on 2 ranks; rank 1 the most, 60% of its own"
-
-
-def test_gradients_are_counted_that_were_left_out_on_any_number_of_ranks() -> None:
-    history = [record(RankRecord(left_out=2), RankRecord(left_out=1)), record(RankRecord(left_out=3))]
-    assert summary_lines.exchanges(history) == [
-        "left out: gradients that were not finite, 5 of rank 0, 1 of rank 1"
-    ]
 
 
 def test_validation_beside_training_tells_what_it_cost() -> None:

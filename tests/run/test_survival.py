@@ -17,7 +17,7 @@ from torch import nn
 
 import tutti
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import BadRunFolder, PeerLost, RankFailed, RunStopped
+from tutti.errors import PeerLost, RankFailed, RunStopped
 from tutti.launch.cores import Cores
 from tutti.launch.placement import share_host
 from tutti.launch.signals import SignalWatch
@@ -100,22 +100,6 @@ def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_pa
     assert [one.epoch for one in folder.history().records] == [1, 2, 3, 4, 5, 6]
     assert folder.finished
     assert not (folder.path / FOLDER).exists()
-
-
-class Asks(tutti.Callback):
-    """Asks on the last rank, behind the first step, for the end of the run."""
-
-    def step(self, course: tutti.Course) -> None:
-        if course.rank == course.ranks - 1 and course.step == 1:
-            course.stop("that is enough")
-
-
-def test_a_callback_that_has_asked_for_the_end_before_the_copy_gets_it(tmp_path: Path) -> None:
-    callbacks = [Asks(), Killed(tmp_path, [(0, 2)])]
-    survived = tutti.train(model(), workers=2, callbacks=callbacks, on_failure="respawn", **OPTIONS)
-    assert [path.name for path in tmp_path.iterdir()] == ["0-2"]
-    assert [record.epoch for record in survived.history] == [1]
-    assert survived.summary.ended_early == "that is enough"
 
 
 def test_one_rank_fewer_goes_on_with_the_same_updates(tmp_path: Path) -> None:
@@ -289,36 +273,3 @@ def test_a_run_shrinks_though_the_memory_of_lost_ranks_is_not_free_yet(
         policy = RecoveryPolicy(job, share_host(core, 3, None), memory, Stopping(SignalWatch([])))
         policy.go_on_after(PeerLost([1], "killed"))
         assert policy.placement.ranks == 2
-
-
-def test_an_exception_is_no_loss(tmp_path: Path) -> None:
-    class Failing(tutti.Callback):
-        def step(self, course: tutti.Course) -> None:
-            raise RuntimeError("broken")
-
-    with pytest.raises(tutti.errors.RankFailed, match="broken"):
-        tutti.train(model(), workers=2, callbacks=Failing(), on_failure="respawn", **OPTIONS)
-
-
-def test_a_run_does_not_go_on_without_its_folder_or_in_one_that_has_taken_its_place(tmp_path: Path) -> None:
-    with closing(StateMemory()) as memory:
-        folder = tmp_path / "ä b"
-        folder.mkdir()
-        memory.place.note_folder(folder)
-        assert memory.place.folder == folder
-        folder.rename(tmp_path / "moved")
-        with pytest.raises(BadRunFolder, match="removed or renamed while the run went on; name"):
-            _ = memory.place.folder
-
-
-def test_a_copy_counts_only_when_it_is_whole() -> None:
-    memory = StateMemory()
-    place = memory.place
-    assert place.whole == 0
-    place.publish(1, {"step": 3, "files": {"a": [0, 5]}})
-    os.pwrite(place.copies[1].descriptor, b"half of the next one", 0)
-    assert place.whole == 1
-    assert dict(place.described())[1]["step"] == 3
-    place.publish(2, {"step": 4, "files": {}})
-    assert (place.whole, dict(place.described())[2]["step"]) == (2, 4)
-    memory.close()
