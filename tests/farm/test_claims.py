@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections import Counter
@@ -16,9 +15,8 @@ from tests.farm.job_list import JobList
 from tests.farm.launch import JOBS, LONG, work
 from tests.preloaded import interpreter
 from tutti.farm.claims import Unclaimed
-from tutti.farm.coordinator import Happening, JobBegan, JobEnded, JobFound
+from tutti.farm.coordinator import Happening, JobFound
 from tutti.farm.jobs import FarmJob
-from tutti.farm.work import work_on
 from tutti.records.checkpoints import present
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.run.config import TrainConfig
@@ -114,26 +112,3 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
     # A later launch tries again what has failed.
     with folder.launch() as later:
         assert Unclaimed(folder, later, JobList(jobs), told.append).next() == jobs[0]
-
-
-def test_what_was_taken_over_while_its_launch_was_silent_is_not_written_twice(tmp_path: Path) -> None:
-    folder = FarmFolder.begin(tmp_path / "farm", "test", {})
-    job = FarmJob("one", TrainConfig(model="mlp", data="digits", epochs=2))
-    run, claims = folder.job("one"), folder.path / "claims" / "one"
-    ended: list[tuple[JobState, bool]] = []
-    with folder.launch() as other:
-
-        def hear(what: Happening) -> None:
-            if isinstance(what, JobBegan) and not ended:
-                # As after a while without a sign of life: this launch was suspended, and goes on now.
-                os.symlink(other.name, claims / ".1")
-            elif isinstance(what, JobEnded):
-                ended.append((what.outcome.state, (run / "config.json").exists()))
-                other.end()
-
-        source = JobList([job])
-        work_on(folder, source, blocks=1, threads=1, listener=hear)
-    assert ended == [(JobState.STOPPED, False), (JobState.FINISHED, True)]
-    assert source.outcomes["one"].state is JobState.FINISHED
-    assert len((run / "history.jsonl").read_text().splitlines()) == 2
-    assert not (run / "error.txt").exists()

@@ -73,9 +73,7 @@ def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
 
 def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> JobOver:
     reporter = _Reporter(channel, task.block)
-    context = RunContext(
-        reporter, data.open, reporter.ends if task.asks else None, task.successor, alone=False
-    )
+    context = RunContext(reporter, data.open, reporter.ends if task.asks else None, alone=False)
     # Besides filters this puts back which warnings have been shown: each job shows its own.
     with _printed_to(task.log), warnings.catch_warnings(), _communicator(comm) as ranks:
         outcome = train(ranks, task.job, context)

@@ -42,7 +42,6 @@ from tutti.launch.rank_processes import (
 )
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.records.farm_folder import FarmFolder
-from tutti.records.launches import Launch
 from tutti.records.run_folder import CONFIG, LOG, RunFolder
 from tutti.run.resume import Resume
 from tutti.run.train_job import TrainJob
@@ -125,7 +124,6 @@ class HostPool:
     Args:
         server: forks their ranks.
         folder: of the farm.
-        launch: which has claimed the jobs.
         placement: of all ranks, block after block.
         blocks: how many there are.
         stopping: says what signals mean.
@@ -135,14 +133,12 @@ class HostPool:
         self,
         server: ForkServer,
         folder: FarmFolder,
-        launch: Launch,
         placement: Placement,
         blocks: int,
         stopping: Stopping,
     ) -> None:
         self.blocks = blocks
         self._server, self._folder, self._stopping = server, folder, stopping
-        self._launch = launch
         self._size, self._threads = placement.ranks // blocks, placement.threads or 1
         self._settings = settings_of(placement, blocks, sorted(os.sched_getaffinity(0)))
         self._arena = Arena.create()
@@ -180,8 +176,7 @@ class HostPool:
         folder.mkdir(parents=True, exist_ok=True)
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
         task = TrainJob(config, objects=job.objects, resume=resume, floats=job.floats)
-        successor = self._launch.successor(job.name).absolute()
-        ranks.channel.send(TrainTask(block, task, folder.absolute() / LOG, job.prunable, successor))
+        ranks.channel.send(TrainTask(block, task, folder.absolute() / LOG, job.prunable))
         if job.runs_code:
             ranks.spent = True
 

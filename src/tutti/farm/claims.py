@@ -3,7 +3,6 @@
 source ──next──► finished, or failed just now ──► ended, at once
                  this launch has claimed it   ──► its blocks
                  another launch has it        ──► looked at again, until one of the others is true
-                 another has taken it over    ──► likewise: this one was silent, as its host was suspended
 """
 
 from __future__ import annotations
@@ -54,15 +53,8 @@ class Unclaimed:
         return self._source.epoch(job, record)
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Pass it on, unless another launch has the job now."""
-        if outcome.state is JobState.STOPPED and self.lost(job):
-            self._elsewhere.append(job)
-        else:
-            self._source.ended(job, outcome)
-
-    def lost(self, job: FarmJob) -> bool:
-        """Tell whether another launch has taken over a job of this one, which was silent for too long."""
-        return self._launch.has_lost(job.name)
+        """Pass it on."""
+        self._source.ended(job, outcome)
 
     def elsewhere(self) -> bool:
         """Tell whether others work on jobs of the source."""

@@ -209,7 +209,6 @@ class Coordinator:
         time_limit_s: after how long the farm saves and stops; None: never.
         listener: is told of all that happens.
         elsewhere: tells whether others work on jobs of the source, which it may give later.
-        lost: tells whether others have taken over a job that a block works on.
     """
 
     pool: Pool
@@ -218,7 +217,6 @@ class Coordinator:
     time_limit_s: float | None = None
     listener: Listener | None = None
     elsewhere: Callable[[], bool] = lambda: False
-    lost: Callable[[FarmJob], bool] = lambda _: False
     _free: list[int] = field(default_factory=list)
     _running: dict[int, _Work] = field(default_factory=dict)
     """The jobs at work, by the number of the block; the one that began first comes first."""
@@ -267,11 +265,6 @@ class Coordinator:
         elif event.block not in self._running:
             # A rank that dies between two jobs spoils none.
             return
-        elif self.lost(self._running[event.block].job):
-            # Another launch has the job, so this result is dropped.
-            if isinstance(event, EpochOver):
-                self.pool.restart(event.block)
-            self._end(event.block, JobState.STOPPED, None, "others have taken it over")
         elif isinstance(event, EpochOver):
             self._epoch(event)
         elif isinstance(event, JobOver):

@@ -39,11 +39,9 @@ class TrainTask:
         job: the run.
         log: the file for all that the ranks print meanwhile.
         asks: after each epoch rank 0 waits for a bool: whether the run is to end with it.
-        successor: a path that is there once another launch has taken the run over.
     """
 
     block: int
     job: TrainJob
     log: Path
     asks: bool = False
-    successor: Path | None = None

@@ -83,7 +83,7 @@ def work_on(
             recorder = _Recorder(folder, launch, finisher, listener)
             left = Unclaimed(folder, launch, source, recorder.note)
             limits = job_timeout_s, time_limit_s
-            coordinator = Coordinator(pool, left, *limits, recorder.note, left.elsewhere, left.lost)
+            coordinator = Coordinator(pool, left, *limits, recorder.note, left.elsewhere)
             with suppress(EndedBySignal):
                 pool.gather()
                 outcome = coordinator.run()
@@ -106,7 +106,7 @@ def _pool(
         # Ranks that are bound, and threads that wait busily, would keep the others from working.
         placement, crowded = replace(placement, cores=()), True
     server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
-    pool = HostPool(server, folder, launch, placement, blocks, stopping)
+    pool = HostPool(server, folder, placement, blocks, stopping)
     # One for all jobs: to start one for each would take longer than many a job.
     sampler = Sampler({}, allowed_cores().logical)
     stack.callback(sampler.abandon)

@@ -194,14 +194,6 @@ class Launch:
         self._claims[job] = taken
         return True
 
-    def successor(self, job: str) -> Path:
-        """Return what is there once another launch has taken over a job of this one, which was silent."""
-        return _claim(self._farm / CLAIMS / job, self._claims[job] + 1)
-
-    def has_lost(self, job: str) -> bool:
-        """Tell whether another launch has taken over a job of this one: all that it writes is in vain."""
-        return os.path.lexists(self.successor(job))
-
     def shares_cores(self) -> bool:
         """Tell whether another launch works on the farm with cores of this one."""
         mine, others = self._beat, self._others

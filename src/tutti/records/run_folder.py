@@ -201,13 +201,11 @@ class RunFolder:
         lock: that of the job that writes it; None: whoever has it does not hold the job's lock.
         together: its files are flushed to the disk with those of other runs, by `finish_together`, and not
             each when it is written; until then the run does not count as finished.
-        successor: a path that is there once others have taken the run over; None: nobody does.
     """
 
     path: Path
     lock: FolderLock | None = field(default=None, compare=False)
     together: bool = field(default=False, compare=False)
-    successor: Path | None = field(default=None, compare=False)
 
     @classmethod
     def create(cls, path: str | Path | None, model: str, data: str, needed_bytes: int = 0) -> RunFolder:
@@ -465,12 +463,7 @@ class RunFolder:
         return f"{look}; or look at what it has: tutti evaluate {self.path} --weights {latest}"
 
     def refuse_lost(self) -> None:
-        """Raise BadRunFolder if the folder is not the one that was locked any more, or not this job's."""
-        if self.successor is not None and os.path.lexists(self.successor):
-            raise BadRunFolder(
-                f"cannot write {self.path}: others have taken the run over, as nothing was heard of this job "
-                "for a while; leave it to them"
-            )
+        """Raise BadRunFolder if the folder is not the one that was locked any more."""
         if self.lock is not None and self.lock.lost:
             raise BadRunFolder(
                 f"cannot write {self.path}: it was removed or renamed while the run went on; name a folder "

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -58,7 +57,6 @@ class RunContext:
         follower: is told how the run goes, on each rank.
         open_data: opens the data of the configuration (collective).
         ends: says after each epoch whether the run is to end with it, and why (collective over the workers).
-        successor: a path that is there once others have taken the run over; None: nobody does.
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
         on_step: called before each step of this rank, with the number of updates made before.
@@ -67,7 +65,6 @@ class RunContext:
     follower: Progress = field(default_factory=Progress)
     open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data
     ends: Callable[[Communicator], str | None] | None = None
-    successor: Path | None = None
     alone: bool = True
     on_step: Callable[[int], None] | None = None
 
@@ -282,7 +279,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
         job.memory.note_folder(folder.path.absolute())
     # Ranks that were lost may not be gone yet, though they write no more.
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
-        folder = replace(folder, lock=lock, together=not context.alone, successor=context.successor)
+        folder = replace(folder, lock=lock, together=not context.alone)
         if lock.problem is not None:
             warn_on_stderr(
                 f"the file system of {folder.path} has no locks ({lock.problem}); see to it that no other "
