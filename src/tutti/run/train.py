@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
+from torch import nn
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
@@ -19,6 +21,8 @@ from tutti.exports.sources import load_from
 from tutti.launch.guard import JOB
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.placement import split_off_servers
+from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.run import RunStart, World, now
 from tutti.records.run_folder import check_writable
@@ -33,14 +37,19 @@ from tutti.run.build import (
     seeded,
 )
 from tutti.run.checks import check_job, check_predictions
-from tutti.run.jobs import load_job
+from tutti.run.jobs import Job, load_job
+from tutti.run.optimization import build_optimizer
 from tutti.run.recording import Recording
 from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
 from tutti.run.saving import refuse_over
-from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.strategies import Strategy
+from tutti.strategies import Clip, Strategy
+from tutti.strategies.base import Home
+from tutti.strategies.centred import Centred
+from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
+
+R = TypeVar("R")
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -74,11 +83,10 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     with seeded(config.seed), default_floats(job.floats):
         strategy = check_job(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
-        team = take_sides(recording.comm, config)
+        team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
-        with ExitStack() as stack:
-            sampler = stack.enter_context(sampling(crew, job.write and context.alone))
+        with sampling(crew, job.write and context.alone) as sampler:
             dataset = context.open_data(job, comm)
             if job.memory is None:
                 free_given_data(job, comm)
@@ -148,3 +156,28 @@ def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
             f"after every {strategy.period}, so they learn next to nothing from each other; train longer, or "
             "have them exchange more often"
         )
+
+
+def work_or_serve(
+    job: Job, team: Communicator, module: nn.Module, strategy: Strategy, work: Callable[[], R]
+) -> R | None:
+    """Return the result of a worker's `work`; None on a server, which serves until the workers are done."""
+    servers, config = team.servers, job.config
+    if servers is None or not servers.serving:
+        return work()
+    assert isinstance(strategy, Centred), "others are refused with servers"
+    optimizer = build_optimizer(job, module)
+    replica = place(module, team, Home.PRIVATE)
+    # A request to stop may reach all ranks; the workers act on it.
+    with stoppable():
+        strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    return None
+
+
+def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> R:
+    """Return the result of this rank: a worker's own, on a server rank 0's (collective over all ranks).
+
+    To a program that mpirun started, all ranks are alike. And a server does not leave before the workers.
+    """
+    first = result if team is comm else comm.broadcast_object(result)
+    return cast("R", first if result is None else result)
