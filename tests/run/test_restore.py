@@ -238,15 +238,6 @@ class Growing(LRScheduler):
         for group in self.optimizer.param_groups:
             group["weight_decay"] = group["weight_decay"] * 1.5 + 0.01
         return [group["lr"] * 0.9 for group in self.optimizer.param_groups]
-
-class Longer(Growing):
-    def __init__(self, optimizer, total_steps):
-        self.by = 1 + 9 / total_steps
-        super().__init__(optimizer)
-    def get_lr(self):
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] *= self.by
-        return [group["lr"] / self.by for group in self.optimizer.param_groups]
 """
 
 
