@@ -196,7 +196,7 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
     def work() -> None:
         distribute.distribute(*make(), strategies.Solo())
 
-    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use '-n 1' or 'strategy sync'"):
+    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use -n 1 or strategy sync"):
         worlds.run(2, work)
 
 

@@ -12,8 +12,8 @@ from tutti.run.arguments import as_arguments, in_python
     ("message", "expected"),
     [
         ("Lower the rate (--lr), or --clip-norm 1, or look", "Lower the rate (lr), or clip_norm=1, or look"),
-        ("--batch-size is 3; use '--batch-size 24' or more", "batch_size is 3; use 'batch_size=24' or more"),
-        ("use '-n 2' or '--strategy sync'", "use 'workers=2' or 'strategy sync'"),
+        ("--batch-size is 3; use '--batch-size 24' or more", "batch_size is 3; use batch_size=24 or more"),
+        ("use '-n 2' or '--strategy sync'", "use workers=2 or strategy sync"),
         ("give --data.classes 4, or --loss mse", "give data_options['classes']=4, or loss mse"),
         (
             "mpirun --host HOST:1 -n many, --force; a -- dash",
@@ -33,7 +33,7 @@ def test_errors_keep_their_class_and_what_they_carry() -> None:
 
 def test_a_loop_of_one_s_own_keeps_the_options_of_its_launcher() -> None:
     with (
-        pytest.raises(BadOption, match=r"'-n 1' or strategy_options\['every'\]=2"),
+        pytest.raises(BadOption, match=r"-n 1 or strategy_options\['every'\]=2"),
         as_arguments(of_loop=True),
     ):
         raise BadOption("'-n 1' or --strategy.every 2")

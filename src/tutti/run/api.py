@@ -361,7 +361,7 @@ def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Modu
         with ONE_AT_A_TIME, seeded(job.config.seed):
             reseed(job.config.seed, 0)
             options = job.config.model_options
-            built = models.build(job.part("model"), outcome.shape, outcome.outputs, options)
+            built = models.build(job.given("model"), outcome.shape, outcome.outputs, options)
         if outcome.config.precision == "fp64":
             built = Arithmetic("fp64").prepare(built)
     else:

@@ -18,6 +18,7 @@ _OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "
 _OF_LOOPS: Final = frozenset({"strategy", "optimizer"})
 """A loop of the user's gets other options from the command line of `tutti run`."""
 
+_QUOTED: Final = re.compile(r"'(-[^']*)'")
 _OPTION: Final = re.compile(r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?( (?=\d))?")
 
 
@@ -32,7 +33,7 @@ def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
             return f"{name}_options['{key.replace('-', '_')}']{number}"
         return f"{'workers' if name == 'n' else name}{number}"
 
-    return _OPTION.sub(argument, message)
+    return _OPTION.sub(argument, _QUOTED.sub(r"\1", message))
 
 
 @contextmanager

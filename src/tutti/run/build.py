@@ -152,7 +152,7 @@ def data_seed(config: TrainConfig) -> int:
 
 def given_data(job: Job) -> tuple[object, Options]:
     """Return what a run's data are to be read from, and with which options."""
-    given, options = job.part("data"), job.config.data_options
+    given, options = job.given("data"), job.config.data_options
     if callable(given) and not isinstance(given, Dataset):
         return call_with_options(given, options, "data set", job.config.data), {}
     return given, options
@@ -196,7 +196,7 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
 
 def build_model(job: Job, dataset: DataSet) -> nn.Module:
     """The model of the configuration, with its initial weights."""
-    given = job.part("model")
+    given = job.given("model")
     reseed(job.config.seed, 0)
     if isinstance(given, str):
         # A file may draw numbers when it is imported, which happens on the rank that reads the data before.
@@ -207,7 +207,7 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
 
 def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:
     """The strategy of the configuration; "auto" is solo for one worker, else sync, whose options it takes."""
-    given = job.part("strategy")
+    given = job.given("strategy")
     refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
     if not isinstance(given, Strategy):
         auto = "solo" if workers == 1 and not job.config.strategy_options else "sync"
@@ -223,7 +223,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
 
 def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
     """The weights by which epochs draw the training samples; None: they take each once."""
-    given = job.part("sampling")
+    given = job.given("sampling")
     if given is not None and isinstance(dataset.train, StreamedPart):
         raise BadOption(
             "--sampling draws samples from anywhere, and these are streamed window by window; leave it out, "
@@ -242,7 +242,7 @@ def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augment
     config, data = job.config, task.dataset
     if config.augment is None:
         return None
-    given, options = job.part("augment"), config.augment_options
+    given, options = job.given("augment"), config.augment_options
     found = Augmentation(given, options, data.train, config.seed, data.classes, chances)
     if data.classes is not None and found.example.is_floating_point():
         refuse_without_shares(task.objective.loss, found.example)
@@ -362,8 +362,8 @@ def prepare_task(job: Job, dataset: DataSet, trained: TrainedOn | None = None) -
     if arithmetic.has_room_for(dataset.nbytes):
         dataset = dataset.on(config.device)
     weights = class_weights_of(config, trained)
-    loss = named_loss(job.part("loss"), dataset, config.loss_options, weights)
-    metrics = named_metrics(job.part("metrics"), loss, dataset)
+    loss = named_loss(job.given("loss"), dataset, config.loss_options, weights)
+    metrics = named_metrics(job.given("metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
     objective = Objective(loss, metrics, dataset.classes, arithmetic)
@@ -436,9 +436,10 @@ def assemble(
         UserError: a part, or the rule of its end, cannot be made as the configuration says.
     """
     module, data, objective = portion.module, task.dataset, task.objective
-    given = job.part("callbacks")
+    given = job.given("callbacks")
     callbacks = None if given is None else Callbacks(given, comm, module)
-    told = [one for one in (ends, callbacks and callbacks.why_end) if one is not None]
+    told = [] if ends is None else [ends]
+    told += [] if callbacks is None else [callbacks.why_end]
     monitor = Monitor.parse(job.config.monitor, better_of(objective.metrics), data.validation is not None)
     patience, target, best = job.config.patience, job.config.target, job.config.restore_best
     ending = Ending(monitor, patience, target, best, tuple(told))

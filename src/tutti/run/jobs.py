@@ -44,7 +44,7 @@ class Job:
     objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)
     quiet: bool = field(default=False, kw_only=True)
 
-    def part(self, field: str) -> Any:
+    def given(self, field: str) -> Any:
         """Return the object that the caller gave for a field of the configuration, or else its value."""
         value = getattr(self.config, field)
         if field in self.objects:

@@ -25,7 +25,7 @@ OF_SCHEDULES: Final = frozenset(
 
 def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
     """The optimizer of the configuration over the module's trainable parameters."""
-    config, given = job.config, job.part("optimizer")
+    config, given = job.config, job.given("optimizer")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if isinstance(given, str):
         return optim.build(given, parameters, config.lr, config.optimizer_options)
@@ -49,7 +49,7 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
 
 def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
     """The learning-rate schedule of the configuration, stepped after each of so many updates."""
-    given, options, validate = job.part("schedule"), job.config.schedule_options, job.config.validate
+    given, options, validate = job.given("schedule"), job.config.schedule_options, job.config.validate
     if given is None:
         return None
     schedule = (

@@ -59,7 +59,7 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
             if file is not None and outputs is not None:
                 floats = np.float64 if outputs.dtype == torch.float64 else np.float32
                 with refusing(path):
-                    file.append(rows.numpy(), predictor.kind.values(outputs.numpy()).astype(floats))
+                    file.append(rows.numpy(), predictor.kind.values(outputs.numpy()), floats)
             done += block.samples
     if comm.rank == 0:
         print(f"{path}: the predictions for {done:,} samples, {name}", flush=True)

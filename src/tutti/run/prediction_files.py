@@ -80,12 +80,13 @@ class PredictionFile(AbstractContextManager["PredictionFile"], ABC):
         self.stack, self.begun = ExitStack(), False
 
     @abstractmethod
-    def append(self, rows: Array, values: Array) -> None:
+    def append(self, rows: Array, values: Array, dtype: type) -> None:
         """Add some samples.
 
         Args:
             rows: their numbers, of shape (samples,).
-            values: float32 or float64, of shape (samples, ...).
+            values: float64, of shape (samples, ...).
+            dtype: np.float32 or np.float64: the precision that the values have.
 
         Raises:
             BadData: they do not fit into such a file.
@@ -95,8 +96,8 @@ class PredictionFile(AbstractContextManager["PredictionFile"], ABC):
         """Open the file under its name while it is not whole."""
         path = unfinished_file(self.path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-        return self.stack.enter_context(path.open(mode, **text))
+        encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
+        return self.stack.enter_context(path.open(mode, encoding=encoding, newline=newline))
 
     @override
     def __exit__(
@@ -116,13 +117,13 @@ class CsvFile(PredictionFile):
     """A text file with a line for each sample."""
 
     @override
-    def append(self, rows: Array, values: Array) -> None:
+    def append(self, rows: Array, values: Array, dtype: type) -> None:
         columns = self.meaning.columns(rows, values)
         if not self.begun:
             self._writer = csv.writer(self.open("w"), lineterminator="\n")
             self._writer.writerow(columns)
             self.begun = True
-        digits = "%.17g" if values.dtype == np.float64 else "%.9g"
+        digits = "%.17g" if dtype is np.float64 else "%.9g"
         texts = [
             [digits % number for number in column.tolist()] if column.dtype.kind == "f" else column.tolist()
             for column in columns.values()
@@ -134,11 +135,12 @@ class ParquetFile(PredictionFile):
     """A Parquet file with a row for each sample."""
 
     @override
-    def append(self, rows: Array, values: Array) -> None:
+    def append(self, rows: Array, values: Array, dtype: type) -> None:
         import pyarrow
         from pyarrow import parquet
 
-        table = pyarrow.table(self.meaning.columns(rows, values))
+        columns = self.meaning.columns(rows, values).items()
+        table = pyarrow.table({k: v.astype(dtype) if v.dtype.kind == "f" else v for k, v in columns})
         if not self.begun:
             self._writer = self.stack.enter_context(parquet.ParquetWriter(self.open("wb"), table.schema))
             self.begun = True
@@ -149,14 +151,15 @@ class NpyFile(PredictionFile):
     """A NumPy file with the values alone."""
 
     @override
-    def append(self, rows: Array, values: Array) -> None:
+    def append(self, rows: Array, values: Array, dtype: type) -> None:
+        values = np.ascontiguousarray(values, dtype)
         if not self.begun:
             self._file = self.open("wb")
             shape = (self.samples, *values.shape[1:])
             head = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(self._file, head)
             self.begun = True
-        self._file.write(np.ascontiguousarray(values).tobytes())
+        self._file.write(values.tobytes())
 
 
 SUFFIXES: Final[Mapping[str, type[PredictionFile]]] = MappingProxyType(

@@ -221,7 +221,7 @@ class TrainedModel(Predictor):
         layout = "contiguous" if config.layout == BATCH_LAST else config.layout
         self._arithmetic = Arithmetic(config.precision, layout, device)
         with seeded(config.seed):
-            found = Job(config).part("model") if model is None else model
+            found = Job(config).given("model") if model is None else model
             options = {} if isinstance(model, nn.Module) else config.model_options
             built = models.build(found, data.of_inputs, data.outputs, options)
         self.model = self._arithmetic.prepare(built)

@@ -79,7 +79,7 @@ def _refuse_unfit(job: TrainJob, outline: PoolOutline) -> None:
     outputs = outline.classes or max(1, math.prod(outline.target_shape))
     with seeded(job.config.seed):
         try:
-            models.build(job.part("model"), outline.shape, outputs, job.config.model_options)
+            models.build(job.given("model"), outline.shape, outputs, job.config.model_options)
         except UserError:
             raise
         except Exception:
