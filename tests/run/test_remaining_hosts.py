@@ -67,10 +67,10 @@ def test_fewer_workers_than_places_leave_hosts_that_stand_by() -> None:
         (LauncherLost("killed"), (), {"a": 2, "b": 2}, {"a": 2, "b": 2}),
         (B_LOST, (), {"a": 2, "c": 2}, {"a": 2}),
         # Only its ranks were seen to end.
-        (PeerLost([2], "ended"), ("b",), {"a": 2, "c": 2}, {"a": 2}),
+        (PeerLost([2], "ended"), ("b",), {"a": 2, "c": 2}, {"a": 2, "c": 1}),
         # One that stands by is gone, too.
         (B_LOST, ("c",), {"a": 2, "d": 1, "e": 1}, {"a": 2}),
-        (LauncherLost("killed"), ("b", "c", "d"), None, {"a": 2}),
+        (LauncherLost("killed"), ("b", "c", "d"), None, {"a": 2, "e": 1}),
     ],
 )
 def test_ranks_go_on_where_there_are_places(

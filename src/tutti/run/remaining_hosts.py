@@ -38,9 +38,9 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         PeerLost: no hosts are left that have places for them.
     """
     first, *others = (*placement.places, *placement.away)
-    suspects = {host.name for host in placement.away}
-    suspects |= set(lost.hosts) if isinstance(lost, HostLost) else set()
-    others.sort(key=lambda host: host.name in suspects)
+    lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set()
+    suspects = lost_hosts | {host.name for host in placement.away}
+    others.sort(key=lambda host: (host.name in lost_hosts, host.name in suspects))
 
     def room() -> int:
         return first.ranks + sum(host.ranks for host in others if host.name in there)
