@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Hundreds of processes of the tests import the same modules: whoever keeps no bytecode pays for that in minutes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test soak test-slurm test-processors test-mutations test-gpu check docs release-check format clean
+.PHONY: train test test-slurm test-processors test-mutations test-gpu check docs release-check format clean
 
 train: $(VENV)/installed ## train a network on every core of this machine
 	$(BIN)/tutti train
@@ -48,11 +48,6 @@ test-gpu: ## run what needs an NVIDIA GPU, then measure it: benchmarks/RESULTS-g
 	$$python -m pytest tests/gpu -W default --durations 0; failed=$$?; \
 	$$python benchmarks/gpu.py && exit $$failed
 
-HOURS ?= 0.1
-soak: $(VENV)/installed-dev ## for HOURS kill, stop and slow the ranks of trainings, which must end as undisturbed ones do
-	$(BIN)/python -m tests.run.recovery
-	$(BIN)/python benchmarks/chaos.py --soak $(HOURS) --epochs 2 --ranks 2 4 3 8
-
 check: $(VENV)/installed-dev ## format, lint, types and boundaries
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -84,5 +79,5 @@ $(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(VENV)/constraints.txt
-	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,postgresql,test,docs,dev,release]'
+	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,tune,test,docs,dev,release]'
 	touch $@ $(VENV)/installed

@@ -1,4 +1,4 @@
-"""Searches that train: the same trials on one block as on two, killed in between or not."""
+"""Searches that train: the same trials, killed in between or not."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tutti.launch.cores import allowed_cores
 from tutti.run.config import TrainConfig
 from tutti.studies.search import page as tune_page
 from tutti.studies.search.objectives import aims_of
-from tutti.studies.search.storage import FILES, JOURNAL, NAME, open_study
+from tutti.studies.search.trials import open_study
 
 WORDS = [
     *("tune", "mlp", "--space.lr", "log:1e-3..1", "--space.model.hidden", "[[4],[8,4]]", "--trials", "6"),
-    *("--epochs", "3", "--folds", "2", "--pruner", "asha", "--ahead", "3", "--batch-size", "128"),
+    *("--epochs", "3", "--folds", "2", "--pruner", "asha", "--batch-size", "128"),
     # With the same threads on any number of blocks they come from one fork server.
     *("--threads", "1"),
 ]
@@ -32,7 +32,7 @@ WORDS = [
 
 def trials(folder: Path) -> list[tuple[object, ...]]:
     """What a search has found."""
-    study = open_study(folder / FILES[JOURNAL], NAME, aims_of(["accuracy"]))
+    study = open_study(folder, aims_of(["accuracy"]))
     return [(one.number, one.params, one.state, one.values, one.intermediate_values) for one in study.trials]
 
 
@@ -78,20 +78,20 @@ def test_the_page_can_be_made_again_from_the_folder(
     assert (whole / "report.html").is_file()
     assert main(["report", str(whole), "--out", str(tmp_path)]) == 0
     assert "best: trial " in capsys.readouterr().out
-    assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} >= {"history", "slices", "together"}
+    assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} >= {"history", "slices"}
     page = (tmp_path / "report.html").read_text()
     assert page.partition("</main>")[0].count("<tr") == 7
     assert "model.hidden" in page
 
 
 @pytest.mark.usefixtures("no_page")
-def test_killed_and_resumed_on_two_blocks_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    words = ["trial-0001/fold-0 finished; ", *WORDS, "--blocks", "2", "--out", str(folder), "--resume"]
+    words = ["trial-0001/fold-0 finished; ", *WORDS, "--blocks", "1", "--out", str(folder), "--resume"]
     killed = subprocess.run([*interpreter(starts_ranks=True), killed_program.__file__, *words], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert trials(folder) != trials(whole)
-    assert main([*WORDS, "--blocks", "2", "--out", str(folder), "--resume"]) == 0
+    assert main([*WORDS, "--blocks", "1", "--out", str(folder), "--resume"]) == 0
     assert trials(folder) == trials(whole)
 
 

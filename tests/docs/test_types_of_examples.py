@@ -39,7 +39,6 @@ SKIPPED = (
     "altair",
     "mlflow",
     "optuna",
-    "psycopg",
     "pydantic",
     "sqlalchemy",
     "sympy",

@@ -95,9 +95,6 @@ def test_without_slurm_the_script_is_left_to_the_user(
     farm = tmp_path / "farm"
     assert main(_words(farm, "--on", "slurm")) == 2
     assert "--on slurm needs --blocks N" in capfd.readouterr().err
-    secret = ["--on", "slurm", "--blocks", "2", "--storage", "postgresql://me:secret@host/db"]
-    assert main(["tune", "mlp", "--space.lr", "0.1,0.2", *secret]) == 2
-    assert "would write the password of --storage into the job script" in capfd.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
     farm.mkdir()
     with pytest.raises(UserError, match="sbatch cannot be started") as caught:

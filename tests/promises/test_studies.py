@@ -85,7 +85,7 @@ def test_a_search_over_blocks_of_ranks_with_folds_inside_finds_the_best_options(
 
 # Promise 19
 def test_trials_that_promise_nothing_end_early(tmp_path: Path) -> None:
-    options = "--space.lr log:1e-7..1e-2 --pruner asha --ahead 1 --trials 8 --epochs 3 --seed 1 --out farm"
+    options = "--space.lr log:1e-7..1e-2 --pruner asha --blocks 1 --trials 8 --epochs 3 --seed 1 --out farm"
     run(f"tutti tune mlp {options}", tmp_path)
     epochs = [len(json_lines(one)) for one in (tmp_path / "farm").glob("jobs/**/history.jsonl")]
     assert len(epochs) == 8

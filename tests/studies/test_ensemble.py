@@ -66,7 +66,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_gain_over_the_best_single_model_is_said(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for method in ("mean", "weighted", "stacking", "greedy"):
+    for method in ("mean", "greedy"):
         assert main(["ensemble", str(farm), "--method", method, "--dry-run", "--trust"]) == 0
         said = capsys.readouterr().out
         assert "linear/none" in said
@@ -116,9 +116,9 @@ def test_a_loss_that_was_a_python_object_is_not_needed_again(farm: Path, tmp_pat
 
 @pytest.fixture(scope="module")
 def ensemble(farm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both candidates stacked."""
-    out = tmp_path_factory.mktemp("ensembles") / "stacked"
-    assert main(["ensemble", str(farm), "--method", "stacking", "--out", str(out), "-n", "1", "--trust"]) == 0
+    """Both candidates."""
+    out = tmp_path_factory.mktemp("ensembles") / "both"
+    assert main(["ensemble", str(farm), "--method", "mean", "--out", str(out), "-n", "1", "--trust"]) == 0
     return out
 
 
@@ -140,7 +140,7 @@ def test_a_saved_ensemble_is_a_module_that_combines_its_networks(farm: Path, ens
         one.candidate for one in record.members
     ] == ["linear/none"] * 3 + ["mlp/none"] * 3
     values = np.stack([Kind.CLASSES.values(one) for one in alone]).reshape(2, 3, *alone.shape[1:]).mean(1)
-    wanted = Kind.CLASSES.outputs(combine(record.combination, Kind.CLASSES, values))
+    wanted = Kind.CLASSES.outputs(combine(record.combination, values))
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-6)
     assert found.exp().sum(1).numpy() == pytest.approx(np.ones(30), rel=1e-5)
 
@@ -227,15 +227,9 @@ def test_an_ensemble_of_somebody_else_runs_no_code(
 def test_torch_and_numpy_combine_alike(kind: Kind) -> None:
     draw = np.random.default_rng(0)
     values = kind.values(draw.normal(size=(10, 4))).reshape(2, 5, 4)
-    ways = [Combination("weighted", ("a", "b"), (0.25, 0.75))]
-    if kind is not Kind.FLAGS:
-        lines = tuple(map(tuple, draw.normal(size=(4, 8)).tolist()))
-        ways.append(Combination("stacking", ("a", "b"), (), lines, (0.1, 0.2, 0.3, 0.4)))
-    for way in ways:
-        found = combined(way, kind, [torch.from_numpy(one) for one in values]).numpy()
-        np.testing.assert_allclose(
-            kind.values(found), kind.values(kind.outputs(combine(way, kind, values))), 1e-12
-        )
+    way = Combination("greedy", ("a", "b"), (0.25, 0.75))
+    found = combined(way, kind, [torch.from_numpy(one) for one in values]).numpy()
+    np.testing.assert_allclose(kind.values(found), kind.values(kind.outputs(combine(way, values))), 1e-12)
 
 
 def test_a_bootstrap_finds_the_interval_of_a_known_difference() -> None:

@@ -14,7 +14,7 @@ from tutti.errors import BadData, BadOption
 from tutti.records.output_kinds import Kind
 from tutti.records.predictions import Predictions
 from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Trained, choose, held_out_values
-from tutti.studies.ensemble.combining import METHODS, combine, fit, loss_of
+from tutti.studies.ensemble.combining import METHODS, fit
 from tutti.studies.ensemble.library import Library, kind_of, library_of
 
 Array = NDArray[np.float64]
@@ -52,60 +52,6 @@ def test_greedy_selection_begins_with_the_best_prefix() -> None:
     # Sorted: 1, -1, 3. The mean of the first two is right, and with the third it is not.
     found = fit("greedy", _amounts([3, 3], [1, 1], [-1, -1], truth=[0, 0]))
     assert dict(zip(found.candidates, found.weights, strict=True)) == {"b": 0.5, "c": 0.5}
-
-
-def test_weights_of_amounts_are_those_of_the_mixture() -> None:
-    draw = np.random.default_rng(0)
-    one, two, other = draw.normal(size=(3, 50))
-    found = fit("weighted", _amounts(list(one), list(two), list(other), truth=list(0.3 * one + 0.7 * two)))
-    assert found.candidates == ("a", "b")
-    assert found.weights == pytest.approx((0.3, 0.7), abs=1e-5)
-
-
-def test_weights_of_probabilities_are_the_known_best() -> None:
-    # One gives 0.8 and 0.2 to what is true, the other 0.2 and 0.8; the first is right in 3 of 4 samples. With
-    # weight w, d/dw [3 log(0.2 + 0.6 w) + log(0.8 - 0.6 w)] = 0 at w = 11/12.
-    targets = np.array([0, 0, 0, 1])
-    values = np.array([[[0.8, 0.2]] * 4, [[0.2, 0.8]] * 4])
-    found = fit("weighted", _library(values, targets, Kind.CLASSES))
-    assert found.weights == pytest.approx((11 / 12, 1 / 12), abs=1e-5)
-
-
-@pytest.mark.parametrize("kind", list(Kind))
-@given(seed=st.integers(0, 10_000), count=st.integers(1, 5))
-@settings(max_examples=15, deadline=None)
-def test_no_other_weights_have_less_loss(kind: Kind, seed: int, count: int) -> None:
-    draw = np.random.default_rng(seed)
-    values = kind.values(draw.normal(size=(count * 20, 3))).reshape(count, 20, 3)
-    targets = {
-        Kind.CLASSES: draw.integers(0, 3, 20),
-        Kind.FLAGS: draw.integers(0, 2, (20, 3)).astype(float),
-        Kind.AMOUNTS: draw.normal(size=(20, 3)),
-    }[kind]
-    library = _library(values, targets, kind)
-    found = fit("weighted", library)
-    least = loss_of(library, combine(found, kind, library.of(found.candidates).values))
-    for other in draw.dirichlet(np.ones(count), 50):
-        assert least <= loss_of(library, np.tensordot(other, values, 1)) + 1e-7
-
-
-def test_stacking_learns_a_line_of_amounts() -> None:
-    draw = np.random.default_rng(0)
-    one, two = draw.normal(size=(2, 200))
-    found = fit("stacking", _amounts(list(one), list(two), truth=list(2 * one - two + 1)))
-    assert found.coefficients[0] == pytest.approx((2, -1), abs=1e-4)
-    assert found.intercepts == pytest.approx((1,), abs=1e-4)
-
-
-@pytest.mark.parametrize("seen", [[1], [0, 2], [0, 1, 2]])
-def test_stacking_gives_probabilities_whatever_classes_there_are(seen: list[int]) -> None:
-    library = _classes(0, 2, 60)
-    library = library.at(np.isin(library.targets, seen))
-    found = fit("stacking", library)
-    values = combine(found, library.kind, library.values)
-    assert values.sum(1) == pytest.approx(np.ones(len(values)))
-    assert set(np.unique(values.argmax(1))) <= set(seen)
-    assert (values.argmax(1) == library.targets).mean() > 0.6
 
 
 def _trained(library: Library, repeats: int = 1) -> Trained:
@@ -151,7 +97,7 @@ def test_the_best_of_many_that_guess_is_not_scored_by_its_luck() -> None:
     draw = np.random.default_rng(1)
     targets = draw.integers(0, 2, 60)
     values = np.eye(2)[draw.integers(0, 2, (10, 60))] * 0.8 + 0.1
-    found = choose(_trained(_library(values, targets, Kind.CLASSES)), "weighted")
+    found = choose(_trained(_library(values, targets, Kind.CLASSES)), "greedy")
     luck = max(found.scores[name].mean for name in "abcdefghij")
     assert found.scores[BEST].mean < luck - 0.05
 
@@ -183,9 +129,6 @@ def test_bad_input() -> None:
     single = Trained(trained.library.at(trained.library.folds == 0), "auto", 3, False, [1.0], [])
     with pytest.raises(BadData, match="a single fold"):
         choose(single, "mean")
-    flags = _library(np.full((2, 4, 1), 0.5), np.array([0.0, 1, 0, 1]), Kind.FLAGS)
-    with pytest.raises(BadData, match="give --method weighted"):
-        fit("stacking", flags)
 
 
 def _predictions(outputs: Array, targets: NDArray[np.generic]) -> list[Predictions]:

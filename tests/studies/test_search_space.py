@@ -7,9 +7,8 @@ import pytest
 
 from tutti.errors import BadOption, UnknownName, UserError
 from tutti.run.config import TrainConfig
+from tutti.studies.search.methods import check_pruner, check_sampler
 from tutti.studies.search.objectives import aims_of
-from tutti.studies.search.pruners import check_pruner
-from tutti.studies.search.samplers import check_sampler
 from tutti.studies.search.space import Choice, Range, read_space, space_of
 from tutti.studies.search.trials import distributions_of, options_of
 
@@ -103,15 +102,14 @@ def test_methods_that_do_not_fit() -> None:
     with pytest.raises(BadOption, match="one objective"):
         check_sampler("cma-es", distributions_of(space_of({"lr": "0.1..0.2", "seed": "1..2"})), 2)
     loss, seconds = aims_of(["loss", "seconds"])
-    for name, aims, folds, epochs, said in (
-        ("ash", [loss], 1, True, "did you mean 'asha'"),
-        ("asha", [loss, seconds], 1, True, "one objective"),
-        ("asha", [seconds], 1, True, "have no 'seconds'"),
-        ("asha", [loss], 1, False, "give --epochs"),
-        ("wilcoxon", [loss], 2, True, "give --folds 3"),
+    for name, aims, epochs, said in (
+        ("ash", [loss], True, "did you mean 'asha'"),
+        ("asha", [loss, seconds], True, "one objective"),
+        ("asha", [seconds], True, "have no 'seconds'"),
+        ("asha", [loss], False, "give --epochs"),
     ):
         with pytest.raises(UserError, match=said):
-            check_pruner(name, aims, folds, epochs)
+            check_pruner(name, aims, epochs)
 
 
 def test_objectives() -> None:
@@ -122,4 +120,4 @@ def test_objectives() -> None:
         with pytest.raises(BadOption, match=said):
             aims_of(names)
     with pytest.raises(UnknownName):
-        check_pruner("nun", [accuracy], 1, True)
+        check_pruner("nun", [accuracy], True)

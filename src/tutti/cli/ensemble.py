@@ -48,9 +48,7 @@ class EnsembleCommand(Command):
         parser.add_argument("farm", metavar="FARM", help="the folder that 'tutti cv' or 'tutti train' wrote")
         top = "combine the K best candidates, or the K newest checkpoints of a run (default: all)"
         parser.option("--top", top, "K", type=int)
-        how = (
-            "mean; weights of the least loss; stacking by a linear model; greedy selection (default: greedy)"
-        )
+        how = "mean, or greedy selection (default: greedy)"
         parser.option("--method", how, choices=tuple(METHODS))
         parser.option("--part", "which part of the data to evaluate it on (default: test)", choices=PARTS)
         parser.option("--out", f"folder of the ensemble (default: {FOLDER} in FARM)", "FOLDER")
@@ -110,7 +108,7 @@ def _table(found: Choice) -> FittingTable:
     metric = found.scores[ENSEMBLE].metric
     table = FittingTable(["candidate", "weight", metric, "deviation"], keep=["weight", metric])
     made = found.combination
-    shown = [f"{weight:.3f}" for weight in made.weights] or ["stacked" for _ in made.candidates]
+    shown = [f"{weight:.3f}" for weight in made.weights]
     weights = dict(zip(made.candidates, shown, strict=True))
     named = [name for name in found.scores if name not in (ENSEMBLE, BEST)]
     sign = -1 if MEASURES[metric].better == "higher" else 1

@@ -34,8 +34,7 @@ class TuneCommand(Command):
     """Search for the best options, many trials at once.
 
     Trains a model again and again with other options, several times at a time on the cores of this
-    machine. The same trials are made whatever the number of blocks. Shows the best one, and the command
-    that trains it alone.
+    machine. Shows the best trial, and the command that trains it alone.
     """
 
     aim = "find the best network"
@@ -55,12 +54,8 @@ class TuneCommand(Command):
         parser.option("--trials", "how many; more may be given with --resume", "N", 20, type=int)
         samplers = "tpe, gp, cma-es, random, grid or genetic: what chooses the next trial"
         parser.option("--sampler", samplers, "NAME", "tpe")
-        pruners = "none, median, asha, hyperband or wilcoxon: what ends trials that are not promising"
+        pruners = "none, median, asha or hyperband: what ends trials that are not promising"
         parser.option("--pruner", pruners, "NAME", "none")
-        successive = (
-            "data: train on small subsets of the data first, and only promising trials on all of them"
-        )
-        parser.option("--successive", successive, "WHAT")
         objective = (
             "loss or a metric on what is held out, also FILE.py:FUNCTION, seconds, parameters; several with "
             "commas; NAME:higher or NAME:lower says which values of a metric of your own are better"
@@ -68,16 +63,6 @@ class TuneCommand(Command):
         parser.option("--objective", objective, "NAMES", "accuracy")
         parser.option("--folds", "train each trial on so many folds, and take the mean", "K", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
-        ahead = (
-            "how many trials may be under way: more blocks have nothing to do, and each trial knows the "
-            "results of all but so many before it"
-        )
-        parser.option("--ahead", ahead, "N", 8, type=int)
-        storage = (
-            "where the study is kept: journal or sqlite (in --out; default: journal), or the URL of a "
-            "database, such as postgresql://USER@HOST/DATABASE"
-        )
-        parser.option("--storage", storage, "PLACE")
         parser.option("--block", "ranks of each run", "B", 1, type=int)
         blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
         parser.option("--blocks", blocks, "N", type=int)
@@ -115,20 +100,14 @@ class TuneCommand(Command):
             None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
         )
         # As `Search.at_a_time` counts, but for a grid of fewer trials.
-        at_a_time = min(own.trials, own.ahead) * (own.folds if own.pruner == "none" else 1)
+        at_a_time = own.trials * (own.folds if own.pruner == "none" else 1)
         blocks.prepare(max(0, at_a_time), given.get("servers", 0))
         # Optuna takes a second to import.
         from tutti.studies.search.display import print_findings, print_question, tune_shown
         from tutti.studies.search.objectives import aims_of, with_own
         from tutti.studies.search.page import write_tune_page
-        from tutti.studies.search.storage import without_password
         from tutti.studies.search.study import Search, begin, look
 
-        if array is not None and own.storage and without_password(own.storage) != own.storage:
-            raise BadOption(
-                "--on slurm would write the password of --storage into the job script; leave it out and keep "
-                "it in ~/.pgpass"
-            )
         config = config_from(given, dotted)
         names, metrics = with_own(words_of(own.objective), config.metrics)
         search = Search(
@@ -139,8 +118,6 @@ class TuneCommand(Command):
             own.pruner,
             own.folds,
             own.stratified,
-            own.ahead,
-            own.successive,
         )
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the search to go on with")
@@ -151,7 +128,7 @@ class TuneCommand(Command):
             idle = (
                 f"{own.blocks - most} of {own.blocks} blocks will have nothing to do: {most} jobs at a time"
             )
-            print(f"tutti: warning: {idle}; see --ahead", file=sys.stderr, flush=True)
+            print(f"tutti: warning: {idle}", file=sys.stderr, flush=True)
         if array is None and not own.dry_run:
             prepare_drawing()
         samples = look(search, blocks, own.trials)
@@ -164,7 +141,7 @@ class TuneCommand(Command):
         if array is not None:
             submit(array, folder.path)
             return 0
-        found = tune_shown(search, folder, own.trials, blocks, own.storage, sys.stdout)
+        found = tune_shown(search, folder, own.trials, blocks, sys.stdout)
 
         print_findings(found, sys.stdout, partial(train_command, block=own.block))
         try:

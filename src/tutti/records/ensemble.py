@@ -32,17 +32,12 @@ class Combination(Record):
     Attributes:
         method: by which it was found.
         candidates: their names.
-        weights: of each; they add up to 1. Empty where there are coefficients instead.
-        coefficients: of shape (numbers, candidates x numbers), of a linear model of all values side by side;
-            for classes, softmax makes probabilities of what it gives.
-        intercepts: likewise.
+        weights: of each; they add up to 1.
     """
 
     method: str
     candidates: tuple[str, ...]
     weights: tuple[float, ...]
-    coefficients: tuple[tuple[float, ...], ...] = ()
-    intercepts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
     farm.json             what the farm was asked, and its jobs: `FarmPlan`
     splits.npz            the rows of each fold
     data.npz              the data, where they were given as arrays
-    code.json             digests of the user's code that it was begun with, by name
     block                 the ranks of each job, in all launches: results depend on it
     threads               how many each rank has, in all launches: results depend on it in their last bits
     launches/, claims/    who works on it, on which job, and what happens: `tutti.records.launches`
@@ -40,7 +39,6 @@ FARM: Final = "farm.json"
 SPLITS: Final = "splits.npz"
 DATA: Final = "data.npz"
 BLOCK: Final = "block"
-CODE: Final = "code.json"
 THREADS: Final = "threads"
 JOBS: Final = "jobs"
 
@@ -75,17 +73,6 @@ class FarmPlan(Record):
     question: Json
     jobs: dict[str, Json] = field(default_factory=dict)
     version: int = VERSION
-
-
-@dataclass(frozen=True)
-class CodeDigests(Record):
-    """The digests of the user's code that a farm was begun with.
-
-    Attributes:
-        digests: by the name of the code.
-    """
-
-    digests: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -203,14 +190,6 @@ class FarmFolder:
     def settle_block(self, wanted: int) -> int:
         """Return the ranks of each job: those that are wanted, unless another launch was first."""
         return self._settle(BLOCK, wanted)
-
-    def settle_code(self, digests: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the digests of the code that the farm was begun with: these, if no launch was before."""
-        path = self.path / CODE
-        with refusing(self.path):
-            if make_file(path, to_json(CodeDigests(dict(digests)), indent=2).encode() + b"\n"):
-                return digests
-        return read_record(path, CodeDigests).digests
 
     def _settle(self, file: str, wanted: int) -> int:
         with refusing(self.path):

@@ -8,12 +8,14 @@ began with the weights that are kept here, so what is left does, too. Imports to
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -21,11 +23,27 @@ from torch.nn.parameter import is_lazy
 from tutti.errors import BadModel
 from tutti.records.files import make_file, refusing
 from tutti.run.pickled import Pickled
-from tutti.studies.given_code import numbers_given
 from tutti.training.weights import load_weights, weights_to_bytes
 
 GIVEN: Final = "given"
 """The folder of these weights, in that of the farm."""
+
+_DIGITS: Final = 12
+
+
+def numbers_given(objects: Mapping[str, Pickled]) -> dict[str, str]:
+    """Describe the modules and arrays among objects, as fields of a farm's question, by their numbers.
+
+    Args:
+        objects: pickled, by what they are called.
+    """
+    loaded = {name: pickled.load() for name, pickled in objects.items()}
+    modules = {f"given {name}": _described(one) for name, one in loaded.items() if isinstance(one, nn.Module)}
+    arrays = {name: one for name, one in loaded.items() if isinstance(one, np.ndarray)}
+    return modules | {
+        f"given {name}": f"array {hashlib.sha256(one.tobytes()).hexdigest()[:_DIGITS]}"
+        for name, one in arrays.items()
+    }
 
 
 def keep_weights(farm: Path, objects: Mapping[str, Pickled]) -> None:
@@ -97,3 +115,23 @@ def _is_plain(value: object) -> bool:
 
 def _file(farm: Path, name: str) -> Path:
     return farm / GIVEN / f"{name.replace(' ', '-')}.safetensors"
+
+
+def _described(module: nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, part in module.named_modules():
+        # What a user's class says of itself may be another text in each process.
+        said = part.extra_repr() if _of_torch(type(part)) else ""
+        found.update(repr((name, type(part).__qualname__, said)).encode())
+    for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, torch.Tensor) or is_lazy(tensor) or tensor.is_meta:
+            continue
+        if tensor.is_quantized or tensor.layout is not torch.strided:
+            continue  # It has no plain bytes.
+        found.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"{type(module).__name__} with weights {found.hexdigest()[:_DIGITS]}"
+
+
+def _of_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"

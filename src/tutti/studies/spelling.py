@@ -35,14 +35,12 @@ CV: Final = {
 TUNE: Final = {
     **FARM,
     "stratified": "stratified=True",
-    **{name: name for name in ("folds", "ahead", "successive", "objective", "pruner", "sampler", "trials")},
+    **{name: name for name in ("folds", "objective", "pruner", "sampler", "trials")},
     **{name: name for name in ("storage", "space")},
 }
 """Those of `tutti tune`, as arguments of `tutti.tune`."""
 
-_VALUE: Final = (
-    r"-?\d[\d.e+-]*(?<![.])|none|median|asha|hyperband|wilcoxon|tpe|gp|cma-es|random|grid|genetic|data"
-)
+_VALUE: Final = r"-?\d[\d.e+-]*(?<![.])|none|median|asha|hyperband|tpe|gp|cma-es|random|grid|genetic"
 """Texts behind an option that are its value, and not the next word of the sentence."""
 
 

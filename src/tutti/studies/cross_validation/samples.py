@@ -11,16 +11,13 @@ from tutti.data.contents import Contents
 from tutti.data.pool import BY_NUMBER, PoolOutline
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
-from tutti.data.splits import split
 from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError
-from tutti.records.splits import Split
 from tutti.run.build import given_data, seeded
 from tutti.run.checks import check_job
 from tutti.run.jobs import load_job
 from tutti.run.train_job import TrainJob
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob
-from tutti.studies.subsets import subsets_of
 
 
 def work(comm: Communicator, payload: bytes) -> Samples:
@@ -52,22 +49,9 @@ def samples_of(job: SamplesJob, contents: Contents[Stored[Rows], Array] | None =
     for one in job.candidates:
         _refuse_unfit(one, outline)
     _, targets = contents.parts["train"]
-    subsets: tuple[Split, ...] = ()
-    if job.divisors:
-        wholes = _wholes(job, targets, outline)
-        subsets = subsets_of(targets, wholes, job.config.seed, outline.classes, job.divisors)
     return Samples(
-        outline.name, targets, outline.classes, outline.labels, outline.fingerprint, subsets, contents.groups
+        outline.name, targets, outline.classes, outline.labels, outline.fingerprint, contents.groups
     )
-
-
-def _wholes(job: SamplesJob, targets: Array, outline: PoolOutline) -> list[Split]:
-    """Return the parts that have subsets: those of each fold, or that of an ordinary run."""
-    if job.splitter is None:
-        return [Split(*split(targets, job.config.validation, job.config.seed, outline.classes))]
-    from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
-
-    return make_splits(job.splitter, targets, labels=outline.labels)
 
 
 def _refuse_unfit(job: TrainJob, outline: PoolOutline) -> None:

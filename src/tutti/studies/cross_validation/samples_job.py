@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tutti.launch.placement import Placement
 from tutti.launch.supervisor import supervise
-from tutti.records.splits import Split
 from tutti.run.jobs import Job
 from tutti.run.train_job import TrainJob
 
@@ -22,16 +21,12 @@ class SamplesJob(Job):
     Attributes:
         candidates: the runs.
         ranks: of each.
-        divisors: of the subsets that `Samples` is to have, as in `tutti.studies.subsets`.
-        splitter: makes the folds whose training parts have these; None: the training part of a run has.
     """
 
     entry: ClassVar[str] = "tutti.studies.cross_validation.samples:work"
 
     candidates: tuple[TrainJob, ...]
     ranks: int
-    divisors: tuple[int, ...] = ()
-    splitter: object = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,6 @@ class Samples:
         classes: how many there are; None: the targets are amounts.
         labels: the classes' names; empty when unknown.
         fingerprint: tells the samples from those of other data.
-        subsets: those that were asked for, each with what is held out.
         groups: of the training samples; None: no column of the data has them.
     """
 
@@ -53,7 +47,6 @@ class Samples:
     classes: int | None
     labels: tuple[str, ...]
     fingerprint: str
-    subsets: tuple[Split, ...] = ()
     groups: NDArray[Any] | None = None
 
 

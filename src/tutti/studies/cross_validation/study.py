@@ -49,7 +49,6 @@ from tutti.studies.cross_validation.scores import (
     write_scores,
 )
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
-from tutti.studies.given_code import numbers_given, say_other_code
 
 KIND: Final = "cv"
 """The kind of a farm."""
@@ -268,10 +267,19 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
         from tutti.studies.given_weights import keep_weights
 
         keep_weights(folder.path, plan.question.objects)
-    say_other_code(folder, [one.config for one in plan.question.contenders.values()], plan.question.objects)
     if not folder.splits.is_file():
         write_splits(folder.splits, plan.splits, plan.fingerprint, plan.question.config.seed)
     return folder
+
+
+def numbers_of(objects: Mapping[str, Pickled]) -> dict[str, str]:
+    """Return the modules and arrays among given objects by their numbers, as fields of a farm's question."""
+    if not objects:
+        return {}
+    # Imports torch, which who gave objects has.
+    from tutti.studies.given_weights import numbers_given
+
+    return numbers_given(objects)
 
 
 def keep_data(folder: FarmFolder, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -554,7 +562,7 @@ def _record(question: CrossValidation, samples: Samples, splits: list[Split]) ->
         "jobs_each": len(splits),
         "splits": _digest(splits, samples.fingerprint),
         "fingerprint": samples.fingerprint,
-        **numbers_given(question.objects),
+        **numbers_of(question.objects),
         **({} if question.floats is None else {"floats": question.floats}),
     }
 

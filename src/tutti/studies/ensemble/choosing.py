@@ -134,7 +134,7 @@ def choose(trained: Trained, method: str, top: int | None = None) -> Choice:
 
     Raises:
         BadOption: there are not so many.
-        BadData: there is a single fold, or the method is not for such targets.
+        BadData: there is a single fold.
         UnknownName: there is no such method.
     """
     library = trained.library
@@ -171,7 +171,7 @@ def held_out_values(
             "choose it by; cross-validate with two folds or more"
         )
     found, best = _chosen(trained, rest, method, top)
-    values = combine(found, trained.library.kind, held_out.of(found.candidates).values)
+    values = combine(found, held_out.of(found.candidates).values)
     return held_out.predictions(values), held_out.predictions(held_out.of([best]).values[0])
 
 

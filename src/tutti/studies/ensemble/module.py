@@ -87,26 +87,12 @@ class _PlainEnsemble(PlainModel):
 
 def combined(found: Combination, kind: Kind, values: Sequence[Tensor]) -> Tensor:
     """Return the outputs that mean the combination of the candidates' values."""
-    if found.weights:
-        mixed = sum(value * weight for value, weight in zip(values, found.weights, strict=True))
-        assert isinstance(mixed, Tensor)
-        if kind is Kind.AMOUNTS:
-            return mixed
-        least = torch.finfo(torch.float64).tiny
-        return mixed.clamp(min=least).log() if kind is Kind.CLASSES else mixed.logit(eps=1e-16)
-    # The classes last, and what is before them as samples.
-    shape = values[0].shape
-    if kind is Kind.CLASSES:
-        values = [value.movedim(1, -1) for value in values]
-        features = torch.cat(list(values), -1)
-    else:
-        features = torch.cat([value.flatten(1) for value in values], 1)
-    coefficients, intercepts = (
-        torch.tensor(numbers, dtype=torch.float64, device=features.device)
-        for numbers in (found.coefficients, found.intercepts)
-    )
-    line = features @ coefficients.T + intercepts
-    return line.log_softmax(-1).movedim(-1, 1) if kind is Kind.CLASSES else line.reshape(shape)
+    mixed = sum(value * weight for value, weight in zip(values, found.weights, strict=True))
+    assert isinstance(mixed, Tensor)
+    if kind is Kind.AMOUNTS:
+        return mixed
+    least = torch.finfo(torch.float64).tiny
+    return mixed.clamp(min=least).log() if kind is Kind.CLASSES else mixed.logit(eps=1e-16)
 
 
 def _values(kind: Kind, outputs: Tensor) -> Tensor:

@@ -77,8 +77,6 @@ def tune(
     objective: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "accuracy",
     folds: int = 1,
     stratified: bool = False,
-    ahead: int = 8,
-    successive: str | None = None,
     optimizer: str | Callable[..., Optimizer] | None = None,
     schedule: str | Callable[..., Any] | None = None,
     strategy: str | Strategy | None = None,
@@ -88,7 +86,6 @@ def tune(
     augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     workers: int = 1,
     blocks: int | None = None,
-    storage: str | None = None,
     job_timeout: str | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -96,8 +93,7 @@ def tune(
 ) -> Found:
     """Search for the best options of a training run, several trials at a time.
 
-    The same trials are made whatever the number of blocks, and if the search is stopped and goes on. Needs
-    Optuna: pip install 'tutti[tune]'.
+    With one block the same seed makes the same trials. Needs Optuna: pip install 'tutti[tune]'.
 
     Args:
         model: as `tutti.train` takes it.
@@ -107,14 +103,12 @@ def tune(
             or a list of values; an option of a part is called "model.hidden". Or the path of a TOML file.
         trials: how many.
         sampler: tpe, gp, cma-es, random, grid or genetic.
-        pruner: what ends trials that are not promising: none, median, asha, hyperband or wilcoxon.
+        pruner: what ends trials that are not promising: none, median, asha or hyperband.
         objective: loss or a metric on what is held out, seconds, or parameters; "mine:higher" says which
             values of a metric of your own are better; a function is taken as a metric. A list of several
             looks for all trials that no other is better than.
         folds: of each trial, whose value is the mean over them; 1: the validation part.
         stratified: each fold has the same share of each class.
-        ahead: how many trials may be under way; each knows the results of all but so many before it.
-        successive: "data" trains on small subsets of the data first, and only promising trials on all.
         optimizer: as for `tutti.train`.
         schedule: as for `tutti.train`.
         strategy: as for `tutti.train`.
@@ -124,8 +118,6 @@ def tune(
         augment: as for `tutti.train`.
         workers: the ranks of each run.
         blocks: runs at a time; by default as many as the cores allow, and no more than help.
-        storage: where the study is kept: "journal" or "sqlite", which are files in the folder, or the URL of
-            a database; by default the journal.
         job_timeout: after which time a run is given up, such as "10m".
         resume: go on with what is in `out`; trials that have finished are kept.
         quiet: print nothing.
@@ -178,8 +170,6 @@ def tune(
         pruner,
         folds,
         stratified,
-        ahead,
-        successive,
         objects,
         there.arrays,
         other_floats(),
@@ -201,7 +191,7 @@ def tune(
     with lasting_output(), open(os.devnull, "w") as nothing:
         stream = nothing if quiet else sys.stdout
         print_question(search, trials, stream)
-        tuned = tune_shown(search, folder, trials, ranks, storage, stream)
+        tuned = tune_shown(search, folder, trials, ranks, stream)
         print_findings(tuned, stream)
     if tuned.outcome is not None and tuned.outcome.stopped is not None:
         where = f"resume=True and out={str(folder.path)!r}"

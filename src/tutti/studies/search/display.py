@@ -12,8 +12,8 @@ from tutti.records.texts import duration, metric_text
 from tutti.records.untrusted import printable
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.study import Blocks
-from tutti.studies.search.storage import said_place
 from tutti.studies.search.study import Search, Tuned, tune
+from tutti.studies.search.trials import JOURNAL
 from tutti.studies.showing import farm_shown
 from tutti.tables import FittingTable
 from tutti.terminal import console_on
@@ -29,24 +29,20 @@ def print_question(search: Search, trials: int, stream: IO[str]) -> None:
     """Print what is searched, and by what."""
     count = search.count(trials)
     folds = f" x {search.folds} folds" if search.folds > 1 else ""
-    ends = f"successive {search.successive}" if search.successive else f"pruner {search.pruner}"
     aims = " and ".join(f"{aim.better} {aim.name}" for aim in search.aims)
     print(
-        f"search: {count} trials{folds} for {aims}; sampler {search.sampler}, {ends}, "
-        f"at most {search.ahead} trials at a time",
+        f"search: {count} trials{folds} for {aims}; sampler {search.sampler}, pruner {search.pruner}",
         file=stream,
     )
     for name, dimension in search.space.dimensions.items():
         print(f"  {printable(name)}: {printable(str(dimension.as_json()))}", file=stream)
 
 
-def tune_shown(
-    search: Search, folder: FarmFolder, trials: int, blocks: Blocks, storage: str | None, stream: IO[str]
-) -> Tuned:
+def tune_shown(search: Search, folder: FarmFolder, trials: int, blocks: Blocks, stream: IO[str]) -> Tuned:
     """Search, and show how that goes."""
     jobs = [job for number in range(search.count(trials)) for job in search.job_names(number)]
     with farm_shown(folder, dict.fromkeys(jobs, search.span), stream) as hear:
-        return tune(search, folder, trials, blocks, storage, hear)
+        return tune(search, folder, trials, blocks, hear)
 
 
 def print_findings(
@@ -77,14 +73,14 @@ def print_findings(
         said = ", ".join(f"{printable(name)} {share:.0%}" for name, share in shares.items())
         print(f"importance: {said}", file=stream)
     trained, whole = found.epochs()
-    if found.search.rule != "none" and whole:
+    if found.search.pruner != "none" and whole:
         print(f"epochs: {trained:.0f} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
     outcome = found.outcome
     if outcome is not None and outcome.seconds > 0 and outcome.busy_s > 0:
         blocks = f"{outcome.blocks} block{'' if outcome.blocks == 1 else 's'}"
         took = f"{duration(outcome.busy_s)} added up, {duration(outcome.seconds)} by the clock"
         print(f"the jobs took {took} on {blocks}", file=stream)
-    print(f"study: {printable(said_place(found.folder))}, trials: {found.write_table()}", file=stream)
+    print(f"study: {printable(str(found.folder.path / JOURNAL))}, trials: {found.write_table()}", file=stream)
 
 
 def _values(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:

@@ -13,7 +13,6 @@ from tutti.studies.search.space import Range
 from tutti.studies.search.study import Tuned
 
 _LEAST_TICKS: Final = 3
-_FEW: Final = 6
 
 STATES: Final = {"complete": "#4c78a8", "pruned": "#bab0ac"}
 """The colours of the trials that have a value."""
@@ -51,7 +50,6 @@ def figures_of(found: Tuned) -> list[Drawn]:
     if shares:
         drawn.append(Drawn("importance", "What has mattered", _importance(shares)))
     drawn.append(Drawn("slices", "Each option by itself", _slices(found, data, plain)))
-    drawn.append(Drawn("together", "The options together", _together(found, data, plain)))
     return drawn
 
 
@@ -157,56 +155,6 @@ def _beside(found: Tuned, name: str) -> dict[str, Any]:
     if isinstance(found.search.space.dimensions[name], Range):
         return {}
     return {"xOffset": alt.XOffset(f"{BESIDE}:Q", scale=alt.Scale(domain=[-1, 2]))}
-
-
-def _together(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
-    """Return parallel coordinates: a line for each trial through its options and its value."""
-    aim, points = found.search.aims[0], []
-    columns = {**{field: name for name, field in plain.items()}, aim.name: aim.name}
-    places = {column: _places(found, column, plain, data) for column in columns}
-    for row in data:
-        for column, name in columns.items():
-            shown = {"option": name, "place": places[column][row[column]], "is": _brief(row[column])}
-            points.append({"trial": row["trial"], "value": row[aim.name], **shown})
-    # A column has its values, if they are few, or else the lowest and the highest one.
-    marks: Data = [
-        {"option": name, "place": place, "is": _brief(value)}
-        for column, name in columns.items()
-        for value, place in places[column].items()
-        if len(places[column]) <= _FEW or place in (0, 1)
-    ]
-    scale = alt.Scale(scheme="viridis", reverse=not aim.higher)
-    colour = alt.Color("value:Q", title=aim.name, scale=scale)
-    x = alt.X("option:N", sort=[*columns.values()], title=None, axis=alt.Axis(labelAngle=0, grid=True))
-    y = alt.Y("place:Q", title=None, axis=None, scale=alt.Scale(domain=[0, 1], padding=8))
-    seen = tips("trial:N", "option:N", "is:N", number("value", aim.name))
-    lines = alt.Chart(table(points)).mark_line(opacity=0.6)
-    texts = alt.Chart(table(marks)).mark_text(align="left", dx=5, fontSize=11, stroke="white", strokeWidth=4)
-    layers = (
-        lines.encode(x=x, y=y, color=colour, detail=alt.Detail("trial:N"), tooltip=seen),
-        texts.encode(x=x, y=y, text="is:N"),
-        texts.mark_text(align="left", dx=5, fontSize=11, color="black").encode(x=x, y=y, text="is:N"),
-    )
-    return alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT)
-
-
-def _brief(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _places(found: Tuned, column: str, plain: dict[str, str], data: Data) -> dict[Any, float]:
-    """Return where each value of a column is between its lowest (0) and its highest (1)."""
-    dimensions = {plain[name]: one for name, one in found.search.space.dimensions.items()}
-    values = {row[column] for row in data}
-    dimension = dimensions.get(column)
-    if dimension is not None and not isinstance(dimension, Range):
-        order = [_shown(value) for value in dimension.ends()]
-        return {value: order.index(value) / (len(order) - 1) for value in values}
-    scaled = {
-        value: math.log(value) if dimension is not None and dimension.log else value for value in values
-    }
-    low, high = min(scaled.values()), max(scaled.values())
-    return {value: (at - low) / (high - low) if high > low else 0.5 for value, at in scaled.items()}
 
 
 def _front(found: Tuned, data: Data) -> Any:

@@ -12,7 +12,6 @@ from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
 from tutti.studies.search.objectives import Aim
-from tutti.studies.search.pruners import RULES
 from tutti.studies.search.trials import COMPLETE, FAILED, PRUNED, Trials
 
 Jobs = Callable[[int, Mapping[str, Any]], Sequence[FarmJob]]
@@ -26,17 +25,17 @@ class _Trial:
     Attributes:
         number: of the trial.
         jobs: one for each fold.
-        given: how many of them have been handed out.
+        started: how many of them have been handed out.
         running: how many of these have not ended.
         epochs: of each fold the values of its epochs.
         ended: of each fold that has, its values.
-        pruned: it is not promising.
-        failed: one of its jobs has.
+        pruned: whether it is not promising.
+        failed: whether one of its jobs has.
     """
 
     number: int
     jobs: Sequence[FarmJob]
-    given: int = 0
+    started: int = 0
     running: int = 0
     epochs: dict[int, dict[int, float]] = field(default_factory=dict)
     ended: dict[int, list[float]] = field(default_factory=dict)
@@ -48,19 +47,14 @@ class SearchJobs:
     """The jobs of a search.
 
     With a pruner the folds of a trial are trained one after the other, and what is compared after each epoch
-    is the mean over the folds so far; otherwise all folds may be trained at once. Where subsets of the data
-    come one after the other, each is a stage: all folds of a subset may be trained at once. Here each run has
-    a fold of its own.
-
-        stage    0       1       2
-        jobs     0 1 2 │ 3 4 5 │ 6 7 8        of three folds, on three subsets
+    is the mean over the folds so far. Without one all folds may be trained at once.
 
     Args:
         trials: the trials.
         count: how many there are to be.
         jobs: makes those of a trial.
         aims: what is to be high or low.
-        pruner: its name.
+        prunes: whether trials may end early.
         span: the epochs of each job, the most that a trial can have.
         history: the epochs that a job has had so far, from its folder.
     """
@@ -71,34 +65,31 @@ class SearchJobs:
         count: int,
         jobs: Jobs,
         aims: Sequence[Aim],
-        pruner: str,
+        prunes: bool,
         span: int,
         history: Callable[[str], Iterable[EpochRecord]],
     ) -> None:
         self._trials, self._count, self._jobs, self._aims = trials, count, jobs, aims
-        self._prunes, self._rule = pruner != "none", RULES[pruner]
-        self._span, self._history = span, history
+        self._prunes, self._span, self._history = prunes, span, history
         self._waiting: deque[_Trial] = deque()
         self._of: dict[str, tuple[_Trial, int]] = {}
-        for number in trials.under_way:
-            self._begin(number)
+        self._begin(trials.take_over())
 
     def next(self) -> FarmJob | None:
         """Return the next job of the trials that have begun, or else the first of a new one."""
-        while not self._waiting:
-            if self._trials.asked >= self._count or not self._trials.may_ask():
-                return None
-            number = self._trials.ask()
-            # Another launch may have come to its end.
-            if not self._trials.has_ended(number):
-                self._begin(number)
+        if not self._waiting:
+            number = self._trials.ask(self._count)
+            # At the end the trials of launches that were killed are left.
+            self._begin(self._trials.take_over() if number is None else [number])
+        if not self._waiting:
+            return None
         trial = self._waiting[0]
-        job = trial.jobs[trial.given]
-        self._of[job.name] = trial, trial.given
-        trial.given += 1
+        job = trial.jobs[trial.started]
+        self._of[job.name] = trial, trial.started
+        trial.started += 1
         trial.running += 1
-        # With a pruner the next stage waits for what this one says.
-        if trial.given == len(trial.jobs) or (self._prunes and trial.given % self._together(trial) == 0):
+        # With a pruner the next fold waits for what this one says.
+        if self._prunes or trial.started == len(trial.jobs):
             self._waiting.popleft()
         return job
 
@@ -107,8 +98,7 @@ class SearchJobs:
         trial, fold = self._of[job.name]
         if not self._aims[0].by_epoch:
             return False
-        known = trial.epochs.setdefault(fold, {})
-        if record.epoch > len(known) + 1:
+        if record.epoch > len(trial.epochs.get(fold, {})) + 1:
             # It has gone on from a checkpoint.
             for earlier in self._history(job.name):
                 if earlier.epoch < record.epoch:
@@ -128,64 +118,47 @@ class SearchJobs:
             self._finished(trial, fold, job, outcome.summary)
         if trial.failed or trial.pruned:
             self._waiting = deque(one for one in self._waiting if one is not trial)
-        elif trial.given < len(trial.jobs) and trial not in self._waiting and trial.running == 0:
+        elif trial.started < len(trial.jobs) and trial not in self._waiting:
             # What has begun comes to its end before something new begins.
             self._waiting.appendleft(trial)
         if trial.running == 0 and (trial.failed or trial.pruned or len(trial.ended) == len(trial.jobs)):
             self._end(trial)
 
-    def _begin(self, number: int) -> None:
-        self._waiting.append(_Trial(number, self._jobs(number, self._trials.options(number))))
+    def _begin(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._waiting.append(_Trial(number, self._jobs(number, self._trials.options(number))))
 
     def _hear(self, trial: _Trial, fold: int, record: EpochRecord) -> None:
-        """Note the value of an epoch, each once; look at it, if trials are compared by epochs."""
+        """Note the value of an epoch, each once; report it, if trials are compared by epochs."""
         known = trial.epochs.setdefault(fold, {})
         if trial.pruned or record.epoch in known:
             return
         known[record.epoch] = self._aims[0].at(record)
-        one_by_one = self._prunes or len(trial.jobs) == 1
-        if self._rule.by_job or not one_by_one or len(self._aims) > 1:
+        if len(self._aims) > 1 or not (self._prunes or len(trial.jobs) == 1):
             return
         self._trials.report(trial.number, fold * self._span + record.epoch, _mean_at(trial, record.epoch))
         last = fold == len(trial.jobs) - 1 and record.epoch >= self._span
         trial.pruned = self._prunes and not last and self._trials.prunes(trial.number)
+        if trial.pruned:
+            # At once: a pruner does not say it twice, and this launch may be killed.
+            self._trials.end(trial.number, PRUNED)
 
     def _finished(self, trial: _Trial, fold: int, job: FarmJob, summary: Summary) -> None:
+        # Another launch may have trained it, and ended its trial.
+        trial.pruned |= self._trials.has_ended(trial.number)
         if self._aims[0].by_epoch and summary.epochs > len(trial.epochs.get(fold, {})):
             for record in self._history(job.name):
                 self._hear(trial, fold, record)
-        if trial.pruned:
-            return
-        trial.ended[fold] = [aim.of(summary) for aim in self._aims]
-        together = self._together(trial)
-        if self._rule.by_job and len(trial.ended) % together == 0:
-            stage = fold // together
-            # Their order is that in which they have ended.
-            worth = fmean(trial.ended[one][0] for one in range(stage * together, (stage + 1) * together))
-            self._trials.report(trial.number, self._rule.step(stage), worth)
-            last = len(trial.ended) == len(trial.jobs)
-            trial.pruned = not last and self._trials.prunes(trial.number)
-
-    def _together(self, trial: _Trial) -> int:
-        return self._rule.together(len(trial.jobs))
+        if not trial.pruned:
+            trial.ended[fold] = [aim.of(summary) for aim in self._aims]
 
     def _end(self, trial: _Trial) -> None:
         if trial.failed:
             self._trials.end(trial.number, FAILED)
-        elif trial.pruned and self._rule.by_job:
-            self._trials.end(trial.number, PRUNED, self._worth(trial)[:1])
-        elif trial.pruned:
-            fold = max(trial.epochs)
-            self._trials.end(trial.number, PRUNED, [_mean_at(trial, max(trial.epochs[fold]))])
-        else:
-            self._trials.end(trial.number, COMPLETE, self._worth(trial))
-
-    def _worth(self, trial: _Trial) -> list[float]:
-        """Return the values of a trial from those of its jobs."""
-        ended = [trial.ended[fold] for fold in sorted(trial.ended)]
-        if self._rule.by_last:
-            ended = ended[-self._together(trial) :]
-        return [fmean(column) for column in zip(*ended, strict=True)]
+        elif not trial.pruned:
+            folds = [trial.ended[fold] for fold in sorted(trial.ended)]
+            values = [fmean(column) for column in zip(*folds, strict=True)]
+            self._trials.end(trial.number, COMPLETE, values)
 
 
 def _mean_at(trial: _Trial, epoch: int) -> float:

@@ -49,10 +49,7 @@ def _words(found: Tuned) -> dict[str, Any]:
             for aim, value in zip(aims, first.values, strict=True)
         )
         verdict = f"Trial {first.number} is the best: {', '.join(figures)}"
-    ends = f"pruner {found.search.pruner}"
-    if found.search.successive:
-        ends = f"successive {found.search.successive} (subsets of 1/9, 1/3 and all training samples)"
-    how = f"Sampler {found.search.sampler}, {ends}, seed {found.search.config.seed}."
+    how = f"Sampler {found.search.sampler}, pruner {found.search.pruner}, seed {found.search.config.seed}."
     return {
         "title": f"Search for {found.search.config.model} on {found.search.config.data}",
         "verdict": verdict,

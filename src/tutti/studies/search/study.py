@@ -1,6 +1,6 @@
 """A search on a farm: from the question to trials and jobs, and back to what is best.
 
-FARM/study.journal            Optuna's study: `tutti.studies.search.storage`
+FARM/study.journal            Optuna's study: `tutti.studies.search.trials`
 FARM/splits.npz               the rows of each fold, with folds
 FARM/jobs/trial-0007/         the run of a trial; with folds, fold-0/ and so on in it
 FARM/trials.csv               all trials
@@ -37,16 +37,23 @@ from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.splits import Splitter, make_splits, splitter_of
-from tutti.studies.cross_validation.study import Blocks, keep_data
+from tutti.studies.cross_validation.study import Blocks, keep_data, numbers_of
 from tutti.studies.crossing import refuse_single_run, with_options
-from tutti.studies.given_code import numbers_given, say_other_code
 from tutti.studies.search.jobs import SearchJobs
+from tutti.studies.search.methods import GRID, check_pruner, check_sampler
 from tutti.studies.search.objectives import Aim, aims_of
-from tutti.studies.search.pruners import DIVISORS, RULES, check_pruner, check_successive
-from tutti.studies.search.samplers import GridSampler, check_sampler
 from tutti.studies.search.space import Range, Space, space_of
-from tutti.studies.search.storage import database_kept, open_study_of, place_of, said_place, turn_in
-from tutti.studies.search.trials import COMPLETE, PRUNED, Method, Trials, distributions_of, options_of
+from tutti.studies.search.trials import (
+    COMPLETE,
+    JOURNAL,
+    PRUNED,
+    Method,
+    Trials,
+    distributions_of,
+    open_study,
+    options_of,
+    points_of,
+)
 
 KIND: Final = "tune"
 """The kind of a farm."""
@@ -75,8 +82,6 @@ class Search:
         pruner: a name in `PRUNERS`.
         folds: of each trial; 1: none, but the validation part.
         stratified: each fold has the same share of each class.
-        ahead: how many trials may be under way.
-        successive: "data": trials are trained on small subsets of the data first; None: they are not.
         objects: what was given as Python objects for all, as in a `Job`.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
         floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
@@ -89,8 +94,6 @@ class Search:
     pruner: str = "none"
     folds: int = 1
     stratified: bool = False
-    ahead: int = 8
-    successive: str | None = None
     objects: Mapping[str, Pickled] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] | None = None
     floats: str | None = None
@@ -102,11 +105,6 @@ class Search:
         if searched is None:
             return self.config.epochs or EPOCHS
         return int(searched.high if isinstance(searched, Range) else max(searched.ends()))
-
-    @property
-    def rule(self) -> str:
-        """Name in `RULES` of the rule that ends trials."""
-        return self.successive or self.pruner
 
     @property
     def servers(self) -> int:
@@ -124,8 +122,6 @@ class Search:
         """
         if self.folds < 1:
             raise BadOption(f"--folds is {self.folds}; the smallest possible is 1, which is none")
-        if self.ahead < 1:
-            raise BadOption(f"--ahead is {self.ahead}; the smallest possible is 1")
         if self.stratified and self.folds == 1:
             raise BadOption("--stratified is for folds; give --folds 3 or the like, or leave it out")
         refuse_single_run(self.config)
@@ -137,8 +133,7 @@ class Search:
         self.space.check(self.config)
         check_sampler(self.sampler, distributions_of(self.space), len(self.aims))
         by_epochs = self.config.steps is None and "steps" not in self.space.dimensions
-        check_pruner(self.pruner, list(self.aims), self.folds, by_epochs)
-        check_successive(self.successive, self.pruner, list(self.aims))
+        check_pruner(self.pruner, self.aims, by_epochs)
 
     def record(self) -> Json:
         """Return the question as JSON values: who resumes it must ask the same."""
@@ -153,8 +148,6 @@ class Search:
             "pruner": self.pruner,
             "folds": self.folds,
             "stratified": self.stratified,
-            "ahead": self.ahead,
-            "successive": self.successive,
             **({} if self.floats is None else {"floats": self.floats}),
         }
 
@@ -170,9 +163,7 @@ class Search:
         space = {
             name.removeprefix(IN_SPACE): one for name, one in values.items() if name.startswith(IN_SPACE)
         }
-        own = {
-            name: values[name] for name in ("sampler", "pruner", "folds", "stratified", "ahead", "successive")
-        }
+        own = {name: values[name] for name in ("sampler", "pruner", "folds", "stratified")}
         return cls(config, space_of(space), aims_of(values["objective"]), **own, floats=values.get("floats"))
 
     def count(self, trials: int) -> int:
@@ -183,13 +174,11 @@ class Search:
         """
         if trials < 1:
             raise BadOption(f"--trials is {trials}; the smallest possible is 1")
-        if self.sampler != "grid":
-            return trials
-        return min(trials, GridSampler(distributions_of(self.space)).points)
+        return min(trials, len(points_of(self.space))) if self.sampler == GRID else trials
 
     def at_a_time(self, trials: int) -> int:
         """Return how many jobs there may be at a time, of so many trials."""
-        return min(self.count(trials), self.ahead) * (self.folds if self.pruner == "none" else 1)
+        return self.count(trials) * (self.folds if self.pruner == "none" else 1)
 
     def config_of(self, options: Mapping[str, Any]) -> TrainConfig:
         """Return the configuration of a trial with these options.
@@ -209,12 +198,12 @@ class Search:
         """
         config, objects, prunable = self.config_of(options), dict(self.objects), self.pruner != "none"
         configs = [config]
-        if self.successive or self.folds > 1:
+        if self.folds > 1:
             # What is held out is in the splits.
             config = replace(config, validation=TrainConfig.validation)
             configs = [
-                replace(config, split=f"{splits}:{one}", seed=config.seed + one % self.folds)
-                for one in range(self.folds * (len(DIVISORS) if self.successive else 1))
+                replace(config, split=f"{splits}:{fold}", seed=config.seed + fold)
+                for fold in range(self.folds)
             ]
         return [
             FarmJob(name, one, objects=objects, prunable=prunable, floats=self.floats)
@@ -224,10 +213,7 @@ class Search:
     def job_names(self, number: int) -> list[str]:
         """Return the names of the jobs of a trial."""
         trial = f"trial-{number:04}"
-        stages = [f"{trial}/subset-{one}" for one in range(len(DIVISORS))] if self.successive else [trial]
-        if self.folds == 1:
-            return stages
-        return [f"{stage}/fold-{fold}" for stage in stages for fold in range(self.folds)]
+        return [trial] if self.folds == 1 else [f"{trial}/fold-{fold}" for fold in range(self.folds)]
 
     def splitter(self) -> Splitter:
         """Return what divides the samples into folds."""
@@ -265,9 +251,7 @@ def samples_job(search: Search, blocks: Blocks) -> SamplesJob:
             config = replace(search.config_of({name: value}), workers=workers)
             check_files(config)
             found[repr(config)] = TrainJob(config, objects=objects)
-    divisors = DIVISORS if search.successive else ()
-    splitter = search.splitter() if search.folds > 1 else None
-    return SamplesJob(search.config, tuple(found.values()), blocks.block, divisors, splitter, objects=objects)
+    return SamplesJob(search.config, tuple(found.values()), blocks.block, objects=objects)
 
 
 def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
@@ -277,21 +261,16 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
         BadOption: the farm that is there has another question, or the samples cannot be split.
         BadRunFolder: something else is there, or the folder cannot be written.
     """
-    splits = [*samples.subsets]
-    if search.folds > 1 and not search.successive:
-        splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
-    question = {**search.record(), **numbers_given(search.objects), "fingerprint": samples.fingerprint}
+    question = {**search.record(), **numbers_of(search.objects), "fingerprint": samples.fingerprint}
     path = out or FOLDER / folder_name(search.config.model, samples.name)
     folder = FarmFolder.begin(path, KIND, question, resume=resume)
-    ends = [(name, value) for name, one in search.space.dimensions.items() for value in one.ends()]
-    configs = [search.config, *(search.config_of({name: value}) for name, value in ends)]
     if search.objects:
         # Imports torch, which who gave objects has.
         from tutti.studies.given_weights import keep_weights
 
         keep_weights(folder.path, search.objects)
-    say_other_code(folder, configs, search.objects)
-    if splits and not folder.splits.is_file():
+    if search.folds > 1 and not folder.splits.is_file():
+        splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
         write_splits(folder.splits, splits, samples.fingerprint, search.config.seed)
     if search.arrays is not None:
         keep_data(folder, search.arrays)
@@ -359,16 +338,10 @@ class Tuned:
     def epochs(self) -> tuple[float, int]:
         """Return how many epochs were trained, and how many there were if no trial was ended.
 
-        Those on a subset of the data count by its share. What counts is what trials have: a run that went on
-        for an epoch more than it should adds nothing.
+        A run that went on for an epoch more than it should adds nothing.
         """
         trials = [one for one in self.study.get_trials(deepcopy=False) if one.state in (COMPLETE, PRUNED)]
         whole = self.search.span * self.search.folds
-        if RULES[self.search.rule].by_job:
-            folds = self.search.folds
-            shares = [folds / one for one in DIVISORS] if self.search.successive else [1.0] * folds
-            trained = [self.search.span * sum(shares[: len(one.intermediate_values)]) for one in trials]
-            return sum(trained), whole * len(trials)
         trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
         return sum(trained), whole * len(trials)
 
@@ -418,7 +391,6 @@ def tune(
     folder: FarmFolder,
     trials: int,
     blocks: Blocks,
-    storage: str | None = None,
     listener: Listener | None = None,
 ) -> Tuned:
     """Work on the trials that have no result yet.
@@ -428,38 +400,36 @@ def tune(
         folder: of the farm.
         trials: how many there are to be.
         blocks: the ranks.
-        storage: where the study is, as `open_study_of` takes it.
         listener: is told of all that happens.
 
     Raises:
         TuttiError: as `work_on` says.
     """
     search, count = _in_folder(search, folder), search.count(trials)
-    study = open_study_of(folder, search.aims, storage)
-    method = Method(search.sampler, search.rule, search.config.seed, search.ahead, search.span * search.folds)
-    with database_kept(said_place(folder)):
-        source = SearchJobs(
-            Trials(study, search.space, method, partial(turn_in, folder)),
-            count,
-            partial(search.jobs, folder.path.absolute() / SPLITS),
-            search.aims,
-            search.rule,
-            search.span,
-            partial(_history, folder),
-        )
-        outcome = work_on(
-            folder,
-            source,
-            block=blocks.block,
-            blocks=blocks.blocks,
-            threads=blocks.threads,
-            # More blocks would have nothing to do.
-            jobs=search.at_a_time(trials),
-            servers=search.servers,
-            job_timeout_s=blocks.job_timeout_s,
-            time_limit_s=blocks.time_limit_s,
-            listener=listener,
-        )
+    study = open_study(folder.path, search.aims)
+    method = Method(search.sampler, search.pruner, search.config.seed, search.span * search.folds)
+    source = SearchJobs(
+        Trials(folder.path, study, search.space, method),
+        count,
+        partial(search.jobs, folder.path.absolute() / SPLITS),
+        search.aims,
+        search.pruner != "none",
+        search.span,
+        partial(_history, folder),
+    )
+    outcome = work_on(
+        folder,
+        source,
+        block=blocks.block,
+        blocks=blocks.blocks,
+        threads=blocks.threads,
+        # More blocks would have nothing to do.
+        jobs=search.at_a_time(trials),
+        servers=search.servers,
+        job_timeout_s=blocks.job_timeout_s,
+        time_limit_s=blocks.time_limit_s,
+        listener=listener,
+    )
     return Tuned(search, folder, study, outcome)
 
 
@@ -468,13 +438,13 @@ def read_search(folder: FarmFolder) -> Tuned:
 
     Raises:
         BadRunFolder: it is none, or has no study yet.
-        BadOption: the database of its study cannot be opened.
     """
     if folder.plan.kind != KIND:
         raise BadRunFolder(f"{folder.path} is the farm of a '{folder.plan.kind}', and no search")
-    place_of(folder)
+    if not (folder.path / JOURNAL).is_file():
+        raise BadRunFolder(f"{folder.path} has no {JOURNAL} yet")
     search = _in_folder(Search.from_json(folder.plan.question), folder)
-    return Tuned(search, folder, open_study_of(folder, search.aims))
+    return Tuned(search, folder, open_study(folder.path, search.aims))
 
 
 def _history(folder: FarmFolder, job: str) -> list[EpochRecord]:

@@ -1,27 +1,21 @@
-"""The trials of a search, kept in an Optuna study; the same ones whatever the number of blocks.
+"""The trials of a search, in an ordinary study of Optuna.
 
-    trial        0 1 2 3 │ 4 5 6 7 8
-    may be seen  ▪ ▪ ▪ ▪ │ · · · · asked now          with `ahead` 5: trial 8 knows of the results 0 to 3
+FARM/study.journal    Optuna's journal
+FARM/study.lock       locked while a launch chooses a trial
 
-A trial is asked for once all trials have ended that are `ahead` or more before it, and sampler and pruner see
-the results of exactly these, with a generator seeded by (seed, number of the trial). What blocks do, and in
-which order trials end, changes nothing. Its price: of the newest `ahead - 1` results nothing is learned.
-
-The study that samplers see is in memory, and is told as late as that. The study on the disk is told at once.
-
-Several launches make the same trials, too: each has all of this, and hears of every result. One at a time
-looks whether another has chosen the next trial, and else chooses it; what the study has first is what counts.
+The sampler is seeded by the search's seed and the number of the trial, so one block makes the same trials
+each time.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import optuna
@@ -31,17 +25,41 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage, InMemoryStorage
-from optuna.trial import FrozenTrial, TrialState
-from typing_extensions import override
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
 
-from tutti.studies.search.pruners import RULES
-from tutti.studies.search.samplers import SAMPLERS
+from tutti.errors import BadRunFolder
+from tutti.records.files import locked_file
+from tutti.studies.search.methods import GRID, PRUNERS, SAMPLERS
+from tutti.studies.search.objectives import Aim
 from tutti.studies.search.space import Choice, Range, Space
-from tutti.studies.search.storage import NAME
+
+JOURNAL: Final = "study.journal"
+LOCK: Final = "study.lock"
+
+NAME: Final = "tutti"
+"""The name of the study in its journal."""
 
 COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
+
+
+def open_study(folder: Path, aims: Sequence[Aim]) -> optuna.Study:
+    """Open the study of a farm, or make it.
+
+    Raises:
+        BadRunFolder: its journal is damaged.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        return optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
+            study_name=NAME,
+            directions=["maximize" if aim.higher else "minimize" for aim in aims],
+            load_if_exists=True,
+        )
+    except (ValueError, KeyError) as error:
+        raise BadRunFolder(f"{folder / JOURNAL} is damaged: {error}; begin a new search") from error
 
 
 def distributions_of(space: Space) -> dict[str, BaseDistribution]:
@@ -57,6 +75,12 @@ def distributions_of(space: Space) -> dict[str, BaseDistribution]:
     return found
 
 
+def points_of(space: Space) -> list[dict[str, Any]]:
+    """Return all combinations of a space of choices, the last parameter changing fastest."""
+    choices = {name: _choices(one) for name, one in space.dimensions.items() if isinstance(one, Choice)}
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
 def options_of(space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run that Optuna's parameters stand for."""
     return {
@@ -67,7 +91,7 @@ def options_of(space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(choice: Choice) -> bool:
-    """True if Optuna can have the values themselves: it knows no lists, and takes 1 and true for the same."""
+    """Return whether Optuna can have the values themselves: it knows no lists, and takes 1 for true."""
     values = choice.ends()
     scalars = all(value is None or isinstance(value, bool | int | float | str) for value in values)
     return scalars and len(set(values)) == len(values)
@@ -77,210 +101,90 @@ def _choices(choice: Choice) -> tuple[Any, ...]:
     return choice.ends() if _plain(choice) else choice.values
 
 
-class _Window(InMemoryStorage):
-    """Trials in memory, of which only some may be seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._before: int | None = None
-        self._own = -1
-
-    @contextmanager
-    def only(self, before: int, own: int) -> Iterator[None]:
-        """Show the trials before a number, and one more."""
-        self._before, self._own = before, own
-        try:
-            yield
-        finally:
-            self._before = None
-
-    @override
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        found = super().get_all_trials(study_id, False, states)
-        if self._before is not None:
-            found = [trial for trial in found if trial.number < self._before or trial.number == self._own]
-        return copy.deepcopy(found) if deepcopy else found
-
-    @override
-    def get_best_trial(self, study_id: int) -> FrozenTrial:
-        return BaseStorage.get_best_trial(self, study_id)
-
-
 @dataclass(frozen=True)
 class Method:
     """The method of a search.
 
     Attributes:
         sampler: a name in `SAMPLERS`.
-        pruner: a name in `RULES`.
+        pruner: a name in `PRUNERS`.
         seed: decides all that is random.
-        ahead: how many trials may be under way; the results of these are not known to each other.
         epochs: of a trial, those of all folds added up.
     """
 
     sampler: str = "tpe"
     pruner: str = "none"
     seed: int = 0
-    ahead: int = 8
     epochs: int = 1
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The end of a trial."""
-
-    state: TrialState
-    values: list[float] | None
-    reports: dict[int, float]
-
-
 class Trials:
-    """The trials of a search.
+    """The trials of a search; several launches may share them.
 
     Args:
-        study: where they are kept; those that are there are taken up.
+        folder: of the farm.
+        study: of the search.
         space: what is searched.
         method: how.
-        turn: makes a context that one of several launches is in at a time.
-
-    Attributes:
-        asked: how many have been asked for.
     """
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        space: Space,
-        method: Method,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
-        self._study, self._space, self._method, self._turn = study, space, method, turn
+    def __init__(self, folder: Path, study: optuna.Study, space: Space, method: Method) -> None:
+        self._folder, self._study, self._space, self._method = folder, study, space, method
         self._distributions = distributions_of(space)
-        self._pruner = RULES[method.pruner].make(method.epochs)
-        self._memory = _Window()
-        self._seen = optuna.create_study(
-            storage=self._memory,
-            study_name=NAME,
-            directions=study.directions,
-            pruner=self._pruner,
-            sampler=optuna.samplers.RandomSampler(0),
-        )
-        self._ids: list[int] = []
-        self._results: dict[int, _Result] = {}
-        self._reports: dict[int, dict[int, float]] = {}
-        self._told = 0
-        self._read_attributes()
-        for trial in study.get_trials(deepcopy=False):
-            self._take_up(trial)
-        self._tell_until(self.asked - method.ahead)
+        study.pruner = PRUNERS[method.pruner](method.epochs)
+        self._running: dict[int, Trial] = {}
+        if method.sampler == GRID:
+            with self._turn():
+                if not study.get_trials(deepcopy=False):
+                    for point in points_of(space):
+                        study.enqueue_trial(point)
 
-    @property
-    def asked(self) -> int:
-        """Number of trials that have been asked for."""
-        return len(self._ids)
+    def ask(self, count: int) -> int | None:
+        """Begin a new trial and return its number; None: there are `count` trials already."""
+        with self._turn():
+            number = len([one for one in self._all() if one.state is not TrialState.WAITING])
+            if number >= count:
+                return None
+            seed = int(np.random.SeedSequence((self._method.seed, number)).generate_state(1)[0])
+            self._study.sampler = SAMPLERS[self._method.sampler](seed)
+            trial = self._study.ask(self._distributions)
+        self._running[trial.number] = trial
+        return trial.number
 
-    @property
-    def under_way(self) -> list[int]:
-        """The trials that have no result."""
-        return [number for number in range(self.asked) if not self.has_ended(number)]
-
-    def has_ended(self, number: int) -> bool:
-        """Tell whether a trial has a result."""
-        return number in self._results
+    def take_over(self) -> list[int]:
+        """Return the running trials that this launch does not know yet, which it knows from now on."""
+        found = [one for one in self._all() if one.state is TrialState.RUNNING]
+        new = [one for one in found if one.number not in self._running]
+        self._running |= {one.number: Trial(self._study, one._trial_id) for one in new}
+        return [one.number for one in new]
 
     def options(self, number: int) -> dict[str, Any]:
         """Return the options of a trial."""
-        return options_of(self._space, self._memory.get_trial(number).params)
+        return options_of(self._space, self._all()[number].params)
 
-    def may_ask(self) -> bool:
-        """Tell whether all trials have ended whose results the next one may depend on."""
-        last = self.asked - self._method.ahead
-        return all(number in self._results for number in range(self._told, last + 1))
-
-    def ask(self) -> int:
-        """Begin the next trial, or take up what another launch has chosen for it; return its number."""
-        number = self.asked
-        self._tell_until(number - self._method.ahead + 1)
-        with self._turn():
-            kept = self._study.get_trials(deepcopy=False)
-            if number < len(kept):
-                self._read_attributes()
-                self._take_up(kept[number])
-            else:
-                self._choose(number)
-        return number
-
-    def _choose(self, number: int) -> None:
-        """Choose the parameters of a new trial."""
-        seed = int(np.random.SeedSequence((self._method.seed, number)).generate_state(1)[0])
-        self._seen.sampler = SAMPLERS[self._method.sampler].make(seed, self._distributions)
-        self._seen.ask(dict(self._distributions))
-        storage, study = self._study._storage, self._study._study_id
-        there = storage.get_study_system_attrs(study)
-        for name, value in self._memory.get_study_system_attrs(self._seen._study_id).items():
-            if there.get(name) != value:
-                storage.set_study_system_attr(study, name, value)
-        # All at once: whoever is killed leaves a whole trial, or none.
-        self._ids.append(storage.create_new_trial(study, template_trial=self._memory.get_trial(number)))
+    def has_ended(self, number: int) -> bool:
+        """Return whether a trial has a result, from this launch or another one."""
+        return self._all()[number].state.is_finished()
 
     def report(self, number: int, step: int, value: float) -> None:
-        """Note a value of a trial that is under way."""
-        self._reports.setdefault(number, {})[step] = value
-        storage, at = self._study._storage, self._ids[number]
-        # Another launch may have told it, and even come to the end.
-        if step not in storage.get_trial(at).intermediate_values:
-            with suppress(UpdateFinishedTrialError):
-                storage.set_trial_intermediate_value(at, step, value)
+        """Report a value of a trial, once for each step."""
+        trial = self._all()[number]
+        if not trial.state.is_finished() and step not in trial.intermediate_values:
+            self._running[number].report(value, step)
 
     def prunes(self, number: int) -> bool:
-        """Tell whether a trial is to end, by the values that have been reported."""
-        trial = copy.copy(self._memory.get_trial(number))
-        trial.intermediate_values = dict(self._reports[number])
-        with self._memory.only(number - self._method.ahead + 1, number):
-            return self._pruner.prune(self._seen, trial)
+        """Return whether a trial is to end, by the values that have been reported."""
+        return not self.has_ended(number) and self._running[number].should_prune()
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """End a trial; its values, unless it has failed. If another launch has ended it, that holds."""
-        self._reports.pop(number, None)
-        found = None if values is None or not all(map(math.isfinite, values)) else list(values)
-        state = FAILED if found is None else state
-        storage, at = self._study._storage, self._ids[number]
-        kept = storage.get_trial(at)
-        if not kept.state.is_finished():
-            with suppress(UpdateFinishedTrialError):
-                for name, value in self._memory.get_trial(number).system_attrs.items():
-                    if name not in kept.system_attrs:
-                        storage.set_trial_system_attr(at, name, value)
-                storage.set_trial_state_values(at, state, found)
-            kept = storage.get_trial(at)
-        self._results[number] = _result(kept)
+        """End a trial, with its values if it is complete. If another launch has ended it, that holds."""
+        if state is COMPLETE and not all(map(math.isfinite, values or [math.nan])):
+            state, values = FAILED, None
+        # The value of a pruned trial is the last one that was reported.
+        self._study.tell(number, values, state, skip_if_finished=True)
 
-    def _read_attributes(self) -> None:
-        """Take up what samplers have noted of the study."""
-        for name, value in self._study._storage.get_study_system_attrs(self._study._study_id).items():
-            self._memory.set_study_system_attr(self._seen._study_id, name, value)
+    def _all(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
 
-    def _take_up(self, trial: FrozenTrial) -> None:
-        """Put a trial that is kept into memory, as one that is under way there."""
-        self._ids.append(trial._trial_id)
-        if trial.state.is_finished():
-            self._results[trial.number] = _result(trial)
-        begun = copy.copy(trial)
-        begun.state, begun.values, begun.intermediate_values = TrialState.RUNNING, None, {}
-        begun.datetime_complete = None
-        self._memory.create_new_trial(self._seen._study_id, template_trial=begun)
-
-    def _tell_until(self, end: int) -> None:
-        """Let the trials before a number be seen."""
-        while self._told < end:
-            result = self._results[self._told]
-            for step, value in result.reports.items():
-                self._memory.set_trial_intermediate_value(self._told, step, value)
-            self._memory.set_trial_state_values(self._told, result.state, result.values)
-            self._told += 1
-
-
-def _result(trial: FrozenTrial) -> _Result:
-    return _Result(trial.state, trial.values, dict(trial.intermediate_values))
+    def _turn(self) -> Any:
+        return locked_file(self._folder / LOCK)

@@ -1,11 +1,9 @@
-"""Tests of the objects and the code that a farm is begun with."""
+"""Tests of the objects that a farm is begun with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import pytest
@@ -14,20 +12,8 @@ from torch import nn
 
 import tutti
 from tutti.errors import BadOption
-from tutti.records.farm_folder import FarmFolder
-from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
-from tutti.studies.given_code import numbers_given, say_other_code
-
-FILE = "def net(shape, outputs):\n    return {}\n"
-
-
-def _code(body: str) -> type[nn.Module]:
-    """A class of the same name whose `forward` is another one."""
-    found: dict[str, Any] = {"Linear": nn.Linear, "__name__": __name__}
-    exec(f"class Net(Linear):\n    def forward(self, x):\n        return {body}", found)
-    kind: type[nn.Module] = found["Net"]
-    return kind
+from tutti.studies.given_weights import numbers_given
 
 
 def _pickled(value: object) -> dict[str, Pickled]:
@@ -47,35 +33,6 @@ def test_modules_are_told_by_their_weights() -> None:
     other[1] = nn.Dropout(0.1)  # type: ignore[index]
     said = [numbers_given(_pickled(one)) for one in (_module(1), _module(0, torch.bfloat16), other)]
     assert len({one["given model m"] for one in [same, *said]}) == 4
-    assert numbers_given(_pickled(_code("x"))) == {}
-
-
-@pytest.mark.parametrize("kind", [lambda net: net, lambda net: nn.Sequential(net(2, 2)), partial])
-def test_other_code_of_an_object_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: Any
-) -> None:
-    folder = FarmFolder.begin(tmp_path / "farm", "test", {})
-    for body in ("x + x", "x + x", "x - x", "x + x"):
-        say_other_code(folder, [], _pickled(kind(_code(body))))
-        said = capsys.readouterr().err
-        assert ("the code of the given model m is not what" in said) == (body == "x - x")
-
-
-def test_other_code_of_a_file_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pack").mkdir()
-    (tmp_path / "pack/__init__.py").write_text("")
-    names = {"mine.py:net": "mine.py", "alone:net": "alone.py", "pack.inner:net": "pack/inner.py"}
-    for name, file in names.items():
-        folder = FarmFolder.begin(tmp_path / "farms" / file, "test", {})
-        for body in ("1", "1", "2"):
-            (tmp_path / file).write_text(FILE.format(body))
-            say_other_code(folder, [TrainConfig(model=name, data="digits")], {})
-            said = capsys.readouterr().err
-            assert (f"the code of {name} is not what" in said) == (body == "2")
 
 
 def test_a_farm_goes_on_with_the_weights_that_it_was_begun_with(
@@ -98,8 +55,7 @@ def test_a_farm_goes_on_with_the_weights_that_it_was_begun_with(
         begun_with.append(found)
         return found
 
-    for study in ("cross_validation", "search"):
-        monkeypatch.setattr(f"tutti.studies.{study}.study.numbers_given", see)
+    monkeypatch.setattr("tutti.studies.given_weights.numbers_given", see)
 
     def validate(seed: int, resume: bool = True, bias: bool = True) -> None:
         torch.manual_seed(seed)

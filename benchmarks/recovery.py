@@ -1,0 +1,120 @@
+"""From the kill of a rank to the next step of all: lenet on mnist, fp64, `--on-failure respawn`.
+
+    python benchmarks/recovery.py [--kills 20] [--ranks 2 4] [--strategy sync]
+
+Each rank stores its process, its step and the time of the step in a file that the ranks map. Ranks are killed
+at random moments, half a second after the last recovery. At the end the weights are compared, bit for bit,
+with those of a training that was left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from measure import describe_machine, table
+
+CALLBACK = """
+import os, time
+import numpy as np
+import tutti
+
+class Stamp(tutti.Callback):
+    def step(self, course):
+        row = np.memmap("stamps", np.int64, "r+", shape=(16, 3))[course.rank]
+        row[:] = os.getpid(), course.step, time.monotonic_ns()
+"""
+WANTED_MS = {2: 300, 4: 400}
+
+
+class Training:
+    """A training in a folder, whose ranks stamp each step."""
+
+    def __init__(self, ranks: int, strategy: str, steps: int) -> None:
+        self.ranks = ranks
+        self.folder = Path(tempfile.mkdtemp(prefix="recovery-"))
+        (self.folder / "stamp.py").write_text(CALLBACK)
+        np.zeros((16, 3), np.int64).tofile(self.folder / "stamps")
+        self.stamps = np.memmap(self.folder / "stamps", np.int64, "r", shape=(16, 3))[:ranks]
+        tutti = Path(sys.executable).parent / "tutti"
+        command = (
+            f"{tutti} train lenet --data mnist --precision fp64 --steps {steps} --out run "
+            f"-n {ranks} --threads 1 --strategy {strategy} --callbacks stamp.py:Stamp "
+            "--on-failure respawn --max-failures 1000"
+        )
+        self.process = subprocess.Popen(
+            command.split(), cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def wait_for_steps(self, since_ns: int, killed: int = 0) -> float | None:
+        """Wait until all ranks have made a step after `since_ns`; return the ms, None at the run's end."""
+        while self.process.poll() is None:
+            stamps = np.array(self.stamps)
+            if (stamps[:, 2] > since_ns).all() and killed not in stamps[:, 0]:
+                return (stamps[:, 2].max() - since_ns) / 1e6
+            time.sleep(0.001)
+        return None
+
+    def weights(self) -> bytes:
+        """Return the final weights."""
+        if self.process.wait():
+            sys.exit(f"the training in {self.folder} failed")
+        state = load_file(self.folder / "run" / "weights.safetensors")
+        return b"".join(value.tobytes() for _, value in sorted(state.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--strategy", default="sync")
+    parser.add_argument("--steps", type=int, default=0, help="by default as many as the kills take")
+    args = parser.parse_args()
+    print(describe_machine())
+    rows = []
+    for ranks in args.ranks:
+        steps = args.steps or 200 * args.kills
+        training = Training(ranks, args.strategy, steps)
+        random.seed(0)
+        if training.wait_for_steps(0) is None:
+            sys.exit(f"the training in {training.folder} ended at once")
+        times = []
+        for _ in range(args.kills):
+            time.sleep(0.5 + random.random() / 2)
+            process = int(training.stamps[random.randrange(ranks), 0])
+            killed_at = time.monotonic_ns()
+            os.kill(process, signal.SIGKILL)
+            waited = training.wait_for_steps(killed_at, process)
+            if waited is None:
+                break
+            times.append(waited)
+        same = training.weights() == Training(ranks, args.strategy, steps).weights()
+        verdict = "reached" if median(times) <= WANTED_MS.get(ranks, 1000) else "MISSED"
+        rows.append(
+            [
+                ranks,
+                f"{len(times)} of {args.kills}",
+                f"{median(times):.0f}",
+                f"{max(times):.0f}",
+                "yes" if same else "NO",
+                verdict,
+            ]
+        )
+    print(table(["ranks", "survived", "next step, ms", "most", "same weights", "wanted"], rows))
+
+
+if __name__ == "__main__":
+    main()

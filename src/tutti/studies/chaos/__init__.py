@@ -1,1 +1,0 @@
-"""Faults that are caused in a running training, by a seeded script, and what each of them costs."""
