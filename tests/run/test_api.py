@@ -202,20 +202,6 @@ def test_an_optimizer_class_takes_lr_and_options() -> None:
     assert [panel["encoding"]["y"]["title"] for panel in panels] == ["loss", "accuracy"]
 
 
-def in_groups(parameters: list[nn.Parameter]) -> torch.optim.SGD:
-    groups = [{"params": parameters[:2], "lr": 0.1}, {"params": parameters[2:], "lr": 0.2}]
-    return torch.optim.SGD(groups, momentum=0.5)
-
-
-def test_an_optimizer_of_the_caller_s_is_built_again_over_its_groups() -> None:
-    model = net()
-    given = tutti.train(model, DATA, optimizer=in_groups(list(model.parameters())), **ONE)
-    made = tutti.train(net(), DATA, optimizer=in_groups, **ONE)
-    assert given.config.optimizer == "object:SGD"
-    assert given.history[-1].train == made.history[-1].train
-    assert torch.equal(*(nn.utils.parameters_to_vector(one.model.parameters()) for one in (given, made)))
-
-
 def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), torch.rand(1).item()
@@ -231,7 +217,7 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
     ("arguments", "message"),
     [
         ({"epoch": 3}, "unknown argument 'epoch'; did you mean 'epochs'?"),
-        ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "not trainable ones of the model"),
+        ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "over the parameters of a module"),
         ({"optimizer": lambda parameters: 3}, "must return a torch.optim.Optimizer"),
         ({"model_options": {"hidden": [3]}}, "is built already, so its options (hidden) have no effect"),
         ({"loss": 3}, "loss is 3; give a name or a function"),

@@ -47,7 +47,7 @@ def test_a_configuration_file_may_have_code_run_only_with_trust(run: Path) -> No
         ({"split": "splits.npz:0", "out": "runs/a:b"}, {}),
         ({"data": "there.py"}, {"data": "there.py"}),
         ({"metrics": "accuracy,os:getpid"}, {"metrics": "os:getpid"}),
-        ({"augment": "a.py:f, crop,b.py:g"}, {"augment": "a.py:f", "augment 2": "b.py:g"}),
+        ({"augment": "a.py:f, crop,b.py:g"}, {"augment": "a.py:f,b.py:g"}),
         ({"schedule_options": {"lr_lambda": "os:abort"}}, {"schedule.lr_lambda": "os:abort"}),
         ({"model_options": {"parts": [1, "os:abort"]}}, {"model.parts": "os:abort"}),
         ({"hosts": "elsewhere"}, {"hosts": "elsewhere"}),

@@ -18,9 +18,8 @@ from tutti.registry import part
 from tutti.reports.advice import where_the_time_went
 from tutti.run.config import MEASURED, Options, TrainConfig
 from tutti.run.finished import outcome_again
-from tutti.run.measured_values import BUDGET_S, said_of_kept
+from tutti.run.measured_values import BUDGET_S
 from tutti.run.resume import Resume, going_on, placed
-from tutti.run.start import announce
 from tutti.run.start import run as run_job
 from tutti.run.train_job import RunOutcome, TrainJob
 
@@ -87,8 +86,6 @@ class TrainCommand(Command):
             config = _resumed(own, resume, given, dotted)
             if outcome_again(resume, config) is not None:
                 return 0
-            if asked and started_by().rank == 0:
-                announce(said_of_kept(config, asked))
             given, asked = {**given, "precision": config.precision}, set()
         else:
             config = config_of(own, given, dotted)

@@ -30,11 +30,10 @@ from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
 from tutti.run.curves import curves, frame
 from tutti.run.finished import outcome_again
-from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_measured
-from tutti.run.optimization import OptimizerAgain
+from tutti.run.measured_values import BUDGET_S, take_auto, with_measured
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
-from tutti.run.start import announce, run
+from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
@@ -143,7 +142,7 @@ def train(
     *,
     strategy: str | Strategy | None = None,
     workers: int | str = "auto",
-    optimizer: str | Optimizer | Callable[..., Optimizer] | None = None,
+    optimizer: str | Callable[..., Optimizer] | None = None,
     schedule: str | Callable[..., Any] | None = None,
     loss: str | Callable[..., torch.Tensor] = "auto",
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
@@ -174,8 +173,8 @@ def train(
             float32; as float64 with `precision="fp64"`, or after `torch.set_default_dtype(torch.float64)`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
-        optimizer: a name of `torch.optim`, an optimizer class, a function of the list of parameters, or an
-            optimizer over the parameters of the module `model`, to be built again on the ranks; default adam.
+        optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters; by
+            default adam.
         schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
             update.
         loss: a name, a loss module of torch, or a function (outputs, targets) -> mean over the samples, or
@@ -224,8 +223,6 @@ def train(
     given["data"] = without_loaders(data, options, quiet)
     if isinstance(model, nn.Module):
         refuse_overlaps(model)  # the copies that the ranks get would not show it
-    if isinstance(optimizer, Optimizer):
-        given["optimizer"] = OptimizerAgain(optimizer, model)
     job, outcome = _job(given, options, quiet, None if resume is None else str(resume))
     if outcome is None:
         with lasting_output():
@@ -267,8 +264,6 @@ def _job(
         outcome = outcome_again(found, config, quiet)
         if outcome is not None:
             outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
-        elif asked and not quiet:
-            announce(said_of_kept(config, asked))
     elif asked:
         config = with_measured(config, asked, BUDGET_S, objects, quiet)
     job = TrainJob(
@@ -300,12 +295,13 @@ def _refuse_wrong(
     for name in ("model", "data"):
         if given[name] is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
+    refuse_built(given["optimizer"])
     for name in ("optimizer", "schedule", "loss", "metrics", "callbacks"):
         value = given[name]
         for one in value if name in ("metrics", "callbacks") and isinstance(value, list | tuple) else [value]:
             if name == "callbacks":
                 refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
-            elif not (one is None or isinstance(one, str | Optimizer) or callable(one)):
+            elif not (one is None or isinstance(one, str) or callable(one)):
                 raise BadOption(f"{name} is {one!r}; give a name or a function, as help(tutti.train) says")
 
 
@@ -347,11 +343,11 @@ def weights_of(sampling: object) -> object:
 
 
 def refuse_built(optimizer: object) -> None:
-    """Refuse an optimizer over the parameters of one module, where several models are trained."""
+    """Refuse an optimizer over the parameters of a module, as ranks train copies of that."""
     if isinstance(optimizer, Optimizer):
         raise BadOption(
-            f"the optimizer is an {type(optimizer).__name__} over the parameters of one module, and each run "
-            "has a model of its own; give its class, or a function of the parameters"
+            f"the optimizer is an {type(optimizer).__name__} over the parameters of a module, and each rank has "
+            "a model of its own; give its class, or a function of the parameters"
         )
 
 

@@ -27,14 +27,6 @@ def take_auto(options: dict[str, object]) -> set[str]:
     return asked
 
 
-def said_of_kept(config: TrainConfig, asked: Collection[str]) -> str:
-    """Say that a run which goes on keeps what was left to a measurement."""
-    kept = ", ".join(
-        f"{name.replace('_', ' ')} {getattr(config, name)}" for name in MEASURED if name in asked
-    )
-    return f"{kept}, as the run began: 'auto' measures before the first step alone"
-
-
 def with_measured(
     config: TrainConfig, asked: Collection[str], budget_s: float, objects: Mapping[str, Pickled], silent: bool
 ) -> TrainConfig:

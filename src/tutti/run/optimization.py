@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tutti import optim
 from tutti.errors import BadOption
-from tutti.load_object import takes_option
 from tutti.optim.sharded import announce
 from tutti.run.config import Options
 from tutti.run.jobs import Job
@@ -72,50 +71,6 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
             )
         )
     return cast("LRScheduler", schedule)
-
-
-class OptimizerAgain:
-    """Builds an optimizer like the caller's over the parameters of a copy of the model.
-
-    Args:
-        optimizer: over parameters of `model`; it has made no step.
-        model: the caller's module.
-
-    Raises:
-        BadOption: `model` is none, the optimizer has other parameters than it, or has made steps.
-    """
-
-    def __init__(self, optimizer: Optimizer, model: object) -> None:
-        self._kind, self.__qualname__ = type(optimizer), type(optimizer).__name__
-        if not isinstance(model, nn.Module):
-            raise BadOption(
-                "the optimizer is built already, but the model is not; give the model as a module, or the "
-                "optimizer's class, its name, or a function that makes it from the parameters"
-            )
-        if optimizer.state:
-            raise BadOption("the optimizer has made steps already, which would be lost; give a new one")
-        own = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        places = {parameter: place for place, parameter in enumerate(own)}
-        self._groups = []
-        for group in optimizer.param_groups:
-            if not all(parameter in places for parameter in group["params"]):
-                raise BadOption(
-                    f"the optimizer {self.__qualname__} has parameters that are not trainable ones of the "
-                    "model; build it over those of the model that is given"
-                )
-            self._groups.append({**group, "params": [places[parameter] for parameter in group["params"]]})
-        self._options = {
-            name: value for name, value in optimizer.defaults.items() if takes_option(self._kind, name)
-        }
-
-    def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """Build it over the model's trainable parameters."""
-        groups = [
-            {**group, "params": [parameters[place] for place in group["params"]]} for group in self._groups
-        ]
-        make: Any = self._kind
-        made: Optimizer = make(groups, **self._options)
-        return made
 
 
 def load_optimizer(
