@@ -6,7 +6,6 @@ import json
 import random
 import re
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,62 +114,6 @@ def test_buffers_that_are_not_stored_come_back(workers: int) -> None:
         loss = nn.functional.cross_entropy(model.eval()(DATA[1][0]), DATA[1][1]).item()
     assert result.summary.test is not None
     assert loss == pytest.approx(result.summary.test.loss, rel=1e-5)
-
-
-class Counts(nn.Module):
-    """Counts its passes in an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.calls = nn.Linear(6, 5), 0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        return self.linear(inputs)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_attributes_that_training_changes_are_named_once(
-    workers: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tutti.train(Counts, DATA, **{**ONE, "workers": workers})
-    said = capfd.readouterr().err
-    assert said.count("'calls'") == said.count("register_buffer") == 1
-
-
-class Follows(nn.Module):
-    """Follows the mean of its inputs in an extra state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.scale = nn.Linear(6, 5), torch.ones(())
-
-    def get_extra_state(self) -> Tensor:
-        return self.scale
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.scale = state
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.training:
-            self.scale = inputs.mean()
-        return self.linear(inputs) * self.scale  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_best_epoch_comes_back_with_its_extra_state(workers: int) -> None:
-    # Whichever samples are held out, there are as many of each kind.
-    inputs, targets = INPUTS[:2].repeat(60, 1), torch.arange(2).repeat(60)
-    torch.manual_seed(4)
-    model = Follows()
-    worsens = {"optimizer": "sgd", "lr": 0.1, "optimizer_options": {"maximize": True}}
-    options = {**ONE, **worsens, "workers": workers, "epochs": 3, "validation": 0.5}
-    result = tutti.train(model, (inputs, targets), restore_best=True, **options)
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(model.eval()(inputs[:2]), targets[:2]).item()
-    assert result.summary.best_epoch in (1, 2)
-    assert result.summary.validation is not None
-    assert loss == pytest.approx(result.summary.validation.loss, rel=1e-4)
 
 
 def test_functions_are_taken_for_loss_metric_optimizer_and_schedule() -> None:
@@ -370,20 +313,6 @@ def test_what_is_auto_is_measured_first_and_the_result_has_it(monkeypatch: pytes
         64,
         "contiguous",
     )
-
-
-def test_a_time_limit_counts_from_before_the_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = time.time
-
-    def measured(config: TrainConfig, *_: Any) -> TrainConfig:
-        monkeypatch.setattr(time, "time", lambda: clock() + 3600)
-        return config
-
-    monkeypatch.setattr("tutti.studies.autotune.plan.measured", measured)
-    with pytest.raises(tutti.BadOption, match=r"^time_limit is '30m', which is over before the first step"):
-        tutti.train(net(), DATA, precision="auto", **ONE, time_limit="30m", out=str(tmp_path / "run"))
 
 
 def test_state_that_is_no_tensor_is_refused_before_anything_is_trained(

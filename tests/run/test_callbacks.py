@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -182,19 +181,6 @@ def test_a_callback_with_a_state_goes_on_with_a_resumed_run(tmp_path: Path, rank
 def test_an_error_in_a_callback_ends_the_run_and_names_the_rank() -> None:
     with pytest.raises(RankFailed, match=r"(?s)rank 1.*not with me"):
         tutti.train(workers=2, callbacks=[Failing()], **OPTIONS)
-
-
-def test_what_cannot_be_pickled_stays_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
-    class Locked(tutti.Callback):
-        lock: object = None
-
-        def begin(self, course: tutti.Course) -> None:
-            self.lock = threading.Lock()
-
-    callback = Locked()
-    tutti.train(workers=2, callbacks=callback, **{**OPTIONS, "epochs": 1})
-    assert callback.lock is None
-    assert capfd.readouterr().err.count("what the callback Locked has noted stays on rank 0") == 1
 
 
 @pytest.mark.parametrize("given", [Diary, print, 3, [Diary(), None]])

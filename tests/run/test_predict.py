@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow
 import pytest
 import torch
-from PIL import Image
 from pyarrow import parquet
 
 import tutti
@@ -138,32 +136,6 @@ def test_every_kind_of_file_has_the_same_predictions(runs: Path, tmp_path: Path)
     assert amounts.read_text().splitlines()[0] == "row,value 0,value 1"
     values = np.loadtxt(amounts, delimiter=",", skiprows=1)[:, 1:]
     assert np.array_equal(values.astype(np.float32), tutti.load(runs / "amounts").predict(given))
-
-
-def test_every_format_gives_inputs_without_targets(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
-    some = TABLE[:7].astype(np.float32)
-    files = [table(tmp_path / "a.csv", "x,y,z", [*some.T])]
-    lines = [json.dumps(dict(zip("xyz", row, strict=True))) for row in some.tolist()]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    parquet.write_table(pyarrow.table(dict(zip("zyx", some.T[::-1], strict=True))), tmp_path / "a.parquet")
-    np.save(tmp_path / "a.npy", some)
-    np.savez(tmp_path / "a.npz", x=some)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = some
-    (tmp_path / "a.txt").write_text("a.csv\n")
-    files += [str(tmp_path / f"a.{end}") for end in ("jsonl", "parquet", "npy", "npz", "h5", "txt")]
-    wanted = tutti.load(runs / "table").probabilities(some)
-    for file in files:
-        found = np.load(predicted(runs / "table", file, tmp_path / "out.npy"))
-        assert np.array_equal(found, wanted.astype(np.float32)), file
-    (tmp_path / "pictures").mkdir()
-    for number, image in enumerate(IMAGES[:3]):
-        Image.fromarray(image).save(tmp_path / "pictures" / f"{number}.png")
-    found = np.load(predicted(runs / "images", str(tmp_path / "pictures"), tmp_path / "out.npy"))
-    assert np.array_equal(found, tutti.load(runs / "images").probabilities(IMAGES[:3]))
 
 
 def test_parts_of_the_data_of_the_run_have_the_numbers_of_their_samples(runs: Path, tmp_path: Path) -> None:
@@ -295,21 +267,6 @@ def test_other_data_are_weighed_by_the_counts_of_the_classes_in_training(tmp_pat
     outputs = torch.from_numpy(tutti.load(run).outputs(TABLE[some]))
     loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(KINDS[some]), weight)
     assert evaluated(run, other, **KIND).loss == pytest.approx(float(loss), abs=1e-12)
-
-
-def test_changed_data_of_the_run_are_seen_as_those_it_was_trained_on(tmp_path: Path) -> None:
-    path = tmp_path / "i.npz"
-    np.savez(path, x=IMAGES, y=np.arange(60) % 3, x_test=IMAGES, y_test=np.arange(60) % 3)
-    run = trained(tmp_path / "run", data=str(path), precision="fp64")
-    config = TrainConfig.read(run, trust=True)
-    job = EvaluateJob(config, str(run), "test", str(run), False)
-
-    def loss() -> float:
-        return VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0].loss
-
-    before = loss()
-    np.savez(path, x=IMAGES // 2, y=np.arange(60) % 3, x_test=IMAGES, y_test=np.arange(60) % 3)
-    assert loss() == before
 
 
 NET = """

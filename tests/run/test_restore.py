@@ -301,19 +301,6 @@ def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
     assert RunFolder(tmp_path / "short").starts().records[-1].step == made
 
 
-def test_a_run_that_was_killed_at_its_end_is_ended(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(whole_anywhere, tmp_path / "run", symlinks=True)
-    (run / "summary.json").unlink()
-    (run / "weights.safetensors").unlink()
-    for ranks in (2, 3):
-        outcome = train(replace(config_of(place, ""), out=str(run)), ranks, Resume(run))
-        assert RunFolder(run).starts().records[-1].step == 3 * UPDATES
-        assert apart(run, whole_anywhere) == 0
-        records = RunFolder(whole_anywhere).history().records
-        assert [one.lr for one in outcome.history] == [one.lr for one in records]
-        assert outcome.history[-1].validation == records[-1].validation
-
-
 @pytest.mark.parametrize(
     ("before", "after", "ranks"),
     [
@@ -379,18 +366,6 @@ def test_a_run_that_would_have_ended_before_is_refused(
     config = replace(config_of(place, "", **length), out=str(run))
     with pytest.raises(BadOption, match=r"end after [56] steps, and .* was made after 7; give more --epochs"):
         train(config, 2, Resume(run))
-
-
-def test_damage_is_refused_where_there_is_no_other_checkpoint(
-    place: Path, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changed(middle_of(run))
-    config = replace(config_of(place, ""), out=str(run))
-    with pytest.raises(BadCheckpoint, match="has no checkpoint that is whole"):
-        train(config, 2, Resume(run))
-    assert "rank-00000.safetensors" in capsys.readouterr().err
-    with pytest.raises(BadCheckpoint, match=r"rank-00000.safetensors"):
-        train(config, 2, Resume(run, middle_of(run)))
 
 
 def test_a_damaged_checkpoint_is_passed_over(

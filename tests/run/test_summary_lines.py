@@ -9,7 +9,6 @@ import pytest
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
 from tutti.reports.advice import advice, stages_by_rank
 from tutti.run import summary_lines
-from tutti.run.config import TrainConfig
 
 THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1], [0, 0, 0]])
 
@@ -73,55 +72,6 @@ def test_validation_beside_training_tells_what_it_cost() -> None:
     assert (
         text == "validation (background): held training up for 0.5% of its time, and took 2.5 s after its end"
     )
-
-
-CONFIG = TrainConfig(epochs=3, lr=0.001)
-
-
-@pytest.mark.parametrize(
-    ("config", "together", "line"),
-    [
-        (CONFIG, True, "training: 3 epochs by adam, learning rate 0.001, no schedule, batch size 32"),
-        (
-            replace(CONFIG, epochs=None, steps=1, schedule="OneCycleLR", optimizer="sgd", batch_size=4_000),
-            False,
-            "training: 1 step by sgd, learning rate 0.001, schedule OneCycleLR, batch size 4,000 of each "
-            "worker",
-        ),
-        (
-            replace(CONFIG, optimizer="object:<lambda>", schedule="object:warm"),
-            True,
-            "training: 3 epochs by <lambda>, learning rate 0.001, schedule warm, batch size 32",
-        ),
-    ],
-)
-def test_how_a_model_is_trained_is_said_in_a_line(config: TrainConfig, together: bool, line: str) -> None:
-    assert summary_lines.training(config, together) == line
-
-
-def test_what_is_learned_is_said_in_a_line() -> None:
-    line = summary_lines.task("10 classes", "cross_entropy", ["accuracy", "top5"])
-    assert line == "task: 10 classes; loss cross_entropy, metrics accuracy, top5"
-    assert (
-        summary_lines.task("regression of 1 number", "own", [])
-        == "task: regression of 1 number; loss own, no metrics"
-    )
-
-
-@pytest.mark.parametrize(
-    ("epochs", "complete", "words"),
-    [
-        (1, True, "50 steps (1 epoch)"),
-        (1, False, "50 steps (part of an epoch)"),
-        (2, False, "50 steps (1 epoch and part of one)"),
-        (3, True, "50 steps (3 epochs)"),
-    ],
-)
-def test_an_epoch_that_was_not_trained_to_its_end_is_not_called_one(
-    epochs: int, complete: bool, words: str
-) -> None:
-    summary = Summary(None, None, 10, epochs, 50, 1600, 2.0, 800.0, World(), {}, "now", complete)
-    assert summary_lines.speed(summary) == f"trained {words} on 1 rank in 2.0 s: 800 samples/s"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import nn
 
 import tutti
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import PeerLost, RankFailed, RunStopped
+from tutti.errors import PeerLost, RankFailed
 from tutti.launch.cores import Cores
 from tutti.launch.placement import share_host
 from tutti.launch.signals import SignalWatch
@@ -178,45 +178,6 @@ def test_one_that_is_left_goes_on_with_the_options_of_the_strategy_and_takes_oth
     assert longer.config.strategy == "sync"
     straight = tutti.train(model(), workers=1, **{**options, "epochs": 6})
     torch.testing.assert_close(weights_of(longer), weights_of(straight), rtol=0, atol=1e-12)
-
-
-class AskedMeanwhile:
-    """Makes a model, and asks the run to stop while ranks that take over do.
-
-    Args:
-        folder: notes of ranks that were killed are there.
-        program: starts the ranks.
-    """
-
-    def __init__(self, folder: Path, program: int) -> None:
-        self._folder, self._program = folder, program
-
-    def __call__(self) -> nn.Module:
-        if any(self._folder.glob("?-?")) and os.getpid() != self._program:
-            os.kill(self._program, signal.SIGUSR1)
-        return model()
-
-
-def test_a_run_that_is_asked_to_stop_while_others_take_over_saves_and_stops(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(RunStopped, match="it was asked to"):
-        tutti.train(
-            AskedMeanwhile(tmp_path, os.getpid()),
-            workers=2,
-            callbacks=Killed(tmp_path, [(1, 9)]),
-            on_failure="respawn",
-            out=str(folder),
-            **OPTIONS,
-        )
-    (tmp_path / "1-9").unlink()
-    resumed = tutti.train(
-        AskedMeanwhile(tmp_path, os.getpid()),
-        data=OPTIONS["data"],
-        callbacks=Killed(tmp_path, []),
-        resume=str(folder),
-        quiet=True,
-    )
-    torch.testing.assert_close(weights_of(resumed), left_alone(), rtol=0, atol=1e-12)
 
 
 def test_a_run_that_loses_too_many_leaves_the_state_to_go_on_from(tmp_path: Path) -> None:

@@ -346,8 +346,8 @@ def refuse_built(optimizer: object) -> None:
     """Refuse an optimizer over the parameters of a module, as ranks train copies of that."""
     if isinstance(optimizer, Optimizer):
         raise BadOption(
-            f"the optimizer is an {type(optimizer).__name__} over the parameters of a module, and each rank has "
-            "a model of its own; give its class, or a function of the parameters"
+            f"the optimizer is an {type(optimizer).__name__} over the parameters of a module, and each rank "
+            "has a model of its own; give its class, or a function of the parameters"
         )
 
 
