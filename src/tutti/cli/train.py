@@ -16,12 +16,10 @@ from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
 from tutti.reports.advice import where_the_time_went
-from tutti.run.config import MEASURED, Options, TrainConfig
-from tutti.run.finished import outcome_again
-from tutti.run.measured_values import BUDGET_S
+from tutti.run.config import BUDGET_S, MEASURED, Options, TrainConfig
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run as run_job
-from tutti.run.train_job import RunOutcome, TrainJob
+from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 
 
 @part("train")

@@ -33,6 +33,9 @@ OBJECT: Final = "object:"
 MEASURED: Final = ("precision", "layout", "batch_size")
 """The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
 
+BUDGET_S: Final = 20.0
+"""Seconds that this measurement may take."""
+
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
 """Values of --on-failure: a loss ends the run, or fewer ranks go on."""

@@ -13,8 +13,9 @@ from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import StrategyFacts
+from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
 from tutti.records.shapes import Shape
+from tutti.run import summary_lines
 from tutti.run.config import STOP, TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume
@@ -177,3 +178,32 @@ def again(job: TrainJob) -> TrainJob:
     if job.resume is not None or folder is None:
         return job
     return replace(job, resume=Resume(folder, auto=True, again=True))
+
+
+def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> RunOutcome | None:
+    """Return the outcome of a run that was to go on, but has come to its end; say so.
+
+    Returns:
+        The outcome, without the weights; None: there is something left to be trained.
+    """
+    folder = RunFolder(resume.folder)
+    if resume.checkpoint is not None or not folder.finished:
+        return None
+    before = TrainConfig.from_json(folder.config())
+    lengths = [(one.epochs, one.steps, one.monitor, one.patience, one.target) for one in (before, config)]
+    if lengths[0] != lengths[1]:
+        return None
+    summary, data = folder.read(Summary), folder.read(TrainedOn)
+    if not quiet and started_by().rank == 0:
+        print(f"the run in {resume.folder} has come to its end; give more epochs to train on")
+        print(*summary_lines.result(summary, data.labels), f"run folder: {folder.path}", sep="\n", flush=True)
+    return RunOutcome(
+        config=before,
+        history=folder.history().records,
+        summary=summary,
+        strategy=folder.read(StrategyFacts),
+        folder=str(folder.path),
+        shape=data.of_inputs,
+        outputs=data.classes or data.outputs,
+        weights=None,
+    )
