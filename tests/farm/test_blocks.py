@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +16,16 @@ from safetensors.torch import load_file
 import tutti
 from tests.farm.job_list import JobList
 from tests.preloaded import interpreter
-from tutti.errors import BadOption, DiskFull, TuttiError
+from tutti.errors import BadOption, DiskFull
 from tutti.farm.block_main import PRUNED
 from tutti.farm.block_placement import place_blocks
-from tutti.farm.blocks import ENTRY, HostPool
+from tutti.farm.blocks import HostPool
 from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded
 from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.farm.work import work_on
-from tutti.launch import fork_server_client
 from tutti.launch.cores import Cores
 from tutti.records.farm_folder import FarmFolder, JobState
-from tutti.records.json_lines import read_lines
 from tutti.records.run import EpochRecord
-from tutti.records.usage import UsageRecord
 from tutti.run.config import TrainConfig
 
 TINY = TrainConfig(model="mlp", model_options={"hidden": [4]}, data="digits", steps=2, batch_size=8)
@@ -172,23 +168,6 @@ def test_a_full_disk_ends_the_work_and_fails_no_job(tmp_path: Path) -> None:
     assert {folder.state(name) for name in ("filling", "next")} == {JobState.WAITING}
 
 
-def test_who_kills_the_process_of_all_ranks_fails_no_job(tmp_path: Path) -> None:
-    folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
-    source = JobList([_bad("hanging", note=str(hangs)), _job("next")])
-    fork_server_client.end_ranks()
-    fork_server_client.prepare_ranks(ENTRY, 1, crowded=False)
-    (server,) = fork_server_client._kept
-
-    def kill(what: Happening) -> None:
-        if isinstance(what, JobBegan):
-            server._process.kill()
-
-    with pytest.raises(TuttiError, match="that ranks are forked from was killed"):
-        work_on(folder, source, blocks=1, threads=1, listener=kill)
-    assert not source.outcomes
-    assert {folder.state(name) for name in ("hanging", "next")} == {JobState.WAITING}
-
-
 def test_a_block_of_several_ranks(tmp_path: Path) -> None:
     folder = _farm(tmp_path / "farm")
     jobs = [_bad("raising_on_rank_1"), _job("sync"), _job("served", strategy="easgd", servers=1)]
@@ -315,40 +294,6 @@ def test_a_kill_of_the_coordinator_leaves_no_process(tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive
     assert _farm(tmp_path / "farm", resume=True).state("endless-0") is not JobState.RUNNING
-
-
-def test_nothing_grows_with_the_number_of_jobs(tmp_path: Path) -> None:
-    folder, sizes = _farm(tmp_path / "farm"), list[tuple[int, int, int]]()
-
-    def look(what: Happening) -> None:
-        if isinstance(what, JobEnded) and int(what.job.name) in {*range(10, 20), *range(190, 200)}:
-            here = psutil.Process()
-            # The sampler is a child of this process.
-            ranks = {one for one in here.children(recursive=True) if not one.children()} - {*here.children()}
-            rank = max(ranks, key=lambda one: one.cpu_times().user)
-            maps = len(Path(f"/proc/{rank.pid}/maps").read_text().splitlines())
-            sizes.append((rank.num_fds(), maps, rank.memory_info().rss))
-            while not any(read_lines(path, UsageRecord).records for path in folder.usage):
-                time.sleep(0.01)
-
-    jobs = [FarmJob(str(number), TINY) for number in range(200)]
-    outcomes, _ = _work_with(folder, jobs, look)
-    assert {one.state for one in outcomes.values()} == {JobState.FINISHED}
-    # The job after the one that has ended may have opened files of its own.
-    (files, maps, nbytes), (files_later, maps_later, nbytes_later) = (
-        map(min, zip(*some, strict=True)) for some in (sizes[:10], sizes[10:])
-    )
-    assert files_later <= files
-    assert maps_later <= maps + 10
-    assert nbytes_later < nbytes + (8 << 20)
-
-
-def _work_with(
-    folder: FarmFolder, jobs: Sequence[FarmJob], listener: object
-) -> tuple[dict[str, JobOutcome], None]:
-    source = JobList(jobs)
-    work_on(folder, source, blocks=1, threads=1, listener=listener)  # type: ignore[arg-type]
-    return source.outcomes, None
 
 
 def test_the_number_of_blocks_follows_the_cores() -> None:

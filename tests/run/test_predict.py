@@ -256,19 +256,6 @@ def test_columns_of_a_frame_are_found_by_their_names(runs: Path) -> None:
     assert np.array_equal(model.outputs(frame), model.outputs(TABLE))
 
 
-def test_other_data_are_weighed_by_the_counts_of_the_classes_in_training(tmp_path: Path) -> None:
-    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
-    options = {"validation": 0.0, "class_weights": "balanced", "precision": "fp64"}
-    run = trained(tmp_path / "run", data=data, **KIND, **options)
-    some = np.flatnonzero((KINDS > 0) | (np.arange(900) % 9 == 0))
-    other = table(tmp_path / "b.csv", "x,y,z,kind", [*TABLE[some].T, [NAMES[k] for k in KINDS[some]]])
-    counts = np.bincount(KINDS)
-    weight = torch.tensor(len(KINDS) / (3 * counts))
-    outputs = torch.from_numpy(tutti.load(run).outputs(TABLE[some]))
-    loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(KINDS[some]), weight)
-    assert evaluated(run, other, **KIND).loss == pytest.approx(float(loss), abs=1e-12)
-
-
 NET = """
 import torch
 from torch import nn

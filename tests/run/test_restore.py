@@ -381,22 +381,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert apart(run, whole_anywhere) == 0
 
 
-def test_auto_begins_anew_without_a_good_checkpoint_but_not_in_place_of_a_result(
-    whole_anywhere: Path, place: Path, tmp_path: Path
-) -> None:
-    killed = copy_of(whole_anywhere, tmp_path / "killed")
-    changed(middle_of(killed))
-    config = replace(config_of(place, ""), checkpoint="off", out=str(killed))
-    train(config, 2, Resume(killed, auto=True))
-    assert [one.step for one in RunFolder(killed).starts().records] == [0, 0]
-    assert apart(killed, whole_anywhere) == 0
-    assert len(RunFolder(killed).history().records) == 3
-    finished = shutil.copytree(killed, tmp_path / "finished", symlinks=True)
-    with pytest.raises(BadCheckpoint, match="has no checkpoint that is whole"):
-        train(replace(config, epochs=4, out=str(finished)), 2, Resume(finished, auto=True))
-    assert RunFolder(finished).finished
-
-
 def test_a_strategy_of_the_users_own_goes_on_with_what_its_workers_knew(place: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom tutti.strategies import Local\n\n"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 import tutti
 from tutti.errors import BadOption
@@ -97,17 +96,6 @@ def test_what_decides_what_is_learned_is_refused(tmp_path: Path, given: dict[str
     with pytest.raises(BadOption) as refused:
         train(tmp_path, resume=tmp_path, **given)
     assert named in str(refused.value)
-
-
-def make_optimizer(parameters: list[nn.Parameter]) -> Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05)
-
-
-def test_an_optimizer_that_a_function_makes_goes_on(tmp_path: Path) -> None:
-    begun = begin(tmp_path, optimizer=make_optimizer)
-    went_on = train(tmp_path, optimizer=make_optimizer, resume=tmp_path / "checkpoints" / "step-00000004")
-    ours, theirs = went_on.model.state_dict(), begun.model.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_change_of_a_part_leaves_its_options_out() -> None:

@@ -14,8 +14,6 @@ from tutti.run.checks import check_job
 from tutti.run.config import TrainConfig
 from tutti.run.train import work
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.studies.verify.follow import work as verify
-from tutti.studies.verify.tolerance import VerifyJob
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -83,14 +81,6 @@ def test_a_server_learns_what_the_centre_in_shared_memory_learns() -> None:
     assert shared.weights is not None
     for name, tensor in served.weights.items():
         assert tensor.allclose(shared.weights[name], rtol=1e-12, atol=1e-12)
-
-
-def test_verify_compares_a_parameter_server_that_runs_on_servers() -> None:
-    config = TrainConfig(
-        model_options={"hidden": [16]}, strategy="paramserver", servers=1, steps=3, optimizer="sgd", lr=0.1
-    )
-    verdicts = VirtualWorld(3).run(verify, pickle.dumps(VerifyJob(config, "float32")))
-    assert [verdict.follows for verdict in verdicts] == [True] * 3
 
 
 def test_processes_train_with_a_server() -> None:

@@ -95,20 +95,6 @@ def test_a_run_on_a_split_is_the_run_on_its_training_samples(
     assert again == validated
 
 
-def test_several_ranks_predict_what_each_strategy_leaves(data: tuple[str, str], tmp_path: Path) -> None:
-    file, place = data
-    for strategy in ("sync", "easgd"):
-        out = tmp_path / strategy
-        found = train(
-            file, out, split=place, predictions=True, strategy=strategy, workers=2, restore_best=True
-        )
-        predicted = Predictions.read(out / PREDICTIONS)
-        assert predicted.rows.tolist() == HELD.tolist()
-        assert found.summary.validation is not None
-        right = (predicted.outputs.argmax(1) == predicted.targets).mean()
-        assert found.summary.validation.metrics["accuracy"] == right
-
-
 def test_a_share_of_the_samples_is_predicted_by_their_numbers(data: tuple[str, str], tmp_path: Path) -> None:
     ours = train(data[0], tmp_path / "run", predictions=True, validation=0.3)
     plain = train(data[0], validation=0.3)
