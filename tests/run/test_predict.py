@@ -20,7 +20,6 @@ from tutti.cli.main import main
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import unlabelled
 from tutti.errors import BadData, BadModel, BadOption, BadRunFolder
-from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder
 from tutti.run import evaluate, predict
 from tutti.run import train as training
@@ -232,22 +231,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
     }
     with pytest.raises(BadData, match="float64, but the model was trained on uint8, from 0 to 255"):
         tutti.load(runs / "images").predict(IMAGES / 255)
-
-
-KIND = {"data_options": {"target": "kind"}}
-
-
-def evaluated(run: Path, data: str, **options: Any) -> Evaluation:
-    """The figures of a run's model on other data."""
-    fields = {
-        **TrainConfig.read(run, trust=True).as_json(),
-        "data": data,
-        "data_options": {},
-        "validation": 0.0,
-    }
-    config = TrainConfig.from_json({**fields, **options})
-    job = EvaluateJob(config, str(run), None, str(run), True)
-    return VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
 
 
 def test_columns_of_a_frame_are_found_by_their_names(runs: Path) -> None:
