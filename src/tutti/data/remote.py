@@ -6,11 +6,8 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import sys
-import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -18,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.records.files import cache_folder, locked_file, replace_file
+from tutti.terminal import warn_on_stderr
 
 SCHEMES: Final = {
     "s3": "s3fs",
@@ -41,11 +39,6 @@ _CONNECT_S: Final = 30
 _STALLED_S: Final = 60
 """The seconds without a byte after which a server counts as stalled; a whole copy may take any time."""
 
-_AT_ONCE: Final = 4
-_NOTED_S: Final = 1.0
-"""The seconds between two notes of what was copied: a process that is killed has copied the rest in vain."""
-
-_UNFINISHED: Final = ".unfinished"
 _MANIFEST: Final = "copied.json"
 _LOCK: Final = "lock"
 _MARKS: Final = (
@@ -123,7 +116,7 @@ def _name_of(url: str) -> str:
 def _bring(url: str, place: Path, name: str) -> None:
     """Make the copy of an address the same as what is there."""
     manifest = place / _MANIFEST
-    known: dict[str, Any] = {}
+    known: dict[str, str] = {}
     with suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(manifest.read_text()))
     try:
@@ -131,85 +124,46 @@ def _bring(url: str, place: Path, name: str) -> None:
     except (ImportError, BadOption):
         raise
     except Exception as error:  # Each store has errors of its own.
-        if known:
-            print(
-                f"tutti: warning: {shown(url)} cannot be read ({_said(error, url)}); its copy in {place} is "
-                "used",
-                file=sys.stderr,
-            )
-            return
-        raise BadData(f"{shown(url)} cannot be read: {_said(error, url)}") from error
-    for left in place.rglob(f".*{_UNFINISHED}"):  # of a process that was killed
-        left.unlink(missing_ok=True)
-    marks: dict[str, list[Any]] = {to: [entry.get("size"), _mark(entry)] for to, (_, entry) in found.items()}
-    wanted = {
-        to: path for to, (path, _) in found.items() if not _is_copied(place / to, marks[to], known.get(to))
-    }
-    if any(to not in wanted and mark == [None, ""] for to, mark in marks.items()):
-        print(
-            f"tutti: warning: {shown(url)} does not say whether it has changed; its copy in {place} is used: "
-            "delete that folder to copy it again",
-            file=sys.stderr,
+        if not known:
+            raise BadData(f"{shown(url)} cannot be read: {_said(error, url)}") from error
+        warn_on_stderr(f"{shown(url)} cannot be read ({_said(error, url)}); its copy in {place} is used")
+        return
+    marks = {to: _mark(about) for to, (_, about) in found.items()}
+    wanted = [to for to, mark in marks.items() if known.get(to) != mark or not (place / to).is_file()]
+    if any(to not in wanted and not mark for to, mark in marks.items()):
+        warn_on_stderr(
+            f"{shown(url)} does not say whether it has changed; its copy in {place} is used: delete that "
+            "folder to copy it again"
         )
     for to in known.keys() - marks.keys():
         (place / to).unlink(missing_ok=True)
-    needed = sum(int(marks[to][0] or 0) for to in wanted)
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise BadData(
-            f"{shown(url)} has {needed / 1e9:.1f} GB that are not in {place} yet, and {free / 1e9:.1f} GB "
-            "are free there; set TUTTI_CACHE to a folder on a larger disk"
-        )
     if wanted:
-        what = f"{len(wanted):,} files, {needed / 1e9:.2f} GB"
+        size = sum(int(found[to][1].get("size") or 0) for to in wanted)
+        what = f"{len(wanted):,} files, {size / 1e9:.2f} GB"
         print(f"copying {what}, from {shown(url)} to {place}", file=sys.stderr, flush=True)
-        _copy_all(system, url, place, {to: (path, marks[to]) for to, path in wanted.items()}, known)
-    if wanted or known != marks:  # A whole copy is used also where nothing more can be written.
-        _note(manifest, marks)
+    copied = {to: mark for to, mark in marks.items() if to not in wanted}
+    try:
+        for to in wanted:
+            path, about = found[to]
+            _copy(system, path, place / to, about.get("size"))
+            copied[to] = marks[to]
+    except (OSError, BadRunFolder) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # What to do about it is said above.
+        raise _not_copied(url, path, error) from error
+    except Exception as error:
+        raise _not_copied(url, path, error) from error
+    finally:
+        if wanted or known != copied:
+            with suppress(BadRunFolder):  # A whole copy is used also where nothing more can be written.
+                replace_file(manifest, json.dumps(copied).encode())
 
 
-def _copy_all(
-    system: Any, url: str, place: Path, wanted: Mapping[str, tuple[str, list[Any]]], known: dict[str, Any]
-) -> None:
-    """Copy files, some at once, and note what was copied among what is known.
-
-    Args:
-        system: the store.
-        url: the address.
-        place: of the copy.
-        wanted: the files' paths and marks, by their paths in the copy.
-        known: the marks of those that are there.
-
-    Raises:
-        BadData: one cannot be copied; what has come is kept.
-        OSError: the disk is full.
-    """
-    manifest, noted = place / _MANIFEST, time.monotonic()
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        copies = [
-            pool.submit(_copy, system, path, place / to, mark[0]) for to, (path, mark) in wanted.items()
-        ]
-        for (to, (path, mark)), copy in zip(wanted.items(), copies, strict=True):
-            try:
-                copy.result()
-            except Exception as error:
-                for other in copies:
-                    other.cancel()
-                _note(manifest, known)
-                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise  # What to do about it is said above.
-                raise BadData(
-                    f"{shown(path)} of {shown(url)} cannot be copied to {place / to}: {_said(error, url)}; "
-                    "what has come is kept, so try again"
-                ) from error
-            known[to] = mark
-            if time.monotonic() - noted > _NOTED_S:
-                _note(manifest, known)
-                noted = time.monotonic()
-
-
-def _note(manifest: Path, copied: Mapping[str, Any]) -> None:
-    replace_file(manifest, json.dumps(copied).encode())
+def _not_copied(url: str, path: str, error: Exception) -> BadData:
+    return BadData(
+        f"{shown(path)} of {shown(url)} cannot be copied: {_said(error, url)}; what has come is kept, so try "
+        "again"
+    )
 
 
 def _listed(url: str, name: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
@@ -251,8 +205,7 @@ def _on_the_web(system: Any, root: str, name: str) -> dict[str, tuple[str, Mappi
         return {name: (root, about)}
     linked = [path for path in system.find(root) if not urlsplit(path).query and not path.endswith("/")]
     folder = PurePosixPath(unquote(urlsplit(root).path))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:  # A page does not say sizes.
-        entries = list(pool.map(system.info, linked))
+    entries = [system.info(path) for path in linked]  # A page does not say sizes.
     found = {
         _inside(PurePosixPath(unquote(urlsplit(path).path)).relative_to(folder), name, path): (path, entry)
         for path, entry in zip(linked, entries, strict=True)
@@ -276,11 +229,9 @@ def _inside(inner: PurePosixPath, name: str, path: str) -> str:
 def _copy(system: Any, path: str, to: Path, size: int | None) -> None:
     """Copy a file, whole or not at all."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = to.with_name(f".{to.name}{_UNFINISHED}")
+    unfinished = to.with_name(f".{to.name}.unfinished")
     try:
         system.get_file(path, str(unfinished))
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())  # After a power cut, what is noted as copied is there.
         if size not in (None, copied := unfinished.stat().st_size):
             # Some stores end early without an error.
             raise BadData(f"{copied:,} of {size:,} bytes have come")
@@ -289,13 +240,9 @@ def _copy(system: Any, path: str, to: Path, size: int | None) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _is_copied(path: Path, mark: list[Any], known: object) -> bool:
-    size = mark[0]
-    return known == mark and path.is_file() and size in (None, path.stat().st_size)
-
-
-def _mark(entry: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={entry[key]}" for key in _MARKS if entry.get(key) is not None)
+def _mark(about: Mapping[str, Any]) -> str:
+    """Return the facts by which another content is seen; empty: the store tells none."""
+    return " ".join(f"{key}={about[key]}" for key in ("size", *_MARKS) if about.get(key) is not None)
 
 
 def _said(error: BaseException, url: str) -> str:

@@ -19,8 +19,6 @@ from tutti.errors import BadData, BadOption
 ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that stand for a missing value, in lower case."""
 
-_ABSENT_BYTES: Final = np.array(sorted(text.encode() for text in ABSENT))
-
 MOST_NAME: Final = 256
 """The longest text that is the name of a class: with each text goes room for the longest."""
 
@@ -193,42 +191,6 @@ def one_column(blocks: Sequence[Column], what: str) -> Column:
     ]
     absent = np.concatenate([block.absent for block in blocks])
     return Column(blocks[0].name, np.concatenate(fitting), absent)
-
-
-class Texts:
-    """A column of texts, added in blocks.
-
-    Args:
-        name: of the column.
-        what: the table, for messages.
-    """
-
-    def __init__(self, name: str, what: str) -> None:
-        self._name, self._what = name, what
-        self._blocks: list[Array] = []
-
-    def add(self, texts: Sequence[str]) -> None:
-        """Add a block.
-
-        Raises:
-            BadData: one is too long for the name of a class.
-        """
-        stripped = [text.strip() for text in texts]
-        refuse_long_texts(stripped, self._name, self._what)
-        self._blocks.append(np.array([text.encode() for text in stripped], np.bytes_))
-
-    def column(self) -> Column:
-        """Return a column of whole numbers, if all texts are such, else of numbers, else of texts."""
-        absent = [np.isin(np.char.lower(block), _ABSENT_BYTES) for block in self._blocks]
-        gone = np.concatenate(absent)
-        there = [np.where(one, b"0", block) for one, block in zip(absent, self._blocks, strict=True)]
-        for kind in (np.int64, np.float64):
-            try:
-                return Column(self._name, np.concatenate([block.astype(kind) for block in there]), gone)
-            except (ValueError, OverflowError):
-                continue
-        texts = [np.char.decode(block, "utf-8") for block in self._blocks]
-        return Column(self._name, np.concatenate(texts), gone)
 
 
 def refuse_long_texts(texts: Iterable[str], name: str, what: str) -> None:

@@ -140,12 +140,10 @@ def _of_host(need: MemoryNeed, task: Task, strategy: Strategy, placement: Placem
 
 
 def _of_data(dataset: DataSet) -> int:
-    """Return the bytes of the samples; of those that stay in files, the windows of training alone."""
-    streamed = [part.source for part in dataset.parts if isinstance(part, StreamedPart)]
-    if not streamed:
+    """Return the bytes of the samples; of those that stay in files, the targets alone."""
+    if not isinstance(dataset.train, StreamedPart):
         return dataset.nbytes
-    windows = sum(one.ring.memory.nbytes for one in streamed if one is not None and one.ring is not None)
-    return windows + sum(part.stored_targets.nbytes for part in dataset.parts)
+    return sum(part.stored_targets.nbytes for part in dataset.parts)
 
 
 def _ranks_of_host(placement: Placement) -> int:

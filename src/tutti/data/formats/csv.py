@@ -1,35 +1,31 @@
-"""CSV files: a row for each sample, with numbers and a target."""
+"""CSV files: a row for each sample, with numbers and a target. pyarrow reads them."""
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain, islice
-from operator import itemgetter
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final
 
-import numpy as np
-
-from tutti.data.arrays import as_floats
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.formats.texts import MOST_LETTERS, PACKED, lines_of, open_text, refuse_longer, stem_of
-from tutti.data.pile import Pile
-from tutti.data.rows import Array, chosen
-from tutti.data.tables import ABSENT, Choice, Texts, choose, groups_of, targets_of
+from tutti.data.formats.parquet import Table, arrow_package, read_table
+from tutti.data.formats.texts import PACKED, lines_of, open_text, stem_of
+from tutti.data.tables import ABSENT
 from tutti.errors import BadData
 from tutti.registry import part
 
 _ROWS: Final = 4096
-"""Rows whose texts are in memory at a time."""
+"""Rows that are looked at to decide whether the first line has the names of the columns."""
+
+_SEPARATORS: Final = ",;\t"
 
 _MOST_NAMED: Final = 12
 """The most columns that an error lists for the user to paste."""
 
-_SEPARATORS: Final = ",;\t"
+_NULLS: Final = sorted({form for text in ABSENT for form in (text, text.upper(), text.title())} | {"NaN"})
 
 
 @part("CSV")
@@ -60,142 +56,89 @@ class Csv(Format):
         Raises:
             BadData: the file is broken, or there is a text where a number is due.
         """
-        with open_text(path) as file:
-            return _read(_table(path, file), target, columns, missing, labelled, group)
+        separator, names, named = _head(path)
+        if not named and target is None and labelled:
+            raise BadData(
+                f"{path} has no line with the names of its {len(names)} columns: say which column is to be "
+                "predicted by its number, --data.target 0 for the first, -1 for the last"
+            )
+        found = _read(path, separator, names, named)
+        if not found.num_rows:
+            raise BadData(f"{path} has no row below its column names; give a row for each sample")
+        table = Table.of(path, found, _say_text)
+        contents = read_table(table, target, columns, missing, labelled=labelled, group=group)
+        return replace(contents, name=stem_of(path))
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The table in a file.
-
-    Attributes:
-        path: of the file.
-        names: of its columns; their numbers, if the file has no line with names.
-        named: the file has such a line.
-        rows: all others.
-    """
-
-    path: Path
-    names: list[str]
-    named: bool
-    rows: Iterator[list[str]]
-
-
-def _table(path: Path, file: TextIO) -> _Table:
-    """Return the table in a file, and decide whether its first line has the names of the columns.
+def _head(path: Path) -> tuple[str, list[str], bool]:
+    """Return a file's separator, the names of its columns, and whether its first line has them.
 
     Raises:
-        BadData: it is empty.
+        BadData: it is empty, or no text.
     """
-    rows = _rows_of(path, file)
-    first = next(rows, None)
-    if first is None:
+    with open_text(path) as file:
+        lines = lines_of(file, path)
+        first = next(lines, "")
+        separator = max(_SEPARATORS, key=first.count)
+        try:
+            rows = [row for row in csv.reader([first, *islice(lines, _ROWS)], delimiter=separator) if row]
+        except csv.Error as error:
+            raise BadData(f"{path} is broken: {error}; mend it") from error
+    if not rows:
         raise BadData(f"{path} has no rows; give a table with a row for each sample")
-    block = list(islice(rows, _ROWS))
-    if _are_positions(first):
-        shown = f"0,1,2{',...' * (len(first) > 3)}"
+    names = [name.strip() for name in rows[0]]
+    if len(names) > 2 and names == [str(at) for at in range(len(names))]:
         print(
-            f"{path}: the first line, {shown}, is taken for the names that pandas gives to columns, and for "
-            "no sample",
+            f"{path}: the first line, 0,1,2{',...' * (len(names) > 3)}, is taken for the names that pandas "
+            "gives to columns, and for no sample",
             file=sys.stderr,
         )
-    elif not _are_names(first, block):
-        return _Table(path, [*map(str, range(len(first)))], False, chain([first], block, rows))
-    return _Table(path, [name.strip() for name in first], True, chain(block, rows))
+        return separator, names, True
+    if _are_names(rows[0], rows[1:]):
+        return separator, names, True
+    return separator, [*map(str, range(len(names)))], False
 
 
-def _rows_of(path: Path, file: TextIO) -> Iterator[list[str]]:
-    """Return the rows of a file without those that are blank."""
-    lines, letters = lines_of(file, path), 0
-    first = next(lines, "")
+def _read(path: Path, separator: str, names: list[str], named: bool) -> Any:
+    """Return the rows of a file as a table of Arrow."""
+    from pyarrow import compute
+    from pyarrow import csv as arrow_csv
 
-    def counted() -> Iterator[str]:
-        # A quoted text may have lines, so a row may have any number of them.
-        nonlocal letters
-        for line in chain([first], lines):
-            letters += len(line)
-            if letters > MOST_LETTERS:
-                raise refuse_longer(path)
-            yield line
-
-    reader = csv.reader(counted(), delimiter=max(_SEPARATORS, key=first.count), strict=True)
+    arrow = arrow_package()
     try:
-        for row in reader:
-            letters = 0
-            if row:
-                yield row
-    except csv.Error as error:
-        raise BadData(f"{path} is broken at line {reader.line_num:,}: {error}; mend that line") from error
-
-
-def _read(
-    table: _Table, target: object, columns: object, missing: str, labelled: bool, group: object
-) -> Contents[object]:
-    path, names = table.path, table.names
-    if not table.named and target is None and labelled:
-        raise BadData(
-            f"{path} has no line with the names of its {len(names)} columns: say which column is to be "
-            "predicted by its number, --data.target 0 for the first, -1 for the last"
+        found = arrow_csv.read_csv(
+            path,
+            arrow_csv.ReadOptions(column_names=names, skip_rows_after_names=int(named)),
+            arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=True),
         )
-    choice = choose(names, target, columns, str(path), labelled, group)
-    pile, texts = _numbers(table, choice)
-    if not len(pile):
-        raise BadData(f"{path} has no row below its column names; give a row for each sample")
-    used = tuple(names[at] for at in choice.inputs)
-    if not labelled:
-        return Contents(stem_of(path), {"train": (pile.rows(), None)}, columns=used)
-    targets, kept = targets_of([texts[at].column() for at in choice.targets], missing, str(path))
-    groups = None if choice.group is None else groups_of(texts[choice.group].column(), kept, str(path))
-    inputs = chosen(pile.rows(), np.flatnonzero(kept))
-    return Contents(stem_of(path), {"train": (inputs, targets)}, columns=used, groups=groups)
+    except (arrow.ArrowException, UnicodeDecodeError) as error:
+        raise BadData(f"{path} is broken: {str(error)[:200]}; mend it") from error
+    for at, field in enumerate(found.schema):
+        if arrow.types.is_string(field.type):
+            column = compute.utf8_trim_whitespace(found.column(at))
+            found = found.set_column(at, field.name, column)
+        elif arrow.types.is_null(field.type):
+            found = found.set_column(at, field.name, found.column(at).cast(arrow.float64()))
+        elif arrow.types.is_temporal(field.type):
+            found = found.set_column(at, field.name, found.column(at).cast(arrow.string()))
+    return found
 
 
-def _numbers(table: _Table, choice: Choice) -> tuple[Pile, dict[int, Texts]]:
-    """Return the inputs, and the columns of targets and groups by their positions."""
-    path, names, rows = table.path, table.names, table.rows
-    width, pick, done = len(names), itemgetter(*choice.inputs), 0
-    pile = Pile(path)
-    read = choice.targets if choice.group is None else (*choice.targets, choice.group)
-    texts = {at: Texts(names[at], str(path)) for at in read}
-    many = len(choice.inputs) > 1
-    while block := list(islice(rows, _ROWS)):
-        for number, row in enumerate(block, done + 1):
-            if len(row) != width:
-                raise BadData(
-                    f"{path} has {len(row)} values in row {number:,}, where its first row has {width}; "
-                    "mend that row"
-                )
-        for at, column in texts.items():
-            column.add([row[at] for row in block])
-        cells = list(chain.from_iterable(map(pick, block)) if many else map(pick, block))
-        try:
-            values: Array = np.fromiter(map(float, cells), np.float64, len(cells))
-        except ValueError:
-            values = np.fromiter(
-                (_number(path, cells, names, choice, done, at) for at in range(len(cells))),
-                np.float64,
-                len(cells),
-            )
-        pile.add(as_floats(values).reshape(len(block), -1))
-        done += len(block)
-    return pile, texts
-
-
-def _number(path: Path, cells: list[str], names: list[str], choice: Choice, done: int, at: int) -> float:
-    """Return one of the cells of some rows as a number; NaN: it is missing."""
-    try:
-        return float(cells[at])
-    except ValueError:
-        if cells[at].strip().lower() in ABSENT:
-            return float("nan")
-    inputs = [names[column] for column in choice.inputs]
-    row, column = divmod(at, len(inputs))
-    beside = cells[row * len(inputs) : (row + 1) * len(inputs)]
-    numbers = [name for name, text in zip(inputs, beside, strict=True) if _is_number(text)]
+def _say_text(table: Table, name: str, inputs: list[str]) -> BadData:
+    """Return the error for a column with a text, with the first such cell."""
+    is_text = arrow_package().types.is_string
+    row, text = next(
+        (start + at, value)
+        for start, values in table.column(name)
+        for at, value in enumerate(values.to_pylist())
+        if value is not None and not _is_number(str(value))
+    )
+    numbers = [one for one in inputs if not is_text(table.schema.field(one).type)]
     few = ",".join(numbers) if 0 < len(numbers) <= _MOST_NAMED else "A,B,..."
-    raise BadData(
-        f"{path} has a text where a number is due: row {done + row + 1:,}, column '{inputs[column]}' has "
-        f"'{cells[at][:80]}'; mend it, or leave out the columns that are no numbers: --data.columns {few}"
+    return BadData(
+        f"{table.path} has a text where a number is due: row {row + 1:,}, column '{name}' has "
+        f"'{text[:80]}'; mend it, or leave out the columns that are no numbers: --data.columns {few}"
     )
 
 
@@ -212,10 +155,6 @@ def _are_names(first: list[str], rows: list[list[str]]) -> bool:
             return True
         again = again or first[at] in below
     return bool(texts) and not again
-
-
-def _are_positions(first: list[str]) -> bool:
-    return len(first) > 2 and first == [str(at) for at in range(len(first))]
 
 
 def _is_number(text: str) -> bool:

@@ -29,7 +29,6 @@ from tutti.data.tables import (
     targets_of,
 )
 from tutti.errors import BadData
-from tutti.load_object import optional_package
 from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
 from tutti.registry import part
 
@@ -41,6 +40,13 @@ _MOST_ROWS: Final = 1 << 16
 
 _TARGET: Final = "target"
 """The name of the target in files that are written."""
+
+
+def arrow_package() -> Any:
+    """Return pyarrow, which is imported by data that need it alone."""
+    import pyarrow
+
+    return pyarrow
 
 
 @part("Parquet")
@@ -75,7 +81,7 @@ class Parquet(Format):
             group: the column by which samples are grouped, which is no input.
         """
         with _opened(path) as table:
-            return _read(table, target, columns, missing, size, bool(skip_bad), labelled, group)
+            return read_table(table, target, columns, missing, size, bool(skip_bad), labelled, group)
 
     @staticmethod
     @override
@@ -93,18 +99,28 @@ class Arrow(Parquet):
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """A table in a file.
 
     Attributes:
         path: of the file.
         schema: of its columns.
         read: reads some columns, a block of rows after the other.
+        refuse: makes the error for an input that is no number, from its name and those of all inputs.
     """
 
     path: Path
     schema: Any
     read: Callable[[Sequence[str]], Iterator[Any]]
+    refuse: Callable[[Table, str, list[str]], BadData] | None = None
+
+    @classmethod
+    def of(
+        cls, path: Path, table: Any, refuse: Callable[[Table, str, list[str]], BadData] | None = None
+    ) -> Table:
+        """Return a table of Arrow that is in memory."""
+        step = _rows_of(table.nbytes, table.num_rows)
+        return cls(path, table.schema, lambda names: iter(table.select(list(names)).to_batches(step)), refuse)
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
         """Read columns block by block: the number of the first row of each, and an array for each column."""
@@ -121,9 +137,9 @@ class _Table:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_Table]:
+def _opened(path: Path) -> Iterator[Table]:
     """Open a file, and refuse one that turns out to be damaged."""
-    arrow = optional_package("pyarrow", "Parquet and Arrow files")
+    arrow = arrow_package()
     with open_data_file(path) as file:
         packed = file.read(len(Parquet.start)) == Parquet.start
     try:
@@ -162,7 +178,7 @@ def read_frame(
     Raises:
         BadData: as for a file; or pandas holds what is no column of one kind.
     """
-    arrow, name = optional_package("pyarrow", "data frames"), type(frame).__name__
+    arrow, name = arrow_package(), type(frame).__name__
     try:
         if type(frame).__module__.startswith("pandas"):
             table = arrow.Table.from_pandas(frame, preserve_index=False)
@@ -175,11 +191,8 @@ def read_frame(
             f"the {name} is no table that Arrow can hold: {str(error)[:200]}; give each column a name of its "
             "own, and plain numbers or texts"
         ) from error
-    step = _rows_of(table.nbytes, table.num_rows)
-    found = _Table(
-        Path(f"the {name}"), table.schema, lambda names: iter(table.select(list(names)).to_batches(step))
-    )
-    return replace(_read(found, target, columns, missing, None, False, labelled, group), name=name)
+    found = Table.of(Path(f"the {name}"), table)
+    return replace(read_table(found, target, columns, missing, labelled=labelled, group=group), name=name)
 
 
 def are_parts(value: object, chosen: bool) -> bool:
@@ -230,21 +243,22 @@ def _is_arrow(frame: object) -> bool:
     return type(frame).__module__.startswith("pyarrow")
 
 
-def _open_parquet(path: Path) -> _Table:
-    parquet = optional_package("pyarrow.parquet", "Parquet files")
+def _open_parquet(path: Path) -> Table:
+    from pyarrow import parquet
+
     file = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
     size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
     refuse_larger_than_memory(path, size)
     step = _rows_of(size, file.metadata.num_rows)
-    return _Table(
+    return Table(
         path,
         file.schema_arrow,
         lambda names: file.iter_batches(step, columns=list(names), use_threads=False),
     )
 
 
-def _open_arrow(path: Path) -> _Table:
-    arrow = optional_package("pyarrow", "Arrow files")
+def _open_arrow(path: Path) -> Table:
+    arrow = arrow_package()
     file = arrow.ipc.open_file(arrow.memory_map(str(path)))
 
     def read(names: Sequence[str]) -> Iterator[Any]:
@@ -254,7 +268,7 @@ def _open_arrow(path: Path) -> _Table:
             for start in range(0, batch.num_rows, step):
                 yield batch.slice(start, step)
 
-    return _Table(path, file.schema, read)
+    return Table(path, file.schema, read)
 
 
 def _rows_of(nbytes: int, rows: int) -> int:
@@ -262,16 +276,17 @@ def _rows_of(nbytes: int, rows: int) -> int:
     return min(_MOST_ROWS, max(1, _BLOCK_BYTES * rows // max(1, nbytes)))
 
 
-def _read(
-    table: _Table,
+def read_table(
+    table: Table,
     target: object,
     columns: object,
     missing: str,
-    size: object,
-    skip_bad: bool,
-    labelled: bool,
-    group: object,
+    size: object = None,
+    skip_bad: bool = False,
+    labelled: bool = True,
+    group: object = None,
 ) -> Contents[object]:
+    """Read a table; the options are those of `Parquet.read`."""
     path, names = table.path, table.schema.names
     choice = choose(names, target, columns, str(path), labelled, group)
     inputs, goals = ([names[at] for at in some] for some in (choice.inputs, choice.targets))
@@ -314,7 +329,7 @@ def _read(
     return Contents(path.stem, {"train": (found, targets)}, classes, labels, columns=named, groups=groups)
 
 
-def _refuse_fewer(table: _Table, there: int, due: int | None) -> None:
+def _refuse_fewer(table: Table, there: int, due: int | None) -> None:
     """Refuse a table without rows, and one whose inputs have other rows than its targets."""
     if not there:
         raise BadData(f"{table.path} has no rows")
@@ -324,15 +339,15 @@ def _refuse_fewer(table: _Table, there: int, due: int | None) -> None:
         )
 
 
-def _target(table: _Table, name: str) -> Column:
+def _target(table: Table, name: str) -> Column:
     blocks = [_target_block(table, name, values) for _, values in table.column(name)]
     if not blocks:
         raise BadData(f"{table.path} has no rows")
     return one_column(blocks, str(table.path))
 
 
-def _target_block(table: _Table, name: str, values: Any) -> Column:
-    arrow = optional_package("pyarrow", "Parquet files")
+def _target_block(table: Table, name: str, values: Any) -> Column:
+    arrow = arrow_package()
     kind = values.type
     if arrow.types.is_dictionary(kind):
         kind = kind.value_type
@@ -354,12 +369,12 @@ def _target_block(table: _Table, name: str, values: Any) -> Column:
     return Column(name, found, absent | (np.isnan(found) if found.dtype.kind == "f" else False))
 
 
-def _numbers(table: _Table, names: Sequence[str]) -> Iterator[Array]:
+def _numbers(table: Table, names: Sequence[str]) -> Iterator[Array]:
     """Return columns of numbers, side by side, in blocks; NaN: missing."""
-    arrow = optional_package("pyarrow", "Parquet files")
+    arrow = arrow_package()
     for name in names:
-        if not _is_number(kind := table.schema.field(name).type):
-            raise _no_numbers(table, name, kind)
+        if not _is_number(table.schema.field(name).type):
+            raise (table.refuse or _no_numbers)(table, name, list(names))
     for _, arrays in table.blocks(names):
         found = np.empty((len(arrays[0]), len(names)), float_dtype())
         for at, values in enumerate(arrays):
@@ -368,8 +383,9 @@ def _numbers(table: _Table, names: Sequence[str]) -> Iterator[Array]:
         yield found
 
 
-def _no_numbers(table: _Table, name: str, kind: object) -> BadData:
+def _no_numbers(table: Table, name: str, inputs: list[str]) -> BadData:
     """Return the error for a column of something else, with the first value."""
+    kind = table.schema.field(name).type
     for start, values in table.column(name):
         at = next((at for at, value in enumerate(values) if value.is_valid), None)
         if at is not None:
@@ -383,7 +399,7 @@ def _no_numbers(table: _Table, name: str, kind: object) -> BadData:
     )
 
 
-def _lists(table: _Table, name: str) -> Iterator[Array]:
+def _lists(table: Table, name: str) -> Iterator[Array]:
     """Return a column of lists of numbers, all equally long, in blocks."""
     first: tuple[int, ...] | None = None
     for start, values in table.column(name):
@@ -397,8 +413,8 @@ def _lists(table: _Table, name: str) -> Iterator[Array]:
         yield found
 
 
-def _list_block(table: _Table, name: str, start: int, values: Any) -> Array:
-    arrow = optional_package("pyarrow", "Parquet files")
+def _list_block(table: Table, name: str, start: int, values: Any) -> Array:
+    arrow = arrow_package()
     shape: list[int] = [len(values)]
     while _is_list(values.type):
         if values.null_count:
@@ -415,16 +431,16 @@ def _list_block(table: _Table, name: str, start: int, values: Any) -> Array:
     return _numbers_in(table, name, values, shape)
 
 
-def _unequal(table: _Table, name: str) -> bool:
+def _unequal(table: Table, name: str) -> bool:
     """Tell whether a column has lists of several lengths."""
-    arrow = optional_package("pyarrow", "Parquet files")
+    arrow = arrow_package()
     found: set[int] = set()
     for _, values in table.column(name):
         found |= set(arrow.compute.list_value_length(values).drop_null().unique().to_pylist())
     return len(found) > 1
 
 
-def _sequences(table: _Table, name: str, values: Any) -> Array:
+def _sequences(table: Table, name: str, values: Any) -> Array:
     """Return lists of numbers as an array of arrays."""
     if values.null_count:
         raise BadData(f"{table.path} has no list in some rows of the column '{name}'; leave these out")
@@ -436,7 +452,7 @@ def _sequences(table: _Table, name: str, values: Any) -> Array:
     return found
 
 
-def _flat(table: _Table, name: str, values: Any) -> Array:
+def _flat(table: Table, name: str, values: Any) -> Array:
     """Return the numbers in lists, which may be lists of equal length."""
     shape: list[int] = [len(values)]
     while _is_list(values.type):
@@ -451,9 +467,9 @@ def _flat(table: _Table, name: str, values: Any) -> Array:
     return _numbers_in(table, name, values, shape)
 
 
-def _numbers_in(table: _Table, name: str, values: Any, shape: list[int]) -> Array:
+def _numbers_in(table: Table, name: str, values: Any, shape: list[int]) -> Array:
     """Return the numbers in lists, in a shape."""
-    arrow = optional_package("pyarrow", "Parquet files")
+    arrow = arrow_package()
     if not _is_number(values.type):
         raise BadData(
             f"{table.path} has lists of {values.type} in the column '{name}'; give lists of numbers"
@@ -465,29 +481,29 @@ def _numbers_in(table: _Table, name: str, values: Any, shape: list[int]) -> Arra
 
 
 def _is_number(kind: Any) -> bool:
-    types = optional_package("pyarrow", "Parquet files").types
+    types = arrow_package().types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _is_list(kind: Any) -> bool:
-    types = optional_package("pyarrow", "Parquet files").types
+    types = arrow_package().types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _holds_pictures(kind: Any) -> bool:
     """Tell whether values are the content of files, or structures with it, as Hugging Face has them."""
-    types = optional_package("pyarrow", "Parquet files").types
+    types = arrow_package().types
     if types.is_struct(kind):
         at = kind.get_field_index("bytes")
         return at >= 0 and _holds_pictures(kind.field(at).type)
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _pictures(table: _Table, name: str) -> Pictures:
+def _pictures(table: Table, name: str) -> Pictures:
     """Return the pictures of a column; the contents of their files are gathered first."""
     pile, ends = Pile(table.path), [0]
     for _, values in table.column(name):
-        if optional_package("pyarrow", "Parquet files").types.is_struct(values.type):
+        if arrow_package().types.is_struct(values.type):
             values = values.field("bytes")
         files = [value or b"" for value in values.to_pylist()]
         ends += (ends[-1] + np.cumsum([len(one) for one in files])).tolist()
@@ -520,7 +536,9 @@ def _classes(schema: Any, goals: list[str]) -> tuple[int | None, tuple[str, ...]
 
 def _write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
     """Write a data set of one part; class names go where Hugging Face has them."""
-    arrow, parquet = (optional_package(f"pyarrow{one}", "Parquet files") for one in ("", ".parquet"))
+    from pyarrow import parquet
+
+    arrow = arrow_package()
     if len(contents.parts) > 1:
         raise BadData(
             f"'{contents.name}' has the parts {', '.join(contents.parts)}, and a Parquet file has one; give "
@@ -567,7 +585,7 @@ def _write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
 
 def _column(values: Array) -> Any:
     """Return samples of any shape as a column of Arrow: of numbers, or of lists of one length."""
-    arrow = optional_package("pyarrow", "Parquet files")
+    arrow = arrow_package()
     native = values.dtype.newbyteorder("=")
     numbers = values.astype(np.float32 if values.dtype.kind == "b" else native, copy=False)
     found = arrow.array(np.ascontiguousarray(numbers).reshape(-1))

@@ -12,7 +12,6 @@ from typing import IO, Final, TextIO, cast
 
 from tutti.data.formats import read_start
 from tutti.errors import BadData
-from tutti.load_object import optional_package
 from tutti.records.npz import damaged, open_data_file
 
 PACKED: Final = ("", ".gz", ".zst")
@@ -31,7 +30,6 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
     Raises:
         BadData: it is missing, empty, truncated or no text.
-        BadOption: it is packed by zstd, and pyarrow is not installed.
     """
     start = read_start(path)
     try:
@@ -40,8 +38,9 @@ def open_text(path: Path) -> Iterator[TextIO]:
             if start.startswith(_GZIP):
                 raw = cast("IO[bytes]", stack.enter_context(gzip.GzipFile(fileobj=raw)))
             elif start.startswith(_ZSTD):
-                arrow = optional_package("pyarrow", "files packed by zstd")
-                raw = stack.enter_context(arrow.CompressedInputStream(raw, "zstd"))
+                import pyarrow
+
+                raw = stack.enter_context(pyarrow.CompressedInputStream(raw, "zstd"))
             yield stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
     except UnicodeDecodeError as error:
         raise BadData(f"{path} is no text in UTF-8: {error.reason}; save it as UTF-8") from error

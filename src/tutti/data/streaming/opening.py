@@ -1,14 +1,9 @@
-"""Opening a data set whose inputs stay in files: targets and two windows of inputs are in memory.
-
-leader of each host     reads headers and targets, splits, checks
-all ranks of the host   read all inputs once for means and deviations, unless that is kept beside the files
-"""
+"""Opening a data set whose inputs stay in files; the leader of each host reads headers and targets."""
 
 from __future__ import annotations
 
-import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -16,30 +11,20 @@ from typing import Final, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from tutti.comm.base import Communicator, cut
+from tutti.comm.base import Communicator
 from tutti.data.agreement import agreed
-from tutti.data.arrays import stored_dtype
+from tutti.data.arrays import image_layout, stored_dtype
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents, from_keys, slot_of
-from tutti.data.formats.npy import files_by_key, joined_files
+from tutti.data.formats.npy import files_by_key, joined_files, read_npy
 from tutti.data.parts import DataSet, Part, Scale
 from tutti.data.rows import Array, Rows, StoredRows
-from tutti.data.scale import scale_of
-from tutti.data.streaming.layout import kept_rows, refuse_unusable
+from tutti.data.scale import pixel_sums, scale_of
+from tutti.data.streaming.mapped import Mapped
 from tutti.data.streaming.options import Streamable
 from tutti.data.streaming.part import Source, StreamedPart
-from tutti.data.streaming.ring import SLOTS, Ring, ring_shape
-from tutti.data.streaming.shards import Shard, ShardRows
 from tutti.data.streaming.spans import Spans, split_stretches, stretch_length
-from tutti.data.streaming.statistics import (
-    Statistics,
-    about_files,
-    keep_statistics,
-    load_statistics,
-    needs_pass,
-)
 from tutti.data.streaming.windows import Windows
 from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption
@@ -47,6 +32,11 @@ from tutti.records.untrusted import printable
 
 BLOCK_BYTES: Final = 1 << 20
 """The size of a block: so much in one piece keeps any disk busy, and many of them fit into a window."""
+
+SEEN_BYTES: Final = 1 << 26
+"""Mean and deviation of pixels are those of as many bytes, in evenly spaced pieces of larger data."""
+
+SEEN_PIECES: Final = 64
 
 FEWEST_BLOCKS: Final = 32
 """Blocks of a window at least: with fewer, batches of sorted data would be of few classes."""
@@ -61,14 +51,12 @@ class Found:
         checksum: of the targets.
         files: of the inputs of each part in the folder.
         uses: for each part of the data set, in order, the part in the folder and which of its samples.
-        trained: of the stretches of the folder's training part, which are trained on.
     """
 
     dataset: DataSet
     checksum: int
-    files: Mapping[str, ShardRows]
+    files: Mapping[str, Mapped]
     uses: tuple[tuple[str, Spans], ...]
-    trained: Array
 
 
 def open_streamed(
@@ -88,7 +76,7 @@ def open_streamed(
         known: the classes of a model that the data are for.
 
     Raises:
-        BadData, NotFinite, BadOption: the data cannot be used. Every rank raises the same error.
+        BadData, BadOption: the data cannot be used. Every rank raises the same error.
     """
     node = comm.node
     wanted: list[tuple[Array, Spans]] = []
@@ -109,15 +97,19 @@ def open_streamed(
     if node.rank == 0:
         _fill(targets.numpy(), wanted)
         wanted.clear()
-    folder = cast("Path", node.broadcast_object(None if given is None else given.folder))
-    rows = {part: kept_rows(shards) for part, shards in found.files.items()}
-    scale = _checked_scale(found, rows, folder, comm)
+    (name, spans), *_ = found.uses
+    scale = Scale()
+    if found.files[name].dtype == np.uint8:
+        scale = cast(
+            "Scale", node.broadcast_object(_scale(found.files[name], spans) if node.rank == 0 else None)
+        )
     ends = list(accumulate(map(len, dataset.parts)))
     uses = iter(zip(found.uses, ends, strict=True))
 
     def with_source(part: Part) -> Part:
         (name, spans), end = next(uses)
-        source = Source(found.files[name], spans, part.stored_inputs.dtype)  # type: ignore[union-attr]
+        leads = node.rank == 0
+        source = Source(found.files[name], spans, part.stored_inputs.dtype, leads)  # type: ignore[union-attr]
         return replace(
             cast("StreamedPart", part),
             stored_targets=targets[end - len(part) : end],
@@ -126,14 +118,6 @@ def open_streamed(
         )
 
     opened = dataset.with_parts(with_source)
-    train = cast("StreamedPart", opened.train)
-    assert train.windows is not None, "the training part is streamed in windows"
-    assert train.source is not None, "it has just been given one"
-    memory = node.shared(
-        *ring_shape(train.windows, cast("Tensor", train.stored_inputs)), dtype=train.source.dtype
-    )
-    control = node.shared(Ring.control_size(node.size), dtype=torch.int64)
-    train.source.ring = Ring(train.windows, memory, control, node.rank, node.size, train.source.read)
     node.barrier()  # Nobody goes on before the leader has filled the targets.
     return opened
 
@@ -143,7 +127,7 @@ def _find(
 ) -> tuple[Found, list[tuple[Array, Spans]]]:
     """Return what is in a folder, and for each part of the data set the targets that it is some of."""
     contents = _read(given.folder, given.options)
-    files = {part: cast("ShardRows", x) for part, (x, _) in contents.parts.items()}
+    files = {part: cast("Mapped", x) for part, (x, _) in contents.parts.items()}
     classes = given.options.get("classes")
     if classes is not None and (not isinstance(classes, int) or isinstance(classes, bool) or classes < 1):
         raise BadOption(f"--data.classes is {classes!r}; give a whole number of at least 1")
@@ -153,10 +137,10 @@ def _find(
         known,
     )
     train = files["train"]
-    rows = kept_rows(train)
+    rows = image_layout(train, turn=True)
     length = stretch_length(len(rows), _sample_bytes(rows))
     share = 0.0 if "validation" in files else validation
-    trained, kept, aside = split_stretches(len(rows), length, share, seed)
+    kept, aside = split_stretches(len(rows), length, share, seed)
     uses = {"train": ("train", kept), "validation": ("train", aside)}
     uses |= {part: (part, Spans.whole(len(found))) for part, found in files.items() if part != "train"}
     windows = windows_of(len(kept), _sample_bytes(rows), given.buffer_bytes)
@@ -180,7 +164,7 @@ def _find(
     )
     order = [part for part in ("train", "validation", "test") if part in parts]
     wanted = [(checked.parts[name][1], spans) for name, spans in (uses[part] for part in order)]
-    return Found(dataset, checksum, files, tuple(uses[part] for part in order), trained), wanted
+    return Found(dataset, checksum, files, tuple(uses[part] for part in order)), wanted
 
 
 def _fill(targets: Array, wanted: list[tuple[Array, Spans]]) -> None:
@@ -206,13 +190,13 @@ def _read(folder: Path, options: Mapping[str, object]) -> Contents[object]:
     found = files_by_key(folder)
     inputs = {key for key in found if (slot_of(key) or ("", ""))[1] == "inputs"}
     values: dict[str, object] = {
-        key: ShardRows.of(files) if key in inputs else _in_memory(joined_files(files))
+        key: Mapped(files) if key in inputs else _in_memory(joined_files(files))
         for key, files in found.items()
     }
     contents = from_keys(values, folder.resolve().name, str(folder))
     paths = {(slot_of(key) or ("", ""))[0]: files for key, files in found.items() if key not in inputs}
     for part, (x, y) in contents.parts.items():
-        refuse_unusable(part, cast("ShardRows", x), cast("Array", y), paths[part])
+        refuse_unusable(part, cast("Mapped", x), cast("Array", y), paths[part])
     return contents
 
 
@@ -240,54 +224,58 @@ def windows_of(samples: int, sample_bytes: int, buffer_bytes: int) -> Windows:
     Args:
         samples: how many there are.
         sample_bytes: of the inputs of one, in memory.
-        buffer_bytes: the memory for all windows that are in it at once.
+        buffer_bytes: of the window in use and the next one.
     """
-    window = min(samples, max(1, buffer_bytes // SLOTS // max(1, sample_bytes)))
+    window = min(samples, max(1, buffer_bytes // 2 // max(1, sample_bytes)))
     block = max(1, min(BLOCK_BYTES // max(1, sample_bytes), window // FEWEST_BLOCKS))
     return Windows(samples, block, -(-samples // block) if window == samples else window // block)
 
 
-def _checked_scale(found: Found, rows: Mapping[str, Rows], folder: Path, comm: Communicator) -> Scale:
-    """Look at all inputs once, or at what was found then; returns the scale of those to be trained on."""
-    scale = Scale()
-    for part, one in rows.items():
-        if not needs_pass(one) or (part != "train" and one.dtype == np.uint8):
+def _scale(files: Mapped, spans: Spans) -> Scale:
+    """Return the scale of pixels, by all samples of a part or evenly spaced pieces of it."""
+    samples = len(spans)
+    most = max(SEEN_PIECES, SEEN_BYTES // max(1, _sample_bytes(files)))
+    length = -(-samples // SEEN_PIECES) if samples <= most else most // SEEN_PIECES
+    total, seen, values = np.zeros((1, 2), np.int64), 0, 0
+    for start in np.linspace(0, samples, SEEN_PIECES, endpoint=False).astype(np.int64):
+        stop = min(int(start) + length, samples)
+        positions = np.arange(max(int(start), seen), stop)
+        if not len(positions):
             continue
-        length = stretch_length(len(one), _sample_bytes(one))
-        statistics = _statistics(folder, part, found.files[part].shards, one, length, comm)
-        statistics.refuse_broken(part, one)
-        if part == "train" and one.dtype == np.uint8:
-            total = statistics.sums[found.trained].sum(0)
-            trained = len(found.uses[0][1])
-            scale = scale_of(total, trained * (one.size // len(one)) // len(total))
-    return scale
+        chunk = image_layout(files.take(spans.rows(positions)), turn=True)
+        sums = pixel_sums(np.ascontiguousarray(chunk))
+        total, seen, values = total + sums.sum(0), stop, values + chunk.size // sums.shape[1]
+    return scale_of(total, values)
 
 
-def _statistics(
-    folder: Path, part: str, shards: list[Shard], rows: Rows, length: int, comm: Communicator
-) -> Statistics:
-    """Return the sums over all stretches (collective), of which each rank of a host reads some."""
-    node = comm.node
-    known, about = None, ""
-    if node.rank == 0:
-        about = about_files(shards, rows, length)
-        known = load_statistics(folder, part, rows, length, about)
-    known = cast("Statistics | None", node.broadcast_object(known))
-    if known is not None:
-        return known
-    if comm.rank == 0:
-        print(
-            f"reading {sum(shard.size for shard in shards) / 1e9:.1f} GB of {part} inputs once, for their "
-            "means and NaN; what is found is kept beside them",
-            file=sys.stderr,
-            flush=True,
+def refuse_unusable(part: str, inputs: Mapped, targets: Array, files: Sequence[Path]) -> None:
+    """Refuse inputs and targets of a part that do not fit each other.
+
+    Args:
+        part: "train", "validation" or "test".
+        inputs: of the part.
+        targets: likewise.
+        files: with the targets.
+
+    Raises:
+        BadData: with the file, where its own inputs and targets are of different number.
+    """
+    if len(files) == len(inputs.paths) > 1:
+        for path, array, other in zip(inputs.paths, inputs.arrays, files, strict=True):
+            count = len(read_npy(other))
+            if count != len(array):
+                raise BadData(
+                    f"{path} has {len(array):,} inputs, but {other} {count:,} targets; give one target for "
+                    "each input"
+                )
+    if targets.ndim == 0 or len(inputs) != len(targets):
+        raise BadData(
+            f"the {part} part has {len(inputs):,} inputs (shape {inputs.shape}) but {targets.size:,} targets "
+            f"(shape {targets.shape}); give one target for each input"
         )
-    empty = Statistics.empty(rows, length)
-    sums = node.shared(*empty.sums.shape, dtype=torch.float64)
-    broken = node.shared(*empty.broken.shape, dtype=torch.int64)
-    found = Statistics(length, sums.numpy(), broken.numpy())
-    found.add(rows, cut(len(empty.sums), node.size)[node.rank])
-    node.barrier()
-    if node.rank == 0:
-        keep_statistics(folder, part, found, about)
-    return found
+    if not len(inputs) or not inputs.size:
+        raise BadData(
+            f"the {part} inputs have the shape {inputs.shape}, so no values; give at least one sample"
+        )
+    if inputs.dtype.kind not in "biuf":
+        raise BadData(f"the {part} inputs are of type {inputs.dtype}; give numbers, such as float32 or uint8")

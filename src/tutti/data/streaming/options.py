@@ -12,7 +12,7 @@ from tutti.data.builtin import BUILT_IN
 from tutti.data.contents import slot_of
 from tutti.data.formats.npy import files_by_key
 from tutti.data.remote import is_remote
-from tutti.data.streaming.shards import ShardRows
+from tutti.data.streaming.mapped import Mapped
 from tutti.errors import BadOption
 from tutti.free_memory import free_bytes
 from tutti.load_object import names_object
@@ -125,7 +125,7 @@ def streamable(data: object, options: Mapping[str, object]) -> Streamable | None
     buffer_bytes = _buffer(options)
     if wanted is None:
         free = free_bytes()
-        needed = sum(_stored_bytes(ShardRows.of(one)) for one in inputs)
+        needed = sum(_stored_bytes(Mapped(one)) for one in inputs)
         wanted = free is not None and needed > MOST * free
     return Streamable(folder, without_stream(data, options), wanted, buffer_bytes)
 
@@ -136,7 +136,7 @@ def _from_files(data: object) -> bool:
     return isinstance(data, str) and data not in BUILT_IN and not names_object(data)
 
 
-def _stored_bytes(rows: ShardRows) -> int:
+def _stored_bytes(rows: Mapped) -> int:
     return rows.size * stored_dtype(rows).itemsize
 
 

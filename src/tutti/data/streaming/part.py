@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from tutti.data.arrays import as_floats, image_layout
 from tutti.data.columns import Inputs, Stored
 from tutti.data.parts import Part
-from tutti.data.rows import Array, Indices
-from tutti.data.streaming.layout import kept_rows
-from tutti.data.streaming.ring import Ring
-from tutti.data.streaming.shards import ShardRows
+from tutti.data.streaming.mapped import Mapped
 from tutti.data.streaming.spans import Spans
 from tutti.data.streaming.windows import WindowOrder, Windows
 from tutti.errors import BadData
@@ -27,68 +26,54 @@ class Source:
     """The inputs of a part in its files.
 
     Args:
-        shards: the files.
+        files: with the samples.
         spans: which of their samples are the part's.
         dtype: in which inputs are kept.
+        reads_ahead: whether this process has the next window read.
 
     Attributes:
-        rows: the samples of the files in the layout in which inputs are kept.
-        ring: the windows in memory; None: samples are read as they are asked for.
-        read_s: the seconds in which samples were read that no window had.
+        read_s: the seconds in which samples were taken from the files.
     """
 
-    def __init__(self, shards: ShardRows, spans: Spans, dtype: torch.dtype) -> None:
-        self.shards, self.spans, self.dtype = shards, spans, dtype
-        self.rows = kept_rows(shards)
-        self.ring: Ring | None = None
+    def __init__(self, files: Mapped, spans: Spans, dtype: torch.dtype, reads_ahead: bool = False) -> None:
+        self.files, self.spans, self.dtype, self.reads_ahead = files, spans, dtype, reads_ahead
         self.read_s = 0.0
+        self._last: int | None = None
 
     @override
-    def __reduce__(self) -> tuple[type[Source], tuple[ShardRows, Spans, torch.dtype]]:
-        # The memory of a host is its own.
-        return Source, (self.shards, self.spans, self.dtype)
-
-    def read(self, start: int, found: Array) -> None:
-        """Write the samples from a position on into an array, as many as it has."""
-        at = 0
-        for low, high in self.spans.stretches(start, start + len(found)):
-            if self.rows is self.shards and found.dtype == self.shards.dtype:
-                self.shards.read_into(low, found[at : at + high - low])
-            else:
-                found[at : at + high - low] = self.rows[low:high]
-            at += high - low
+    def __reduce__(self) -> tuple[type[Source], tuple[Mapped, Spans, torch.dtype]]:
+        return Source, (self.files, self.spans, self.dtype)
 
     def gather(self, samples: Tensor) -> Tensor:
         """Return the inputs at some positions, as they are stored."""
-        positions: Indices = samples.numpy()
-        if self.ring is None:
-            return self._from_files(positions)
-        places = self.ring.places(positions)
-        lacking = places < 0
-        if not lacking.any():
-            return self.ring.memory.index_select(0, torch.from_numpy(places))
-        found = self.ring.memory.index_select(0, torch.from_numpy(np.maximum(places, 0)))
-        found[torch.from_numpy(lacking)] = self._from_files(positions[lacking])
-        return found
-
-    def _from_files(self, positions: Indices) -> Tensor:
-        """Read the samples at some positions, neighbours at once."""
         began = time.perf_counter()
-        found = torch.empty(len(positions), *self.rows.shape[1:], dtype=self.dtype)
-        ordered = np.argsort(positions, kind="stable")
-        steps = np.flatnonzero(np.diff(positions[ordered]) != 1) + 1
-        for run in np.split(ordered, steps) if len(positions) else []:
-            first = int(positions[run[0]])
-            some = np.empty((len(run), *self.rows.shape[1:]), found.numpy().dtype)
-            self.read(first, some)
-            found[torch.from_numpy(run)] = torch.from_numpy(some)
-            after = first + len(run)
-            if len(run) > 1 and after < len(self.spans):
-                # Evaluation goes on from here, so the disk can work meanwhile.
-                for low, high in self.spans.stretches(after, min(after + len(run), len(self.spans))):
-                    self.shards.expect(low, high)
+        found = image_layout(self.files.take(self.spans.rows(samples.numpy())), turn=True)
+        if self.dtype.is_floating_point:
+            found = as_floats(found)  # type: ignore[arg-type]
+        stored = torch.from_numpy(found).to(self.dtype).contiguous()
         self.read_s += time.perf_counter() - began
-        return found
+        return stored
+
+    def enter(self, order: WindowOrder, samples: Tensor) -> None:
+        """Have the windows of some samples and the one behind them read, unless they have been."""
+        last = order.window_of(int(samples[-1]))
+        key = order.key(last)
+        if not self.reads_ahead or key == self._last:
+            return
+        first = last if self._last is None else last + 1
+        self._last = key
+        threading.Thread(target=self._expect, args=(order, first, last + 1), daemon=True).start()
+
+    def _expect(self, order: WindowOrder, first: int, last: int) -> None:
+        count = order.windows.count
+        for number in range(first, last + 1):
+            later = order.windows.order(order.seed, order.epoch + 1) if number >= count else order
+            for block in later.blocks(number % count):
+                span = order.windows.span(int(block))
+                # Whoever takes a sample of a file that is gone says so.
+                with suppress(OSError):
+                    for low, high in self.spans.stretches(span.start, span.stop):
+                        self.files.expect(low, high)
 
 
 @dataclass(frozen=True)
@@ -119,17 +104,13 @@ class StreamedPart(Part):
         return torch.from_numpy(self._source.spans.rows(positions.numpy()))
 
     def enter(self, order: WindowOrder, samples: Tensor) -> None:
-        """Go on to some samples of an epoch, by their positions; see `Ring.enter`."""
-        ring = self._source.ring
-        if ring is not None and len(samples) and order.windows == self.windows:
-            ring.enter(order, samples)
+        """Go on to some samples of an epoch, by their positions; see `Source.enter`."""
+        if len(samples) and order.windows == self.windows:
+            self._source.enter(order, samples)
 
     def take_waited_s(self) -> float:
-        """Return the seconds in which this rank has waited for files since it was last asked."""
-        source, ring = self._source, self._source.ring
-        seconds, source.read_s = source.read_s, 0.0
-        if ring is not None:
-            seconds, ring.waited_s = seconds + ring.waited_s, 0.0
+        """Return the seconds in which this rank has taken samples from files since it was last asked."""
+        seconds, self._source.read_s = self._source.read_s, 0.0
         return seconds
 
     @property
@@ -144,14 +125,12 @@ class StreamedPart(Part):
     def stretch(self, positions: slice) -> Part:
         source = self._source
         spans = source.spans.between(positions.start, positions.stop)
-        own = Source(source.shards, spans, source.dtype)
-        targets = self.stored_targets[positions].clone()
         return replace(
             self,
             stored_inputs=cast("Tensor", self.stored_inputs)[positions],
-            stored_targets=targets,
+            stored_targets=self.stored_targets[positions].clone(),
             windows=None,
-            source=own,
+            source=Source(source.files, spans, source.dtype),
         )
 
     @override

@@ -70,9 +70,7 @@ def stretch_length(samples: int, sample_bytes: int) -> int:
     return max(1, min(STRETCH_BYTES // max(1, sample_bytes), samples // _FEWEST))
 
 
-def split_stretches(
-    samples: int, length: int, share: float, seed: int
-) -> tuple[NDArray[np.bool_], Spans, Spans]:
+def split_stretches(samples: int, length: int, share: float, seed: int) -> tuple[Spans, Spans]:
     """Choose stretches to train on and stretches kept aside.
 
     Whole stretches, as reading a tenth of the samples one by one would read nearly all of the disk.
@@ -84,7 +82,7 @@ def split_stretches(
         seed: decides which.
 
     Returns:
-        For each stretch whether it is trained on; and the samples of both parts.
+        The samples that are trained on, and those kept aside.
 
     Raises:
         BadData: one of the parts would be empty.
@@ -99,7 +97,7 @@ def split_stretches(
             "'--validation 0' for none, or a share that leaves both some"
         )
     trained[np.random.default_rng((seed, 0x5EED)).permutation(count)[:wanted]] = False
-    return trained, _spans(trained, length, samples), _spans(~trained, length, samples)
+    return _spans(trained, length, samples), _spans(~trained, length, samples)
 
 
 def _spans(chosen: NDArray[np.bool_], length: int, samples: int) -> Spans:
