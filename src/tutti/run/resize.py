@@ -21,7 +21,10 @@ from tutti.terminal import warn_on_stderr
 _LOOK_S: Final = 0.05
 
 _ABSENT_S: Final = 30.0
-"""Time without a sign of its ranks after which a run has ended: lost ranks are replaced sooner."""
+"""Time without a sign of its ranks after which a run is not asked: lost ranks are replaced sooner."""
+
+_GONE_S: Final = 600.0
+"""The same for a run that was asked: mpirun may take its time to start other ranks."""
 
 
 def resize(run: str | Path, workers: int) -> str:
@@ -64,7 +67,7 @@ def resize(run: str | Path, workers: int) -> str:
     try:
         found = read_request(path)
         while found is not None and found.token == request.token and found.answer is None:
-            _refuse_ended(folder, count)
+            _refuse_ended(folder, count, _GONE_S)
             time.sleep(_LOOK_S)
             found = read_request(path)
     finally:
@@ -111,7 +114,7 @@ def _unchangeable(path: Path, config: TrainConfig, workers: int) -> str:
     )
 
 
-def _refuse_ended(folder: RunFolder, workers: int) -> None:
+def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) -> None:
     """Refuse a run that does not train."""
     refuse_no_folder(folder.path)
     again = f"tutti train --resume {shlex.quote(str(folder.path))}"
@@ -123,7 +126,7 @@ def _refuse_ended(folder: RunFolder, workers: int) -> None:
         beats = folder.heartbeats().records
     except FileNotFoundError:  # The folder is being removed or renamed.
         return
-    lives = any(one.time > time.time() - _ABSENT_S for one in beats)
+    lives = any(one.time > time.time() - absent_s for one in beats)
     if not lives or any(one.rank == 0 and one.state == FINISHED for one in beats):
         raise BadRunFolder(
             f"{folder.path} does not train now; with {workers} rank{'' if workers == 1 else 's'} it goes on "
