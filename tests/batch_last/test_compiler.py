@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -53,13 +52,6 @@ def test_without_a_compiler_the_remedy_is_named(cache: Path, monkeypatch: pytest
         compiler.compiled("float")
 
 
-def test_a_compiler_may_be_named_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = as_compiler(cache, monkeypatch, COMPILER)
-    monkeypatch.setenv("CC", f"{os.environ['CC']} -pipe")
-    compiler.compiled("float")
-    assert log.read_text().startswith("-pipe -O3")
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -78,46 +70,6 @@ def test_a_compiler_that_fails_is_told_with_its_first_line(
     with pytest.raises(BadOption, match=why):
         compiler.compiled("float")
     assert not list(cache.rglob("*.so"))
-
-
-def test_a_folder_that_others_may_write_to_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_compiler(cache, monkeypatch, COMPILER)
-    folder = compiler.compiled("float").parent
-    folder.chmod(0o777)
-    with pytest.raises(BadOption, match=f"chmod 700 {folder}"):
-        compiler.compiled("float")
-    assert folder.name == f"kernels-{os.getuid()}"
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="makes a link of another user")
-def test_a_link_that_another_user_may_change_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_compiler(cache, monkeypatch, COMPILER)
-    folder = compiler.compiled("float").parent
-    folder.rename(cache / "ours")
-    folder.symlink_to(cache / "ours")
-    assert compiler.compiled("float").exists()
-    os.lchown(folder, 12345, 12345)
-    with pytest.raises(BadOption, match="others may write to it"):
-        compiler.compiled("float")
-
-
-def test_what_killed_compilations_have_left_is_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_compiler(cache, monkeypatch, COMPILER)
-    folder = compiler.compiled("float").parent
-    left, under_way = folder / "compiling-old", folder / "compiling-new"
-    for room in (left, under_way):
-        room.mkdir()
-        (room / "float.so").touch()
-    os.utime(left, (0, 0))
-    compiler.compiled("double")
-    assert not left.exists()
-    assert under_way.exists()
-
-
-def test_a_compiler_may_have_words_before_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_compiler(cache, monkeypatch, COMPILER)
-    monkeypatch.setenv("CC", f"env {os.environ['CC']}")
-    assert compiler.compiled("float").read_text() == "compiled\n"
 
 
 def test_a_cache_that_cannot_be_made_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

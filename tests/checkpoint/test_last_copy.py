@@ -13,7 +13,6 @@ import pytest
 
 from tests.checkpoint.states import check, state_of
 from tutti.checkpoint.in_memory import MemorySaver
-from tutti.checkpoint.last_copy import write_last_copy
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.checkpoint.reading import Checkpoint
 from tutti.checkpoint.saver import Saver
@@ -41,7 +40,7 @@ def step_on_disk(folder: Path) -> int | None:
     assert passed_over == []
     if found is None:
         return None
-    checkpoint = Checkpoint.at(found)
+    checkpoint = Checkpoint(found.path, found.manifest)
     check(checkpoint.saved(0, 1), 0, 1, checkpoint.step, 1)
     assert checkpoint.facts == {"epoch": checkpoint.step}
     return checkpoint.step
@@ -56,23 +55,11 @@ def test_the_last_copy_becomes_a_checkpoint_beside_those_before_it(
     memory: StateMemory, tmp_path: Path
 ) -> None:
     save_on_disk(tmp_path, 2)
-    assert write_last_copy(memory.place, tmp_path, keep=3) == 5
+    assert memory.place.write_last_copy(tmp_path, keep=3) == 5
     assert step_on_disk(tmp_path) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000005"]
     assert (tmp_path / "latest").resolve().name == "step-00000005"
-    assert write_last_copy(memory.place, tmp_path, keep=3) is None
-
-
-def test_a_checkpoint_of_as_many_steps_stays(memory: StateMemory, tmp_path: Path) -> None:
-    save_on_disk(tmp_path, 6)
-    assert write_last_copy(memory.place, tmp_path, keep=3) is None
-    assert step_on_disk(tmp_path) == 6
-
-
-def test_where_it_cannot_be_written_the_error_says_so(memory: StateMemory, tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(OSError, match="taken"):
-        write_last_copy(memory.place, tmp_path / "taken" / "checkpoints", keep=3)
+    assert memory.place.write_last_copy(tmp_path, keep=3) is None
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,16 +75,6 @@ def fail(memory: StateMemory) -> None:
     job = TrainJob(TrainConfig(model="mlp", data="digits"))
     with pytest.raises(PeerLost, match="once too often"), _last_copy_kept(job, memory.place):
         raise PeerLost([0], "once too often")
-
-
-def test_on_a_full_disk_no_part_of_it_stays(
-    memory: StateMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_on_disk(tmp_path, 2)
-    fill_the_disk(monkeypatch)
-    with pytest.raises(OSError, match="No space left"):
-        write_last_copy(memory.place, tmp_path, keep=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
 
 
 @pytest.mark.parametrize(
@@ -123,17 +100,3 @@ def test_what_is_lost_on_a_full_disk_is_said(
     (warning,) = capsys.readouterr().err.splitlines()
     assert "No space left on device; it was nowhere but in the memory of this process" in warning
     assert warning.endswith(said)
-
-
-def test_a_copy_that_is_lost_as_the_folder_of_its_run_was_renamed_is_warned_of(
-    memory: StateMemory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    memory.place.note_folder(run)
-    run.rename(tmp_path / "other")
-    fail(memory)
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert "the last copy of the state is lost, as no checkpoint was made of it: cannot go on" in warning
-    assert f"{run}: it was removed or renamed while the run went on" in warning
-    assert not run.exists()

@@ -46,6 +46,7 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     assert f"run folder: runs/{folder.name}" in out
     assert folder.name.endswith("-mlp-digits")
     files = {
+        ".lock",
         "ranks",
         "config.json",
         "data.json",
@@ -290,7 +291,6 @@ def corrupt(tmp_path: Path) -> None:
         ("--config busy", "is not JSON"),
         ("--out busy", "busy"),
         ("--out full", "is not empty"),
-        ("--device cuda:3", "CUDA_VISIBLE_DEVICES=3"),
         ("--device mps", "Known: cpu, cuda"),
         ("--device gpu", "Known: cpu, cuda"),
         ("--device cuda --strategy easgd", "use --strategy solo there"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -41,15 +40,6 @@ def test_contract_across_hosts(hosts: Hosts, on_a: int, on_b: int) -> None:
     done = hosts.mpirun({"a": on_a, "b": on_b}, [*interpreter(), str(PROGRAMS / "contract.py")])
     assert results(done) == [{"hosts": 2, "size": on_a + on_b, "failures": {}}], done.stderr
     assert done.returncode == 0
-
-
-def test_every_rank_of_both_hosts_learns_whom_it_lost(hosts: Hosts, tmp_path: Path) -> None:
-    program = [*interpreter(), str(PROGRAMS / "lost_rank.py"), "-", "all_reduce", "kill", str(tmp_path)]
-    done = hosts.mpirun({"a": 2, "b": 2}, program, options=["--with-ft", "ulfm"])
-    found = results(done)
-    assert sorted((line["rank"], line["lost"]) for line in found) == [(0, [3]), (1, [3]), (2, [3])], (
-        done.stderr
-    )
 
 
 def test_nothing_is_left_of_hosts_that_are_gone() -> None:

@@ -52,9 +52,6 @@ class Store:
     perform: Callable[[], None]
 
 
-Late = tuple[Callable[[Store], bool], Callable[[Store], bool]]
-
-
 class Broken(AssertionError):
     """An order in which a rank fails, or all of them wait."""
 
@@ -65,16 +62,14 @@ class Execution:
     Args:
         build: makes the shared memory and the ranks' programs.
         order: in which other ranks see stores.
-        late: tells which stores are moved, and behind which of their rank's later ones: a bug to be found.
     """
 
     def __init__(
         self,
         build: Callable[[Execution], Programs],
         order: Order = Order.SEQUENTIAL,
-        late: Late | None = None,
     ) -> None:
-        self._order, self._late = order, late
+        self._order = order
         self.memory: Tensor = torch.zeros(0, dtype=torch.uint8)
         self.words: list[int] = []
         self._hub = greenlet.getcurrent()
@@ -82,7 +77,6 @@ class Execution:
         size = len(programs)
         self._ranks = [greenlet.greenlet(program) for program in programs]
         self._buffers: list[list[Store]] = [[] for _ in programs]
-        self._moved: list[Store | None] = [None] * size
         self._seen, self._seen_before = [0] * size, [0] * size
         self._done = [0] * size
         self._waits, self._blocked_at = [False] * size, [-1] * size
@@ -114,16 +108,10 @@ class Execution:
 
     def store(self, store: Store) -> None:
         """Perform a store, now or later."""
-        rank = self._current
-        if self._moved[rank] is None and self._late is not None and self._late[0](store):
-            self._moved[rank] = store
-            return
-        self._buffer(store)
-        moved = self._moved[rank]
-        if moved is not None and self._late is not None and self._late[1](store):
-            self._moved[rank] = None
-            self.access(stores=True)
-            self._buffer(moved)
+        if self._order is Order.SEQUENTIAL:
+            self._perform(store)
+        else:
+            self._buffers[self._current].append(store)
 
     def own(self, place: int) -> int | None:
         """What this rank's own buffer has for a word."""
@@ -182,11 +170,10 @@ class Execution:
     def state(self) -> int:
         """All that determines what may follow."""
         buffers = tuple(tuple((store.place, store.value) for store in buffer) for buffer in self._buffers)
-        moved = tuple(None if store is None else (store.place, store.value) for store in self._moved)
         blocked = tuple(at >= self._version for at in self._blocked_at)
         ended = tuple(rank.dead for rank in self._ranks)
         memory = bytes(self.memory.numpy())
-        return hash((tuple(self.words), memory, tuple(self._seen), buffers, moved, blocked, ended))
+        return hash((tuple(self.words), memory, tuple(self._seen), buffers, blocked, ended))
 
     def close(self) -> None:
         """End ranks that are under way."""
@@ -197,12 +184,6 @@ class Execution:
     def _go(self, rank: int) -> None:
         self._current = rank
         self._ranks[rank].switch()
-
-    def _buffer(self, store: Store) -> None:
-        if self._order is Order.SEQUENTIAL:
-            self._perform(store)
-        else:
-            self._buffers[self._current].append(store)
 
     def _flush(self, rank: int, number: int) -> None:
         self._perform(self._buffers[rank].pop(number))
@@ -345,11 +326,7 @@ def _write(to: int, content: bytes, nbytes: int) -> None:
     ctypes.memmove(to, content, nbytes)
 
 
-def explore(
-    build: Callable[[Execution], Programs],
-    order: Order = Order.SEQUENTIAL,
-    late: Late | None = None,
-) -> int:
+def explore(build: Callable[[Execution], Programs], order: Order = Order.SEQUENTIAL) -> int:
     """Run the programs in every order.
 
     Returns:
@@ -362,7 +339,7 @@ def explore(
     todo: list[tuple[tuple[int, int], ...]] = [()]
     while todo:
         path = list(todo.pop())
-        execution = Execution(build, order, late)
+        execution = Execution(build, order)
         try:
             for choice in path:
                 execution.take(choice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import itertools
 import os
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from tutti.comm.shm.arena import PAGE, Arena
-from tutti.comm.shm.memfd import FIXED, SMALLEST
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,13 +33,6 @@ def begin(code: str, *arguments: object, fds: tuple[int, ...] = ()) -> subproces
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def run(code: str, *arguments: object, fds: tuple[int, ...] = ()) -> str:
-    with begin(code, *arguments, fds=fds) as process:
-        output, _ = process.communicate()
-    assert process.returncode == 0
-    return output.strip()
 
 
 def mappings(arena: Arena) -> int:
@@ -75,17 +66,6 @@ def test_processes_allocate_at_the_same_time(arena: Arena) -> None:
     assert len(offsets) == len(set(offsets)) == 900
 
 
-def test_the_arena_is_made_and_attached_without_torch(arena: Arena) -> None:
-    code = """if True:
-        import sys
-        from tutti.comm.shm.arena import Arena
-        from tutti.comm.shm.layout import control_bytes
-        arena = Arena.attach(int(sys.argv[1]))
-        arena.words(arena.allocate(control_bytes(4)), 1)[0] = 1
-        print('torch' in sys.modules)"""
-    assert run(code, arena.fd, fds=(arena.fd,)) == "False"
-
-
 def test_another_process_opens_the_arena_by_its_address(arena: Arena) -> None:
     offset = arena.allocate(16)
     arena.words(offset, 2)[1] = 41
@@ -95,7 +75,8 @@ def test_another_process_opens_the_arena_by_its_address(arena: Arena) -> None:
         from tutti.comm.shm.arena import Arena
         words = Arena.open(FileAddress.parse(sys.argv[1])).words(int(sys.argv[2]), 2)
         words[0] = words[1] + 1"""
-    run(code, arena.address, offset)
+    with begin(code, arena.address, offset) as process:
+        process.communicate()
     assert arena.words(offset, 1)[0] == 42
 
 
@@ -115,19 +96,6 @@ def test_tensors_of_every_dtype(arena: Arena, dtype: torch.dtype) -> None:
     assert not again[:23].any()
 
 
-def test_tensors_without_elements_and_without_dimensions(arena: Arena) -> None:
-    offset = arena.allocate(8)
-    assert arena.tensor(offset, (3, 0), torch.float32).shape == (3, 0)
-    assert arena.tensor(offset, (), torch.float64).shape == ()
-
-
-def test_a_tensor_may_begin_inside_a_page(arena: Arena) -> None:
-    offset = arena.allocate(2 * PAGE)
-    arena.tensor(offset + PAGE - 64, (32,), torch.float32).fill_(3.0)
-    whole = arena.tensor(offset, (2 * PAGE // 4,), torch.float32)
-    assert whole.nonzero().view(-1).tolist() == list(range((PAGE - 64) // 4, (PAGE + 64) // 4))
-
-
 def test_views_keep_the_memory_mapped_and_the_last_one_unmaps_it(arena: Arena) -> None:
     before = mappings(arena)
     view = arena.tensor(arena.allocate(1 << 20), (1 << 18,), torch.float32)[5:10].fill_(2.0)
@@ -135,15 +103,6 @@ def test_views_keep_the_memory_mapped_and_the_last_one_unmaps_it(arena: Arena) -
     assert view.sum() == 10.0
     del view
     assert mappings(arena) == before
-
-
-def test_tensors_outlive_the_closing_of_the_arena() -> None:
-    arena = Arena.create()
-    tensor = arena.tensor(arena.allocate(400), (100,), torch.float32)
-    arena.close()
-    arena.close()
-    tensor.fill_(1.0)
-    assert tensor.sum() == 100.0
 
 
 def test_released_memory_goes_back_to_the_system(arena: Arena) -> None:
@@ -156,76 +115,20 @@ def test_released_memory_goes_back_to_the_system(arena: Arena) -> None:
 
 
 def test_an_arena_that_is_used_up_says_so() -> None:
-    arena = Arena.create(size=SMALLEST)
-    arena.allocate(SMALLEST // 2)
-    with pytest.raises(MemoryError, match="room for 4294967296 bytes"):
-        arena.allocate(SMALLEST // 2)
+    arena = Arena.create(size=1 << 20)
+    arena.allocate(1 << 19)
+    with pytest.raises(MemoryError, match="room for 1048576 bytes"):
+        arena.allocate(1 << 19)
     arena.close()
-
-
-def test_an_arena_is_smaller_where_files_are_limited() -> None:
-    code = """if True:
-        import resource
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 35, 1 << 35))
-        from tutti.comm.shm.arena import Arena
-        import os
-        arena = Arena.create()
-        arena.words(arena.allocate(1 << 34), 1)[0] = 1
-        print(os.fstat(arena.fd).st_size)"""
-    assert run(code) == str(1 << 35)
 
 
 @pytest.mark.parametrize("size", [0, 100, 2 * PAGE])
 def test_a_file_that_is_no_arena_is_refused(size: int) -> None:
-    fd = os.memfd_create("tutti", os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create("tutti")
     os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED)
     with pytest.raises(ValueError, match="no arena"):
         Arena.attach(fd)
     os.close(fd)
-
-
-TRY_LOCK = """if True:
-    import fcntl, sys
-    try:
-        fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(sys.argv[2]))
-        print("free")
-    except BlockingIOError:
-        print("held")"""
-
-
-def test_a_lock_excludes_other_processes(arena: Arena) -> None:
-    offset = arena.allocate(8)
-    with arena.lock(offset):
-        assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "held"
-        assert run(TRY_LOCK, arena.fd, offset + 1, fds=(arena.fd,)) == "free"
-    assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "free"
-
-
-def test_mapping_and_unmapping_leave_locks_alone(arena: Arena) -> None:
-    offset = arena.allocate(8)
-    with arena.lock(offset):
-        arena.tensor(offset, (1,), torch.int64)
-        arena.words(offset, 1)
-        gc.collect()
-        assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "held"
-
-
-def test_a_lock_of_a_dead_process_is_free(arena: Arena) -> None:
-    offset = arena.allocate(8)
-    code = """if True:
-        import sys
-        from tutti.comm.shm.arena import Arena
-        with Arena.attach(int(sys.argv[1])).lock(int(sys.argv[2])):
-            print("locked", flush=True)
-            sys.stdin.readline()"""
-    with begin(code, arena.fd, offset, fds=(arena.fd,)) as process:
-        assert process.stdout.readline() == "locked\n"
-        with pytest.raises(BlockingIOError):
-            fcntl.lockf(arena.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-        process.kill()
-        with arena.lock(offset):
-            pass
 
 
 def test_the_file_has_no_name(arena: Arena) -> None:

@@ -7,22 +7,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.layout import LEFT, PID, HostGroup, control_bytes
-from tutti.comm.shm.liveness import DescriptorWatch, Peers, ProcWatch, Watch, wait
+from tutti.comm.shm.layout import LEFT, HostGroup, control_bytes
+from tutti.comm.shm.liveness import Peers, ProcessWatch, wait
 from tutti.errors import PeerLost
 
 pytestmark = pytest.mark.timeout(30)
 SOON_S = 30.0
 
 
-@pytest.fixture(params=[DescriptorWatch, ProcWatch])
-def watch(request: pytest.FixtureRequest) -> Iterator[Watch]:
-    watch = request.param()
+@pytest.fixture
+def watch() -> Iterator[ProcessWatch]:
+    watch = ProcessWatch()
     yield watch
     watch.close()
 
@@ -58,22 +57,15 @@ def leave(group: HostGroup, rank: int) -> None:
     group.words[group.layout.line(rank) + LEFT] = 1
 
 
-def ended_in_time(watch: Watch) -> list[int]:
+def ended_in_time(watch: ProcessWatch) -> list[int]:
     deadline = time.monotonic() + SOON_S
     while not (ended := watch.ended(0.01)):
         assert time.monotonic() < deadline
     return ended
 
 
-def test_a_living_process_has_not_ended(watch: Watch, process: subprocess.Popen[bytes]) -> None:
-    watch.add(1, process.pid)
-    watch.add(2, os.getpid())
-    assert watch.ended(0.0) == []
-    assert watch.ended(0.15) == []
-
-
 def test_a_killed_process_that_nobody_has_waited_for_has_ended(
-    watch: Watch, process: subprocess.Popen[bytes]
+    watch: ProcessWatch, process: subprocess.Popen[bytes]
 ) -> None:
     watch.add(1, os.getpid())
     watch.add(2, process.pid)
@@ -81,84 +73,22 @@ def test_a_killed_process_that_nobody_has_waited_for_has_ended(
     assert ended_in_time(watch) == [2]
 
 
-def test_a_process_that_was_gone_before_has_ended(watch: Watch, process: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_was_gone_before_has_ended(
+    watch: ProcessWatch, process: subprocess.Popen[bytes]
+) -> None:
     process.kill()
     process.wait()
     watch.add(3, process.pid)
     assert ended_in_time(watch) == [3]
 
 
-def test_a_removed_process_is_not_watched(watch: Watch, process: subprocess.Popen[bytes]) -> None:
+def test_a_removed_process_is_not_watched(watch: ProcessWatch, process: subprocess.Popen[bytes]) -> None:
     watch.add(2, process.pid)
     process.kill()
     ended_in_time(watch)
     watch.remove(2)
     watch.remove(2)
     assert watch.ended(0.0) == []
-
-
-def test_a_wait_with_a_descriptor_ends_with_the_process(process: subprocess.Popen[bytes]) -> None:
-    watch = DescriptorWatch()
-    watch.add(2, process.pid)
-    started = time.monotonic()
-    process.kill()
-    assert watch.ended(20.0) == [2]
-    assert time.monotonic() - started < SOON_S
-    watch.close()
-
-
-def test_a_process_that_a_signal_is_ending_is_looked_at_in_turn(process: subprocess.Popen[bytes]) -> None:
-    watch = DescriptorWatch()
-    for rank, pid in ((1, os.getpid()), (2, process.pid), (3, os.getppid())):
-        watch.add(rank, pid)
-    assert [watch.ending() for _ in range(3)] == [[]] * 3
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert sorted(watch.ending() for _ in range(3)) == [[], [], [2]]
-    watch.remove(2)
-    assert [watch.ending() for _ in range(3)] == [[]] * 3
-    watch.close()
-
-
-@pytest.mark.parametrize("left", [False, True])
-def test_a_rank_whose_process_is_about_to_end_is_lost_unless_it_has_left(
-    arena: Arena, left: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = group_of(arena, 2)
-    group.words[group.layout.line(1) + PID] = os.getppid()
-    peers = Peers(group, 1.0, cores=2)
-    peers.check()
-    monkeypatch.setattr("tutti.comm.shm.liveness._flags", lambda pid: 0x4 if pid == os.getppid() else 0)
-    if left:
-        leave(group, 1)
-        peers.check()
-    else:
-        with pytest.raises(PeerLost, match="lost rank 8"):
-            peers.check()
-    peers.close()
-
-
-def test_several_threads_may_wait_at_a_time(watch: Watch, process: subprocess.Popen[bytes]) -> None:
-    watch.add(2, process.pid)
-    with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(ended_in_time, watch)
-        for _ in range(1000):
-            watch.ended(0.0)
-        process.kill()
-        assert waiting.result(SOON_S) == [2]
-
-
-def test_what_is_ready_is_not_waited_for(arena: Arena, alone: Peers) -> None:
-    calls = iter(range(2))
-    wait(lambda: next(calls) == 0, alone, group_of(arena, 1), list)
-    assert next(calls) == 1
-
-
-def test_waiting_goes_on_until_it_is_ready(arena: Arena, alone: Peers) -> None:
-    group = group_of(arena, 2)
-    calls = iter(range(200))
-    wait(lambda: next(calls) == 150, alone, group, lambda: [1])
-    assert next(calls) == 151
 
 
 def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(arena: Arena, alone: Peers) -> None:
@@ -182,10 +112,3 @@ def test_what_a_rank_did_before_it_left_counts(
     monkeypatch.setattr(alone, "check", lambda: done.append(True))
     wait(lambda: bool(done), alone, group, lambda: [1])
     assert done == [True]
-
-
-def test_a_nap_is_short_however_long_the_wait(alone: Peers) -> None:
-    for waited_s in (0.0, 1e-3, 1000.0):
-        started = time.monotonic()
-        alone.nap(waited_s)
-        assert time.monotonic() - started < SOON_S

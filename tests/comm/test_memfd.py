@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from tutti.comm.shm import memfd
 from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.memfd import FIXED, FileAddress
+from tutti.comm.shm.memfd import FileAddress
 
 
 @pytest.fixture
@@ -42,34 +41,11 @@ def test_a_file_with_a_name_is_refused(tmp_path: Path) -> None:
             Arena.attach(named.fileno())
 
 
-def test_a_process_of_another_user_is_refused(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = FileAddress.of(file)
-    become_another_user(monkeypatch)
-    with pytest.raises(ValueError, match=f"process {os.getpid()} "):
-        address.open()
-
-
 def test_an_inherited_file_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     arena = Arena.create()
     become_another_user(monkeypatch)
-    with pytest.raises(ValueError, match=f"descriptor {arena.fd} belongs"):
+    with pytest.raises(ValueError, match=f"descriptor {arena.fd} is"):
         Arena.attach(arena.fd)
-    arena.close()
-
-
-def test_a_file_whose_length_can_change_is_no_arena() -> None:
-    fd = os.memfd_create("tutti", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, 1 << 32)
-    with pytest.raises(ValueError, match="sealed"):
-        Arena.attach(fd)
-    os.close(fd)
-
-
-def test_nobody_can_cut_an_arena_off() -> None:
-    arena = Arena.create()
-    assert fcntl.fcntl(arena.fd, fcntl.F_GET_SEALS) == FIXED
-    with pytest.raises(PermissionError):
-        os.ftruncate(arena.fd, 0)
     arena.close()
 
 

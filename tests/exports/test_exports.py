@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-import resource
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, redirect_stderr
-from io import BytesIO, StringIO
+from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,14 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-import tutti
 from tests.exports.trained import CASES, TARGETS, Network, optimizer_of, train
-from tests.forked import ForkedRanks
 from tests.torch_backend.process_groups import Ranks
 from tutti.checkpoint.reading import open_checkpoint
-from tutti.checkpoint.saver import Saver
 from tutti.cli.main import main
-from tutti.comm.base import Communicator
-from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadCheckpoint, BadModel
+from tutti.errors import BadCheckpoint
 from tutti.exports import FORMS
-from tutti.exports.base import Exported
 from tutti.exports.sources import read_from
 from tutti.optim.state import load
-from tutti.state import State
 from tutti.strategies import Local
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
@@ -88,7 +80,7 @@ def go_on(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tens
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[dict[int, Ranks]]:
     with ExitStack() as stack:
-        yield {size: stack.enter_context(Ranks(size)) for size in (1, 2, 3)}
+        yield {size: stack.enter_context(Ranks(size)) for size in (1, 3)}
 
 
 def a_program_of_torch(rank: int, folder: str) -> tuple[dict[str, Tensor], list[Any], dict[str, Tensor]]:
@@ -106,7 +98,7 @@ def a_program_of_torch(rank: int, folder: str) -> tuple[dict[str, Tensor], list[
     return *whole(module, optimizer), go_on(module, optimizer)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_sharded_ranks_of_a_plain_program_go_on_where_the_run_has_stopped(
     run: Path, tmp_path: Path, jobs: dict[int, Ranks], ranks: int
 ) -> None:
@@ -150,13 +142,6 @@ def test_what_was_written_is_read_again(run: Path, tmp_path: Path, form: str) ->
     torch.testing.assert_close(read_from(tmp_path / "file").weights, content.weights, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_weight_takes_its_own_room_not_that_of_what_it_is_a_view_of(tmp_path: Path, form: str) -> None:
-    FORMS[form].write(tmp_path / "file", Exported({"weight": torch.zeros(100_000)[:10]}))
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 10_000
-
-
 def saved_by_a_program(rank: int, folder: str, layout: str) -> None:
     module = Network()
     fully_shard(module, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
@@ -181,12 +166,6 @@ def test_weights_are_found_as_programs_lay_them_out(
     torch.testing.assert_close(read_from(tmp_path).weights, expected, rtol=0, atol=0)
 
 
-def test_a_state_dictionary_within_a_training_state_is_found(tmp_path: Path) -> None:
-    torch.save({"epoch": 3, "model": Network().state_dict()}, tmp_path / "a.pth")
-    expected = dict(Network().state_dict())
-    torch.testing.assert_close(read_from(tmp_path / "a.pth").weights, expected, rtol=0, atol=0)
-
-
 def test_a_run_is_evaluated_with_other_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, said = str(tmp_path / "run"), list[str]()
     words = ["--data", "digits", "-n", "1", "--threads", "1", "--steps", "30", "--checkpoint", "10 steps"]
@@ -209,18 +188,6 @@ def test_a_run_is_evaluated_with_other_weights(tmp_path: Path, capsys: pytest.Ca
         capsys.readouterr()
         assert main(["evaluate", *words]) == 0
         assert capsys.readouterr().out == said[expected]
-
-
-def test_a_run_begins_with_the_weights_of_another_one(tmp_path: Path) -> None:
-    options = {"data": "digits", "workers": "2", "threads": 1, "steps": 1, "strategy": "sync", "lr": 1e-30}
-    first, again = str(tmp_path / "first"), str(tmp_path / "again")
-    tutti.train("mlp", **{**options, "lr": 0.1}, out=first, quiet=True)
-    tutti.train("mlp", **options, seed=9, weights=first, out=again, quiet=True)
-    torch.testing.assert_close(read_from(tmp_path / "again").weights, read_from(tmp_path / "first").weights)
-    with pytest.raises(BadModel, match="another model"):
-        tutti.train("cnn", **options, weights=first)
-    (tmp_path / "first" / "weights.safetensors").unlink()
-    assert main(["evaluate", again]) == 0
 
 
 # --- optimizers that are not one
@@ -279,22 +246,6 @@ def test_a_folder_whose_parts_leave_gaps(folder: Path) -> None:
     refused(folder, "parts of 'model.first.weight' are missing")
 
 
-def test_a_folder_that_names_files_elsewhere(folder: Path, tmp_path: Path) -> None:
-    metadata = described(folder)
-    next(folder.glob("*.distcp")).rename(tmp_path / "elsewhere")
-    for place in metadata.storage_data.values():
-        place.relative_path = "../elsewhere"
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    refused(folder, "outside")
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_folder_of_two_models(tmp_path: Path) -> None:
-    models = {name: {"model": nn.Linear(2, 2).state_dict()} for name in ("teacher", "student")}
-    dcp.save(models, checkpoint_id=tmp_path / "a", no_dist=True)
-    refused(tmp_path / "a", "several models with 'weight'")
-
-
 class Malicious:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -336,55 +287,3 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
     refused(tmp_path / "list", "no state dictionary")
     (tmp_path / "half").write_bytes(safetensors.torch.save({"a": torch.ones(9)})[:60])
     refused(tmp_path / "half", "damaged")
-
-
-def test_a_run_without_a_good_checkpoint(tmp_path: Path) -> None:
-    train(tmp_path / "run", 1)
-    file = tmp_path / "run" / "checkpoints" / "latest" / "rank-00000.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-    refused(tmp_path / "run", "neither final weights nor a checkpoint that is whole")
-    refused(tmp_path / "run" / "checkpoints" / "latest", "cannot be used")
-
-
-def test_a_checkpoint_of_a_loop_of_ones_own(tmp_path: Path) -> None:
-    def save(comm: Communicator) -> None:
-        with Saver(comm, tmp_path / "checkpoints", 3) as saver:
-            saver.save(1, State(), wait=True)
-
-    VirtualWorld(1).run(save)
-    refused(tmp_path / "checkpoints" / "latest", "loop of one's own")
-    refused(tmp_path / "checkpoints", "loop of one's own")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_disk_without_room(run: Path, tmp_path: Path, form: str) -> None:
-    (tmp_path / "room").mkdir()
-
-    def export(_: object) -> tuple[int, str]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
-        with redirect_stderr(StringIO()) as said:
-            return main(["export", str(run), "--to", form, "--out", f"{tmp_path}/room/a"]), said.getvalue()
-
-    with ForkedRanks(lambda rank: rank, [0]) as process:
-        ((code, said),) = process.run(export)
-    assert code == 2, said
-    assert "cannot write" in said
-    assert [*(tmp_path / "room").iterdir()] == []
-
-
-def test_what_is_there_is_not_overwritten(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", str(run), "--to", "torch", "--out", str(tmp_path)]) == 2
-    assert "is there already" in capsys.readouterr().err
-    assert main(["export", str(run), "--to", "gguf"]) == 2
-    assert "Known: dcp, keras, onnx, safetensors, torch, torch-export" in capsys.readouterr().err
-
-
-def test_the_default_name_is_that_of_what_is_exported(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["export", str(run / "checkpoints" / "latest"), "--to", "dcp"]) == 0
-    assert main(["export", "step-00000004.dcp", "--to", "torch"]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"step-00000004.dcp", "step-00000004.pt"}

@@ -24,7 +24,7 @@ from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded
 from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.farm.work import work_on
 from tutti.launch.cores import Cores
-from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.farm_folder import THREADS, FarmFolder, JobState
 from tutti.records.run import EpochRecord
 from tutti.run.config import TrainConfig
 
@@ -123,7 +123,7 @@ def test_finished_jobs_are_taken_as_they_are_and_failed_ones_tried_again(mixed: 
     assert again["raising"].state is JobState.FINISHED
     assert folder.error("raising") is None
     # Threads decide the order in which torch adds up.
-    assert folder.threads == folder.settle_threads(4) == 1
+    assert folder.settled(THREADS) == folder.settle(THREADS, 4) == 1
     with pytest.raises(BadOption, match="have had 1 each so far"):
         work_on(folder, JobList([]), blocks=1, threads=2)
     with pytest.raises(BadOption, match=r"and was 1 for all jobs of .* so far; give --block 1 "):

@@ -92,7 +92,7 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
     jobs = [FarmJob(name, TrainConfig()) for name in ("failed", "running", "free")]
     told: list[Happening] = []
     folder.write_error("failed", "before\nValueError: of an earlier try\n")
-    with folder.launch() as other, folder.launch() as ours:
+    with folder.launch() as ours, folder.launch() as other:
         assert other.claim("failed")
         assert other.claim("running")
         source = JobList(jobs)
@@ -105,7 +105,7 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
         assert left.next() is None
         assert [one.job.name for one in told if isinstance(one, JobFound)] == ["failed"]
         assert source.outcomes["failed"].why == "ValueError: no"
-        other.end()
+        other.release("running")
         left._look_at = 0.0
         assert left.next() == jobs[1]
         assert not left.elsewhere()

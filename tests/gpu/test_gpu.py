@@ -15,7 +15,6 @@ from tutti.models import build
 from tutti.training import cuda_graph
 from tutti.training.precision import Arithmetic
 
-GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
@@ -54,10 +53,6 @@ def compare(backend: str, devices: str, ranks: int, folder, checks: tuple[str, .
 
 def test_ranks_that_share_one_gpu_exchange_through_host_memory(tmp_path):
     compare("tutti", "cuda:0", RANKS, tmp_path, (*CHECKS, "objects"))
-
-
-def test_one_rank_for_each_gpu_exchanges_through_nccl(tmp_path):
-    compare("cpu:tutti,cuda:nccl", "cuda", GPUS, tmp_path)
 
 
 class Own(nn.Sequential):

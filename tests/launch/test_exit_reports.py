@@ -54,7 +54,7 @@ def test_as_long_as_only_losses_are_known_the_cause_is_uncertain() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Got the following error when running the callback: RankLost: lost rank 1: its process ended\n\nAt:",
+        "Got the following error when running the callback: PeerLost: lost rank 1: its process ended\n\nAt:",
         "[/pytorch/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4576",
         "[/pytorch/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:73: Connection reset by peer",
     ],

@@ -53,14 +53,6 @@ def test_spans_are_in_microseconds_from_the_first_of_all_ranks_and_the_outer_one
     assert names == ["here", "rank 0", None, "here", "rank 1", None]
 
 
-def test_spans_of_less_than_a_microsecond_are_left_out_unless_they_have_an_arrow() -> None:
-    trace = Trace()
-    trace.add("copy", 1.0, 1.0 + 0.9e-6)
-    trace.link("send", 1.0, 1.0, SpanLink.SEND, "key")
-    assert trace.spans == [("send", 1.0, 1.0)]
-    assert trace.left_out == 0
-
-
 def test_a_message_goes_from_its_send_to_the_end_of_its_receipt() -> None:
     sender = linked((1.0, 1.25, SpanLink.SEND, "a"), (2.0, 2.25, SpanLink.SEND, "lost"))
     receiver = linked((0.0, 1.5, SpanLink.RECEIVE, "a"), (3.0, 3.5, SpanLink.RECEIVE, "of nobody"))
@@ -96,15 +88,6 @@ def test_no_arrow_goes_back_in_time_whatever_the_clocks_say() -> None:
     assert start == finish == 2e6
 
 
-def test_after_the_limit_nothing_is_kept_and_that_is_said() -> None:
-    trace = Trace(limit=3)
-    for step in range(5):
-        trace.link("barrier", step, step + 0.5, SpanLink.MEET, step)
-    picture = chrome_trace([lane(0, trace)])
-    assert (len(trace.spans), len(trace.links)) == (3, 3)
-    assert picture["otherData"]["spans left out"] == {"rank 0": 2}
-
-
 @pytest.mark.parametrize(
     ("readings", "at", "expected"),
     [
@@ -118,13 +101,6 @@ def test_times_are_those_of_rank_0_on_the_line_between_two_readings(
     readings: tuple[Reading, ...], at: float, expected: float
 ) -> None:
     assert lane(1, Trace(), readings=readings).nanoseconds(at) == expected * 1e9
-
-
-def test_the_worst_residual_of_the_clocks_is_told() -> None:
-    readings = (Reading(10.0, 2.0, 1e-6), Reading(20.0, 4.0, 3e-6))
-    about = chrome_trace([lane(0, Trace()), lane(1, Trace(), readings=readings)], whole=False)["otherData"]
-    assert about["clocks are aligned to, in microseconds"] == pytest.approx(3.0)
-    assert about["complete"] is False
 
 
 def test_a_large_picture_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,48 +29,6 @@ NOT_DRAWN = {"speed-up", "within-epochs"}
 LEGIBLE = 4.5
 """The smallest contrast of text that the Web Content Accessibility Guidelines (1.4.3, AA) allow."""
 
-CONTRASTS = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgba = (colour) => {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const behind = (element) => {
-    for (let at = element; at; at = at.parentElement) {
-      const colour = rgba(getComputedStyle(at).backgroundColor);
-      if (colour[3] === 255) return colour;
-    }
-    return [255, 255, 255, 255];
-  };
-  const bar = (text) => {
-    if (!text.closest(".role-mark")) return null;
-    text.scrollIntoView({ block: "center" });
-    const box = text.getBoundingClientRect();
-    const under = document.elementsFromPoint(box.x + box.width / 2, box.y + box.height / 2);
-    const found = under.find((one) => one instanceof SVGPathElement && one.closest(".mark-rect"));
-    return found ? rgba(getComputedStyle(found).fill) : null;
-  };
-  const luminance = (colour) => colour.slice(0, 3).map((part) => {
-    const share = part / 255;
-    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-  }).reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
-  const found = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const text = [...element.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE)
-      .map((node) => node.data).join("").trim();
-    if (!text || ["SCRIPT", "STYLE", "OPTION"].includes(element.tagName.toUpperCase())) continue;
-    const style = getComputedStyle(element);
-    const drawn = element instanceof SVGElement;
-    const ink = luminance(rgba(drawn ? style.fill : style.color));
-    const below = drawn ? bar(element) : null;
-    const paper = luminance(below ?? behind(drawn ? element.closest("svg").parentElement : element));
-    found.push([text, (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)]);
-  }
-  return found;
-}"""
-"""Every text of the page with the contrast to what lies behind it."""
 
 DIGESTS = """() => Object.fromEntries([...document.querySelectorAll("figure > div")].map((figure) => {
   const text = figure.innerHTML;
@@ -163,19 +121,6 @@ def test_every_figure_is_drawn_without_a_complaint_and_without_a_network(
     assert shown.requests == [page_file.as_uri()]
 
 
-def test_every_text_can_be_read(shown: Shown) -> None:
-    contrasts = shown.page.evaluate(CONTRASTS)
-    assert {"sync, 2 workers", "Throughput", "samples/s", "ValueError: broken"} <= {
-        line for text, _ in contrasts for line in text.splitlines()
-    }
-    assert [one for one in contrasts if one[1] < LEGIBLE] == []
-
-
-def test_the_page_follows_the_system(shown: Shown) -> None:
-    theme = "dark" if shown.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") else "light"
-    assert shown.page.evaluate("document.body.dataset.drawn") == theme
-
-
 def test_a_click_on_a_legend_changes_its_figure_alone_and_a_second_one_changes_it_back(
     light: Shown,
 ) -> None:
@@ -190,23 +135,3 @@ def test_a_click_on_a_legend_changes_its_figure_alone_and_a_second_one_changes_i
             changed = {other for other in after if after[other] != before[other]}
             assert changed == ({name} if click == 1 else set()), f"click {click} on the legend of {name}"
     assert light.complaints == []
-
-
-def test_the_confusion_matrix_can_be_another_way_s(light: Shown) -> None:
-    title = light.page.locator("#confusion .role-title-text text").first
-    assert title.text_content() == "solo, 1 thread"
-    light.page.locator("#confusion select").first.select_option("sync, 2 workers, weak")
-    playwright.expect(title).to_have_text("sync, 2 workers, weak")
-    light.page.locator("#confusion select").first.select_option("solo, 1 thread")
-    playwright.expect(title).to_have_text("solo, 1 thread")
-
-
-def test_the_colours_can_be_chosen(light: Shown) -> None:
-    paper = "getComputedStyle(document.body).backgroundColor"
-    before = light.page.evaluate(paper)
-    light.page.locator("#theme").select_option("dark")
-    light.page.wait_for_selector("body[data-drawn=dark]", timeout=60_000)
-    assert light.page.evaluate(paper) != before
-    light.page.locator("#theme").select_option("of the system")
-    light.page.wait_for_selector("body[data-drawn=light]", timeout=60_000)
-    assert light.page.evaluate(paper) == before

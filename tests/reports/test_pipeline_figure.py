@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import PIPELINE
-from tutti.records.json_lines import decode, to_json
-from tutti.records.pipeline import PipelineRecord
 from tutti.records.run_folder import RunFolder
 from tutti.reports.figures import FIGURES
 from tutti.reports.results import read_results
@@ -20,10 +17,6 @@ CONFIG = TrainConfig(workers="2", threads=1).as_json()
 def write(folder: Path) -> None:
     write_run(folder, [(1.0, 0.5)], config=CONFIG)
     RunFolder(folder).write(PIPELINE)
-
-
-def test_a_record_is_read_as_it_was_written() -> None:
-    assert decode(PipelineRecord, json.loads(to_json(PIPELINE))) == PIPELINE
 
 
 def test_the_lanes_have_every_piece_in_milliseconds(tmp_path: Path) -> None:
@@ -42,8 +35,3 @@ def test_the_bubble_stands_below(tmp_path: Path) -> None:
     write(tmp_path / "run")
     (said,) = FIGURES["pipeline"].says(read_results([tmp_path / "run"]))
     assert "idle for 37.5% of the ranks' time in steps (rank 0 50%, rank 1 25%)" in said
-
-
-def test_runs_without_a_pipeline_have_no_such_figure(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", [(1.0, 0.5)], config=CONFIG)
-    assert FIGURES["pipeline"].draw(read_results([tmp_path / "run"])) is None

@@ -33,7 +33,7 @@ def test_errors_keep_their_class_and_what_they_carry() -> None:
 
 def test_a_loop_of_one_s_own_keeps_the_options_of_its_launcher() -> None:
     with (
-        pytest.raises(BadOption, match=r"-n 1 or strategy_options\['every'\]=2"),
+        pytest.raises(BadOption, match=r"-n 1 or every=2"),
         as_arguments(of_loop=True),
     ):
         raise BadOption("'-n 1' or --strategy.every 2")

@@ -17,7 +17,7 @@ from tests.preloaded import command
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch.mpirun import command_line, find_mpirun, settings
 from tutti.launch.placement import Host
-from tutti.records.folder_lock import LOCK
+from tutti.records.folder_lock import is_locked
 from tutti.records.run_folder import RunFolder
 
 TRAIN = ["train", "mlp", "--epochs", "100000"]
@@ -45,7 +45,7 @@ def stopped_by(signum: int, words: list[str], folder: Path, **environment: str) 
         run.kill()
         run.wait()
     assert (folder / "checkpoints/latest").exists()
-    assert not (folder / LOCK).exists()
+    assert not is_locked(folder)
     return said.read_text()
 
 

@@ -17,7 +17,7 @@ from tests.comm.ranks import World
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tests.strategies import sequential as sequential_module
 from tests.strategies.sequential import Case, by_strategy, distance, loss, sequential, weights_of
-from tutti.allreduce.compression import Cast, Codec, Int8, Sign, TopK
+from tutti.allreduce.compression import Cast, Codec, Int8, TopK
 from tutti.comm.base import Communicator, cut
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost
@@ -31,7 +31,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sequential_module)
 
 MESSAGES = ["mpi", "ring", "halving_doubling", "tree", "hierarchical", "torus"]
-COMPRESSED = ["bf16", "fp16", "int8", "top_k", "sign", "power_sgd"]
+COMPRESSED = ["bf16", "fp16", "int8", "top_k", "power_sgd"]
 SETTINGS = {
     **{name: Sync(collective=name) for name in MESSAGES},
     "adasum": Sync(reduce="adasum"),
@@ -137,7 +137,6 @@ CODECS = {
     "fp16": Cast(torch.float16),
     "int8": Int8(),
     "top_k": TopK(0.01),
-    "sign": Sign(),
 }
 
 
@@ -298,9 +297,9 @@ def test_the_same_run_twice_is_bit_equal(name: str, ranks: int | tuple[int, ...]
         (Sync(), Sync(reduce="adasum")),
         (SETTINGS["top_k"], Sync(compress="top_k", keep=0.1, compress_inside=True)),
         (SETTINGS["power_sgd"], Sync(compress="power_sgd", rank=1, compress_inside=True)),
-        (SETTINGS["int8"], SETTINGS["sign"]),
+        (SETTINGS["int8"], SETTINGS["bf16"]),
         (SETTINGS["bf16"], SETTINGS["fp16"]),
-        (Sync(compress="sign"), SETTINGS["sign"]),
+        (Sync(compress="int8"), SETTINGS["int8"]),
     ],
     ids=str,
 )
@@ -330,7 +329,7 @@ class Odd(nn.Module):
 
 ODD = Case(Odd, sgd, steps=4)
 
-COARSE = ("adasum", "top_k", "sign", "power_sgd")
+COARSE = ("adasum", "top_k", "power_sgd")
 """Settings that lose much of a gradient in a few steps, or mean another one."""
 
 
@@ -429,7 +428,6 @@ LENGTH = sum(p.numel() for p in mlp().parameters())
         (Sync(compress="bf16"), (1, 1, 1), 2 * 2 * LENGTH),
         (Sync(compress="top_k", keep=0.25), (1, 1), 2 * LENGTH),
         (Sync(compress="int8"), (1, 1), LENGTH + 16),
-        (Sync(compress="sign"), (1, 1), LENGTH // 8 + 16),
     ],
     ids=str,
 )
@@ -490,9 +488,9 @@ def test_power_sgd_sends_factors_of_whole_matrices_however_many_ranks_own_them()
         (Sync(), (1, 1), True),
         (Sync(collective="ring"), (2,), True),
         (Sync(reduce="adasum"), (2,), False),
-        (Sync(compress="sign"), (2,), True),
-        (Sync(compress="sign"), (1, 1), False),
-        (Sync(compress="sign", compress_inside=True), (2,), False),
+        (Sync(compress="int8"), (2,), True),
+        (Sync(compress="int8"), (1, 1), False),
+        (Sync(compress="int8", compress_inside=True), (2,), False),
     ],
     ids=str,
 )
@@ -517,11 +515,11 @@ def test_in_a_loop_of_the_users_the_options_act_where_they_do_elsewhere(
 
 
 def test_in_a_loop_of_the_users_hosts_compress_the_sums_of_their_ranks() -> None:
-    """Signs lose nothing of sums whose elements are equally large, and much of what they are sums of."""
+    """8 bits lose nothing of sums whose elements are equally large, and something of what they sum up."""
 
     def program(comm: Communicator) -> list[float]:
         module = nn.ParameterList([nn.Parameter(torch.zeros(48, dtype=torch.float64))])
-        joint = Sync(compress="sign").joint(place(module, comm, Sync.home), comm)
+        joint = Sync(compress="int8").joint(place(module, comm, Sync.home), comm)
         two = torch.tensor([[4.0, -8.0, 13.0], [-3.0, 7.0, -12.0]], dtype=torch.float64)
         own = two[comm.rank % 2].repeat(16)
         joint.incoming[0] = Incoming(own, None)
@@ -533,7 +531,7 @@ def test_in_a_loop_of_the_users_hosts_compress_the_sums_of_their_ranks() -> None
         return module[0].grad.tolist()
 
     for found in VirtualWorld(4, (2, 2)).run(program):
-        assert found == pytest.approx([0.5, -0.5, 0.5] * 16, rel=1e-12)
+        assert found == pytest.approx([0.5, -0.5, 0.5] * 16, rel=1e-6)
 
 
 @pytest.mark.parametrize(("hosts", "records"), [((2,), False), ((1, 1), True)], ids=str)
@@ -541,7 +539,7 @@ def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_com
     hosts: tuple[int, ...], records: bool
 ) -> None:
     def program(comm: Communicator) -> bool:
-        return Sync(compress="sign").joint(place(mlp(), comm, Sync.home), comm).records
+        return Sync(compress="int8").joint(place(mlp(), comm, Sync.home), comm).records
 
     assert VirtualWorld(2, hosts).run(program) == [records] * 2
 
@@ -562,13 +560,13 @@ def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_com
         ({"compress": "top_k", "keep": 1.5}, "'keep' .* is 1.5"),
         ({"compress": "top_k", "keep": "most"}, "'keep' .* is 'most'"),
         ({"keep": 0.5}, "has an effect with compress=top_k alone"),
-        ({"compress": "sign", "rank": 4}, "has an effect with compress=power_sgd alone"),
+        ({"compress": "int8", "rank": 4}, "has an effect with compress=power_sgd alone"),
         ({"compress_inside": True}, "nothing is compressed; set 'compress' to one of bf16, fp16"),
         (
-            {"compress_inside": "yes", "compress": "sign"},
+            {"compress_inside": "yes", "compress": "int8"},
             "'compress_inside' .* is 'yes'; expected one of False, True",
         ),
-        ({"collective": "ring", "compress": "sign"}, "'ring' adds up plain numbers"),
+        ({"collective": "ring", "compress": "int8"}, "'ring' adds up plain numbers"),
         ({"reduce": "adasum", "collective": "tree"}, "leave 'collective' at native"),
         ({"reduce": "adasum", "compress": "int8"}, "'compress' at none"),
     ],

@@ -38,7 +38,7 @@ def test_a_machine_without_mpi4py_is_told_how_to_get_it(monkeypatch: pytest.Monk
 
 @needs_mpirun
 def test_an_mpi_that_works_is_named() -> None:
-    assert re.fullmatch(r".+, mpi4py \d\S+, with(out)? ULFM \(fault tolerance\)", doctor.mpi_library())
+    assert re.fullmatch(r".+, mpi4py \d\S+", doctor.mpi_library())
 
 
 def test_roots_mpirun_is_shown_with_what_open_mpi_refuses_to_start_without(

@@ -24,15 +24,6 @@ from tutti.comm.mpi import collectives
 from tutti.torch_backend import group as tutti_group
 
 
-def mismatch() -> str:
-    """The error when one rank calls something else."""
-    try:
-        distributed.all_reduce(torch.ones(3 if distributed.get_rank() == 2 else 2))
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
 def trained() -> list[float]:
     """The weights after a step of DDP."""
     torch.manual_seed(0)
@@ -61,17 +52,6 @@ def digest() -> str:
     return hashlib.sha256(vector.numpy().tobytes()).hexdigest()
 
 
-def handles() -> int:
-    """The number of handles that MPI used for the communicators of 20 groups, made and destroyed in turn."""
-    found = set()
-    for _ in range(20):
-        group = distributed.new_group()
-        distributed.barrier(group)
-        found.add(group._membership.mpi.collectives.py2f())
-        distributed.destroy_process_group(group)
-    return len(found)
-
-
 def main() -> None:
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     host = sys.argv[1][rank]
@@ -94,8 +74,6 @@ def main() -> None:
         "mean": mean.tolist(),
         "rounded once": rounded_once(),
         "digest": digest(),
-        "handles": handles(),
-        "mismatch": mismatch(),
         "weights": trained(),
     }
     everyone = [None] * distributed.get_world_size()

@@ -1,7 +1,6 @@
 """The promises of `async_op=True`."""
 
 import random
-import threading
 
 import pytest
 import torch
@@ -42,17 +41,6 @@ def test_a_call_returns_before_the_others_come(two):
     assert two.run(work) == [([2.0, 2.0], True, True)] * 2
 
 
-def test_a_collective_ends_without_anybody_waiting_for_it(two):
-    def work(rank):
-        tensor, ended = torch.ones(400_000), threading.Event()
-        pending = distributed.all_reduce(tensor, async_op=True)
-        pending.get_future().add_done_callback(lambda _: ended.set())
-        assert ended.wait(30)
-        return float(tensor.mean())
-
-    assert two.run(work) == [2.0, 2.0]
-
-
 def test_tensors_of_inference_mode_can_be_finished_by_others(two):
     def work(rank):
         with torch.inference_mode():
@@ -69,17 +57,6 @@ def test_tensors_of_inference_mode_can_be_finished_by_others(two):
     assert two.run(work) == [(2.0, 2.0)] * 2
 
 
-def test_a_future_has_the_tensors(two):
-    def work(rank):
-        tensor = torch.ones(3)
-        future = distributed.all_reduce(tensor, async_op=True).get_future()
-        return [one.tolist() for one in future.wait()], future.then(
-            lambda f: f.value()[0] + 1
-        ).wait().tolist()
-
-    assert two.run(work) == [([[2.0] * 3], [3.0] * 3)] * 2
-
-
 def test_what_follows_a_collective_may_start_another(two):
     def work(rank):
         first, second = torch.ones(3), torch.ones(2)
@@ -91,21 +68,6 @@ def test_what_follows_a_collective_may_start_another(two):
         return first.tolist(), second.tolist()
 
     assert two.run(work) == [([2.0] * 3, [2.0] * 2)] * 2
-
-
-def test_a_collective_may_be_waited_for_after_messages_that_need_it_to_be_under_way(two):
-    def work(rank):
-        tensor, message = torch.ones(2), torch.full((1,), float(rank))
-        if rank == 0:
-            pending = distributed.all_reduce(tensor, async_op=True)
-            distributed.send(message, 1)
-            pending.wait()
-        else:
-            distributed.recv(message, 0)
-            distributed.all_reduce(tensor)
-        return tensor.tolist(), message.tolist()
-
-    assert two.run(work) == [([2.0, 2.0], [0.0])] * 2
 
 
 def test_thousands_of_calls_waited_for_in_any_order_come_out_right(three):
@@ -147,29 +109,6 @@ def test_thousands_of_calls_waited_for_in_any_order_come_out_right(three):
         return wrong
 
     assert three.run(work) == [0, 0, 0]
-
-
-def test_two_groups_work_from_two_threads_of_each_rank(two):
-    def work(rank):
-        groups = [distributed.new_group(), distributed.new_group()]
-        totals = [0.0, 0.0]
-
-        def add(number):
-            for step in range(300):
-                tensor = torch.full((10 + 4000 * number,), float(step))
-                distributed.all_reduce(tensor, group=groups[number])
-                totals[number] += float(tensor[0])
-
-        threads = [threading.Thread(target=add, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for group in groups:
-            distributed.destroy_process_group(group)
-        return totals
-
-    assert two.run(work) == [[2.0 * sum(range(300))] * 2] * 2
 
 
 def test_an_error_reaches_who_waits_and_the_future(two):

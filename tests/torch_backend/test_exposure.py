@@ -11,12 +11,11 @@ import pytest
 from torch.distributed import HashStore
 
 from tests.comm.ranks import World
-from tests.mpi.mpirun import mpirun, needs_mpirun
 from tests.preloaded import command
 from tutti.comm.base import Communicator
 from tutti.comm.mpi.discovery import join_host
+from tutti.errors import UserError
 from tutti.model_parallel.group import TeamMesh
-from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.rendezvous import GroupStore
 
 PROGRAM = Path(__file__).with_name("listening.py")
@@ -55,22 +54,16 @@ def test_ranks_of_tutti_run_find_each_other_and_listen_nowhere() -> None:
     assert lines_of(outcome) == ["sum 3.0 3.0 listening []"] * 2
 
 
-@needs_mpirun
-@pytest.mark.mpi
-def test_ranks_of_mpirun_on_one_host_listen_nowhere() -> None:
-    assert lines_of(mpirun(2, PROGRAM)) == ["sum 3.0 3.0 listening []"] * 2
-
-
 def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.write_bytes(b"\0" * (1 << 20))
     store = HashStore()
     with open(theirs, "r+b") as file:
         of_rank_0 = GroupStore(store, 0, (0, 1), timeout_s=5, check=lambda rank: None)._store
-        of_rank_0.set("1/0", f"{os.getpid()} {file.fileno()} 5")
-        of_rank_0.set("2/0", "0")
+        of_rank_0.set("1/0", f"{os.getpid()} {file.fileno()}")
+        of_rank_0.set("2/0", "")
         gather = GroupStore(store, 1, (0, 1), timeout_s=5, check=lambda rank: None).gather
-        with pytest.raises(Unusable, match="theirs"):
-            join_host(1, ["here", "here"], gather, (0, 1), unusable=Unusable)
+        with pytest.raises(UserError, match="theirs"):
+            join_host(1, ["here", "here"], gather, (0, 1))
     assert not theirs.read_bytes().strip(b"\0")
     assert "theirs" not in Path("/proc/self/maps").read_text()

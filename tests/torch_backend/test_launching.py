@@ -9,12 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed.run
-import torch.multiprocessing
 
-from tests.mpi.mpirun import mpirun, needs_mpirun
-from tests.ports import held_ports
-from tests.preloaded import interpreter
 from tutti.launch.rendezvous import describe_mpi_rank
 
 PROGRAM = Path(__file__).with_name("summing.py")
@@ -31,31 +26,6 @@ def run(command):
 
 def expected(size):
     return [f"{rank} of {size}: {size * (size + 1) / 2}" for rank in range(size)]
-
-
-def test_under_torchrun():
-    torchrun = [*interpreter(), torch.distributed.run.__file__]
-    assert run([*torchrun, "--standalone", "--nproc-per-node", "2", PROGRAM]) == expected(2)
-
-
-@needs_mpirun
-@pytest.mark.mpi
-def test_under_mpirun_without_importing_mpi4py():
-    outcome = mpirun(2, PROGRAM, forked=False)
-    assert outcome.returncode == 0, outcome.stderr
-    assert sorted(outcome.stdout.splitlines()) == expected(2)
-
-
-def be_spawned(rank, port, folder):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    with Path(folder, str(rank)).open("w") as sys.stdout:
-        exec(compile(PROGRAM.read_text(), PROGRAM, "exec"), {})
-
-
-def test_when_spawned(tmp_path):
-    with held_ports(1) as (port,):
-        torch.multiprocessing.spawn(be_spawned, (port, str(tmp_path)), nprocs=2)
-    assert [(tmp_path / str(rank)).read_text().strip() for rank in range(2)] == expected(2)
 
 
 ORDERS = {
@@ -133,12 +103,6 @@ def under_mpirun_on_two_hosts():
     }
 
 
-def test_on_several_hosts_of_mpirun_the_ranks_find_rank_0_together():
-    environ = under_mpirun_on_two_hosts()
-    describe_mpi_rank(environ, lambda size, port: (f"10.0.0.{size}", 20_123))
-    assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.4", "20123")
-
-
 def test_rank_0_holds_the_port_that_it_offers_until_torch_listens_there():
     offered = []
 
@@ -155,9 +119,3 @@ def test_rank_0_holds_the_port_that_it_offers_until_torch_listens_there():
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         store.bind(("127.0.0.1", offered[1]))
         store.listen()
-
-
-def test_the_address_that_the_user_gives_is_not_looked_for():
-    environ = {**under_mpirun_on_two_hosts(), "MASTER_ADDR": "node1"}
-    describe_mpi_rank(environ, lambda *_: pytest.fail("looked for rank 0"))
-    assert environ["MASTER_ADDR"] == "node1"

@@ -29,37 +29,6 @@ def test_a_message_arrives_as_it_was_sent(three, length):
     assert three.run(work)[1] == (0, True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.float8_e5m2])
-def test_a_message_may_have_any_dtype_and_gaps(three, dtype):
-    def work(rank):
-        wide = torch.arange(24).remainder(2).to(dtype).view(4, 6)
-        if rank == 0:
-            distributed.send(wide[:, 1::2], 1)
-        elif rank == 1:
-            found = torch.zeros(4, 6).to(dtype)
-            distributed.recv(found[:, ::2], 0)
-            return found[:, ::2].float().tolist() == [[1.0] * 3] * 4
-        return None
-
-    assert three.run(work)[1]
-
-
-def test_messages_with_one_tag_keep_their_order(three):
-    def work(rank):
-        if rank == 0:
-            for number in range(50):
-                distributed.isend(torch.tensor([number]), 1, tag=7).wait()
-        elif rank == 1:
-            found = [torch.zeros(1, dtype=torch.int64) for _ in range(50)]
-            works = [distributed.irecv(one, 0, tag=7) for one in found]
-            for work in reversed(works):
-                work.wait()
-            return [int(one) for one in found]
-        return None
-
-    assert three.run(work)[1] == list(range(50))
-
-
 def test_long_messages_with_one_tag_keep_their_order(three):
     def work(rank):
         if rank == 0:
@@ -91,34 +60,6 @@ def test_a_message_is_found_by_its_tag_whatever_came_before(three):
     assert three.run(work)[1] == ([1.0, 1.0], 0.0)
 
 
-def test_a_receive_from_anyone_says_who_it_was(three):
-    def work(rank):
-        if rank:
-            distributed.send(torch.tensor([rank]), 0, tag=3)
-            return None
-        found = []
-        for _ in range(2):
-            one = torch.zeros(1, dtype=torch.int64)
-            found.append((distributed.recv(one, tag=3), int(one)))
-        return sorted(found)
-
-    assert three.run(work)[0] == [(1, 1), (2, 2)]
-
-
-def test_all_ranks_can_send_long_messages_round_a_ring_at_the_same_time(three):
-    def work(rank):
-        found = torch.zeros(LONG)
-        operations = [
-            distributed.P2POp(distributed.isend, torch.full((LONG,), float(rank)), (rank + 1) % 3),
-            distributed.P2POp(distributed.irecv, found, (rank - 1) % 3),
-        ]
-        for work in distributed.batch_isend_irecv(operations):
-            work.wait()
-        return float(found.mean())
-
-    assert three.run(work) == [2.0, 0.0, 1.0]
-
-
 def test_ranks_that_send_long_messages_to_each_other_first_do_not_block(three):
     def work(rank):
         if rank < 2:
@@ -129,63 +70,3 @@ def test_ranks_that_send_long_messages_to_each_other_first_do_not_block(three):
         return None
 
     assert three.run(work)[:2] == [1.0, 0.0]
-
-
-def test_a_rank_can_send_to_itself(three):
-    def work(rank):
-        found = torch.zeros(3)
-        distributed.isend(torch.ones(3) * rank, rank)
-        distributed.irecv(found, rank).wait()
-        return found.tolist()
-
-    assert three.run(work) == [[float(rank)] * 3 for rank in range(3)]
-
-
-def test_a_message_on_its_way_does_not_hold_up_a_collective(three):
-    def work(rank):
-        sent = distributed.isend(torch.ones(LONG), 1) if rank == 0 else None
-        total = torch.ones(1)
-        distributed.all_reduce(total)
-        if rank == 1:
-            distributed.recv(torch.zeros(LONG), 0)
-        if sent is not None:
-            sent.wait()
-        return total.tolist()
-
-    assert three.run(work) == [[3.0]] * 3
-
-
-def test_a_message_that_does_not_fit_says_what_came_and_stays(three):
-    def work(rank):
-        if rank == 0:
-            distributed.send(torch.ones(3), 1, tag=9)
-        elif rank == 1:
-            said = ""
-            try:
-                distributed.recv(torch.zeros(4), 0, tag=9)
-            except RuntimeError as error:
-                said = str(error)
-            found = torch.zeros(3)
-            distributed.recv(found, 0, tag=9)
-            return said, found.tolist()
-        return None
-
-    said, found = three.run(work)[1]
-    assert "rank 0 sent 3 elements of torch.float32 with tag 9" in said
-    assert "has 4 elements" in said
-    assert found == [1.0] * 3
-
-
-def test_a_group_of_some_ranks_numbers_them_anew(three):
-    def work(rank):
-        group = distributed.new_group([0, 2])
-        found = torch.tensor([rank])
-        if rank == 2:
-            distributed.send(found, 0, group=group)
-        elif rank == 0:
-            distributed.recv(found, group=group, group_src=1)
-        if rank != 1:
-            distributed.destroy_process_group(group)
-        return int(found)
-
-    assert three.run(work) == [2, 1, 2]

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("on_several_hosts.py")
 LEAVING = PROGRAM.with_name("leaving.py")
 
 
-@pytest.fixture(scope="module", params=["aab", "abab", "abcb"])
+@pytest.fixture(scope="module", params=["aab", "abcb"])
 def found(request):
     """The results of each rank."""
     outcome = mpirun(len(request.param), PROGRAM, request.param)
@@ -50,40 +50,15 @@ def test_sums_are_bit_equal_on_all_ranks(found):
     assert len({one["digest"] for one in found}) == 1
 
 
-def test_the_communicators_of_groups_that_are_destroyed_are_used_again(found):
-    assert max(one["handles"] for one in found) <= 4
-
-
-def test_a_mismatched_call_is_named_on_all_ranks(found):
-    for one in found:
-        assert "(sum, 2 x torch.float32)" in one["mismatch"]
-        assert "(sum, 3 x torch.float32)" in one["mismatch"]
-
-
 def lost(outcome):
     """The ranks that each rank reports lost, by its number."""
     assert not [one for one in results(outcome) if one["after_s"] > 10.0], outcome.stdout
     return {one["rank"]: one["lost"] for one in results(outcome)}
 
 
-@pytest.mark.parametrize(
-    ("leaves", "waits"),
-    [("destroys", "all_reduce"), ("destroys", "recv"), ("ends", "recv"), ("ends", "new_group")],
-)
+@pytest.mark.parametrize(("leaves", "waits"), [("destroys", "all_reduce"), ("ends", "recv")])
 def test_a_rank_of_another_host_that_leaves_too_early_is_named_at_once(leaves, waits):
     outcome = mpirun(3, LEAVING, "abb", leaves, waits)
-    assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
-
-
-def test_a_rank_of_another_host_that_is_killed_is_named_at_once():
-    outcome = mpirun(3, LEAVING, "aab", "is killed", "all_reduce", options=["--with-ft", "ulfm"])
-    assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize("how", ["is late", "is late for one"])
-def test_a_rank_of_another_host_that_is_late_is_named(how):
-    outcome = mpirun(3, LEAVING, "abb", how, "all_reduce")
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
 
 

@@ -34,9 +34,8 @@ def shown(progress: FarmProgress, now: float) -> str:
     return stream.getvalue()
 
 
-def test_blocks_jobs_epochs_the_best_and_the_time_left() -> None:
+def test_blocks_jobs_epochs_and_the_time_left() -> None:
     progress = FarmProgress(JOBS)
-    assert progress.best() is None
     assert progress.left_s(0.0) is None
     ended(progress, "a/fold-0", 0.8, 10.0)
     ended(progress, "b/fold-0", 0.9, 30.0)
@@ -46,21 +45,12 @@ def test_blocks_jobs_epochs_the_best_and_the_time_left() -> None:
     # 10 s and 30 s, of which 4 s each are over, on two blocks.
     assert progress.left_s(104.0) == 16.0
     assert progress.headline(104.0) == "2 of 4 jobs done, 2 running, 0:16 left"
-    assert progress.best() == "b: validation accuracy 90.00% in 1 job"
     text = shown(progress, 104.0)
     assert "a/fold-1" in text
     assert "2/3" in text
     assert "loss 0.2500  accuracy 70.00%" in text
     progress.end(1, JobState.FAILED, 1.0)
     assert "1 failed" in progress.headline(104.0)
-
-
-def test_the_bar_of_a_farm_has_a_line_of_its_own() -> None:
-    progress = FarmProgress(JOBS)
-    ended(progress, "a/fold-0", 0.8, 10.0)
-    progress.begin("a/fold-1", 0, 100.0)
-    _, bar, heads, *_ = shown(progress, 104.0).splitlines()
-    assert (set(bar), heads.split()[:2]) == ({"━"}, ["job", "block"])
 
 
 def test_each_job_that_ends_is_a_line_without_a_terminal() -> None:
@@ -72,20 +62,6 @@ def test_each_job_that_ends_is_a_line_without_a_terminal() -> None:
     display.show(progress, 0.0)
     display.close()
     assert stream.getvalue() == "b/fold-0 finished; 2 of 4 jobs done, 0 running\n"
-
-
-def test_a_job_that_others_have_taken_over_and_finished_is_a_line_again() -> None:
-    progress, stream = FarmProgress(JOBS), io.StringIO()
-    display = FarmDisplay({}, stream)
-    progress.begin("a/fold-0", 0, 1.0)
-    progress.end(0, JobState.STOPPED, 1.0)
-    display.show(progress, 2.0)
-    progress.found("a/fold-0", JobState.FINISHED)
-    display.show(progress, 3.0)
-    assert [line.partition(";")[0] for line in stream.getvalue().splitlines()] == [
-        "a/fold-0 stopped",
-        "a/fold-0 finished",
-    ]
 
 
 def test_a_farm_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
@@ -102,16 +78,6 @@ def test_a_farm_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> No
     first, second = stream.getvalue().splitlines()
     assert first == "0 of 4 jobs done, 0 running, 1 failed"
     assert "--resume" in second
-
-
-def test_a_search_has_no_jobs_that_are_known_before(tmp_path: Path) -> None:
-    folder = FarmFolder.begin(tmp_path / "farm", "tune", {})
-    with folder.launch() as launch:
-        launch.note(FarmEvent(1.0, "began", "trial-0", 0))
-        launch.note(FarmEvent(3.0, "ended", "trial-0", 0, "failed", 2.0, "no model"))
-    stream = io.StringIO()
-    assert not follow_farm(folder.path, stream, once=True)
-    assert stream.getvalue().startswith("0 jobs done, 0 running, 1 failed\n")
 
 
 def test_a_job_in_its_first_epoch_is_shown(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 from tests.reports.recorded import write_run
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder
-from tutti.records.run import Evaluation, RunStart, World
-from tutti.records.run_folder import RunFolder
+from tutti.records.run import Evaluation
 from tutti.terminal import console_on
 from tutti.watching.listing import DAMAGED, list_runs, table_of
 
@@ -46,16 +45,6 @@ def test_each_run_is_listed_with_what_came_out(folder: Path) -> None:
     assert second.validation == {"accuracy": 0.5}
 
 
-def test_a_run_whose_ranks_changed_is_listed_with_all_their_numbers(folder: Path) -> None:
-    for step, ranks in enumerate((1, 4, 2)):
-        RunFolder(folder / "first").note_start(RunStart("2026-01-02", World(ranks), step))
-    runs = list_runs(folder / "first")
-    assert runs[0].ranks_in_turn == (1, 4, 2)
-    stream = io.StringIO()
-    console_on(stream).print(table_of(runs))
-    assert " 1-4 " in stream.getvalue()
-
-
 def test_the_newest_comes_first_and_those_of_comparisons_are_there(folder: Path) -> None:
     names = [Path(run.folder).name for run in list_runs(folder)]
     assert names == ["first", "second", "0"]
@@ -68,10 +57,6 @@ def test_those_of_farms_are_there_however_deep_their_names_are(tmp_path: Path, w
     write_run(farm / "jobs" / "lenet" / "cosine" / "lr=0.01" / "fold-0", [(10, 0.5)], config=CONFIG)
     (farm / "farm.json").write_text("{}")
     assert [Path(run.folder).name for run in list_runs(tmp_path / where)] == ["fold-0"]
-
-
-def test_a_run_folder_itself_is_a_list_of_one(folder: Path) -> None:
-    assert [run.state for run in list_runs(folder / "first")] == ["finished"]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +75,6 @@ def test_a_damaged_run_is_listed_among_the_others(folder: Path, name: str, conte
     found = {Path(run.folder).name: run for run in list_runs(folder)}
     assert found["first"].state in (DAMAGED, "failed")
     assert len(found) == 3
-
-
-def test_a_circle_of_links_has_an_end(folder: Path) -> None:
-    (folder / "again").symlink_to(folder)
-    assert len(list_runs(folder)) == 3
 
 
 def test_what_a_terminal_would_obey_is_written_out(folder: Path) -> None:

@@ -28,30 +28,6 @@ def test_everything_that_a_run_has_written_is_seen(tmp_path: Path) -> None:
     assert (run.workers, run.damage) == (2, ())
 
 
-def test_an_empty_folder_has_nothing_and_is_no_mistake(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    watched.check()
-    run = watched.read(NOW)
-    assert (run.config, run.history, run.beats, run.written) == (None, (), (), None)
-
-
-def test_epochs_that_come_later_are_seen_later(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", beat(0), epochs=1)
-    watched = Watched(folder)
-    assert len(watched.read(NOW).history) == 1
-    append_line(folder / "history.jsonl", epoch(2))
-    assert len(watched.read(NOW).history) == 2
-
-
-def test_a_history_that_did_not_change_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = Watched(write_run(tmp_path / "run", beat(0), epochs=1))
-    first = watched.read(NOW)
-    monkeypatch.setattr(RunFolder, "history", None)
-    assert watched.read(NOW).history == first.history
-
-
 def test_records_that_are_cut_off_are_left_out_and_said(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", beat(0), epochs=2, finished=True, usage=usage("running"))
     append_line(RunFolder(folder).usage_file(), usage("running", age=0.0))
@@ -74,15 +50,6 @@ def test_the_newest_sample_of_a_rank_is_found(tmp_path: Path) -> None:
     assert Watched(folder).read(NOW).usage_of(1) is None
 
 
-def missing(path: Path) -> Path:
-    return path / "missing"
-
-
-def a_file(path: Path) -> Path:
-    (path / "file").write_text("")
-    return path / "file"
-
-
 def another_folder(path: Path) -> Path:
     (path / "notes.txt").write_text("")
     return path
@@ -97,8 +64,6 @@ def a_comparison(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (missing, "does not exist"),
-        (a_file, "is a file"),
         (another_folder, "is no folder of a run"),
         (a_comparison, "one of its runs, such as"),
     ],
@@ -106,11 +71,6 @@ def a_comparison(path: Path) -> Path:
 def test_what_is_no_run_folder_is_refused(make: object, said: str, tmp_path: Path) -> None:
     with pytest.raises(BadRunFolder, match=said):
         Watched(make(tmp_path)).check()  # type: ignore[operator]
-
-
-def test_a_folder_that_was_removed_is_said(tmp_path: Path) -> None:
-    with pytest.raises(BadRunFolder, match="is gone"):
-        Watched(tmp_path / "run").read(NOW)
 
 
 def test_a_rank_is_looked_for_on_its_host_once_it_gives_no_signs(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from tests.watching.seen import NOW, beat, epoch, summary, usage, write_run
 from tutti.cli.main import main
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import MANIFEST, step_folder
-from tutti.records.heartbeat import FAILED, FINISHED
+from tutti.records.heartbeat import FINISHED
 from tutti.records.json_lines import append_line
 from tutti.records.run import RunStart, World
 from tutti.records.run_folder import RunFolder
@@ -49,13 +48,6 @@ def test_once_shows_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert "100 MiB" in shown
 
 
-def test_the_bar_of_a_run_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", now(0), now(1), epochs=2)
-    main(["watch", str(folder), "--once"])
-    _, bar, heads, *_ = capsys.readouterr().out.splitlines()
-    assert (set(bar), heads.split()[:2]) == ({"━"}, ["epoch", "loss"])
-
-
 def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,17 +59,6 @@ def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
     shown = " ".join(capsys.readouterr().out.split())
     assert "step 1,000 of 2,000, 16:40 left, resumed after step 900 on 2 ranks" in shown
     assert "what begins anew: momenta" in shown
-
-
-def test_time_left_is_said_once_a_run_has_trained_for_some_seconds_since_its_last_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_run(tmp_path / "run", now(0, began=time.time() - 2.0), epochs=2)
-    RunFolder(folder).note_start(RunStart("now", World(1)))
-    RunFolder(folder).note_start(RunStart("now", World(1), 998))
-    assert main(["watch", str(folder), "--once"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "step 1,000 of 2,000, resumed after step 998" in shown
 
 
 def test_a_run_that_was_stopped_says_how_it_goes_on(
@@ -94,35 +75,6 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(
     assert "failed" not in shown
 
 
-def test_once_says_by_its_exit_code_that_a_rank_is_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_run(tmp_path / "run", now(0), now(1, time=time.time() - 30.0))
-    assert main(["watch", str(folder), "--once"]) == 1
-    silent = re.search(r"rank 1 has been silent for (\d+) s", capsys.readouterr().out)
-    assert silent is not None
-    assert int(silent[1]) >= 30
-    assert main(["watch", str(folder), "--once", "--silent-after", "1000"]) == 0
-
-
-def test_a_rank_that_waits_for_more_than_a_moment_says_in_what(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where, moved = "barrier (tutti.strategies.sync:7)", time.time() - 5.0
-    folder = write_run(tmp_path / "run", now(0, waits=where, moved=moved), now(1, waits=where))
-    assert main(["watch", str(folder), "--once"]) == 0
-    shown = capsys.readouterr().out
-    assert (shown.count("waiting (barrier)"), shown.count("training")) == (1, 1)
-
-
-def test_a_rank_that_is_behind_is_named_and_the_run_is_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_run(tmp_path / "run", now(0), now(1, step=940))
-    assert main(["watch", str(folder), "--once", "--behind", "50"]) == 0
-    assert "rank 1 is 60 steps behind the others" in capsys.readouterr().out
-
-
 def test_a_finished_run_is_shown_and_the_command_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,14 +83,6 @@ def test_a_finished_run_is_shown_and_the_command_ends(
     shown = capsys.readouterr().out
     assert "finished after 0:08, test loss 0.2500  accuracy 87.50%" in shown
     assert "epoch 3/4  loss 0.1667  accuracy 75.00%  validation loss 0.1667" in shown
-
-
-def test_a_run_that_failed_is_said_to_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "run", beat(0), beat(1, state=FAILED, error="KeyError: 'x'"), epochs=1)
-    assert main(["watch", str(folder)]) == 1
-    shown = capsys.readouterr().out
-    assert "rank 1 failed: KeyError: 'x'" in shown
-    assert "the run failed after 1 complete epoch:" in shown
 
 
 def followed(folder: Path, *events: Callable[[], None], terminal: bool = False) -> tuple[bool, str]:
@@ -193,26 +137,6 @@ def test_without_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
     assert finished
     assert shown.count("epoch 1/4  loss") == 1
     assert shown.count("rank 1 has been silent for") == 1
-    assert shown.count("rank 0  training  step 1,000") == 1
-
-
-def test_without_a_terminal_a_change_of_ranks_is_said_once(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", beat(0), beat(1), epochs=1)
-    RunFolder(run).note_start(RunStart("now", World(1)))
-    RunFolder(run).note_start(RunStart("now", World(2), 400))
-
-    def change() -> None:
-        RunFolder(run).note_start(RunStart("now", World(4), 629, ("momenta",)))
-
-    def lose() -> None:
-        RunFolder(run).note_start(RunStart("now", World(4), 700))
-
-    finished, shown = followed(run, lambda: None, change, lambda: None, lose, lambda: finish(run))
-    assert finished
-    assert [line for line in shown.splitlines() if "changed" in line or line.startswith("resumed")] == [
-        "changed from 2 to 4 ranks after step 629; what begins anew: momenta",
-        "resumed after step 700 on 4 ranks",
-    ]
 
 
 @pytest.mark.parametrize(

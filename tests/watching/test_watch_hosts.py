@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Hosts, why_not
-from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
-from tests.mpi.mpirun import run as run_command
+from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import command
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.records.heartbeat import FINISHED
 from tutti.records.run_folder import RunFolder
 from tutti.run import recording
-from tutti.training.progress import Progress
 
 TRAIN = ["train", "mlp", "--epochs", "1", "--model.hidden", "16"]
 
@@ -30,22 +27,6 @@ def hosts() -> Iterator[Hosts]:
         pytest.skip(reason)
     with Hosts(["a", "b"]) as made:
         yield made
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(240)
-@needs_mpirun
-def test_ranks_of_an_mpi_job_are_sampled_and_leave_signs(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    words = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
-    done = run_command(
-        [*words, *command(), *TRAIN, "--out", str(out)],
-        {**SETTINGS, "OMPI_MCA_btl": "self,sm"},
-        timeout_s=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [beat.state for beat in RunFolder(out).heartbeats().records] == [FINISHED, FINISHED]
-    assert [rank.rank for rank in RunFolder(out).usage().records[-1].ranks] == [0, 1]
 
 
 @pytest.mark.mpi
@@ -89,10 +70,6 @@ def seen_by_two(folder: RunFolder) -> list[RunFolder | None]:
     return VirtualWorld(2).run(program)
 
 
-def test_a_rank_that_sees_the_folder_finds_it(folder: RunFolder) -> None:
-    assert seen_by_two(folder) == [folder, folder]
-
-
 def no_file(mark: tuple[int, ...]) -> tuple[int, ...]:
     raise FileNotFoundError
 
@@ -115,11 +92,3 @@ def test_a_rank_that_does_not_see_the_folder_is_not_misled_by_another_one(
     found = marks[0]
     monkeypatch.setattr(recording, "_mark", mark)
     assert seen_by_two(folder) == [folder, None]
-
-
-def test_a_rank_that_does_not_see_the_folder_leaves_no_heartbeat() -> None:
-    def program(comm: Communicator) -> type[Progress]:
-        with recording.observed(comm, None, None, wanted=False) as heart:
-            return type(heart)
-
-    assert VirtualWorld(2).run(program) == [Progress, Progress]

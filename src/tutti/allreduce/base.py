@@ -56,13 +56,6 @@ class GradientLayout:
         """The dtype to add such numbers up in: at least float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
-    def gaps(self) -> Tensor:
-        """Return the places that belong to no layer."""
-        free = torch.ones(self.length, dtype=torch.bool)
-        for layer in self.layers:
-            free[layer.place] = False
-        return free.nonzero().view(-1)
-
 
 class GradientReduction(ABC):
     """A way to sum one vector over some ranks at every step. Its memory belongs to that vector."""

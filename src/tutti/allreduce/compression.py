@@ -7,7 +7,6 @@ A codec is lossy. Error feedback keeps what was lost and adds it to the next gra
 | `Cast`   | 2 n                             | the nearest 16-bit number                               |
 | `Int8`   | n + 4 for each bucket           | the nearest of 255 levels between -max and max          |
 | `TopK`   | 8 keep n                        | the largest ones, as they were; zero for the rest       |
-| `Sign`   | n / 8 + 4 for each bucket       | plus or minus the mean absolute value of the bucket     |
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -170,36 +168,6 @@ class TopK(Codec):
         total.index_add_(0, places, values, alpha=factor)
 
 
-@dataclass(frozen=True)
-class Sign(Codec):
-    """One bit for each number: sign(x) times the mean of |x| over its bucket; the sign of zero is plus.
-
-    Source: Karimireddy et al. 2019 (see `with_feedback`), algorithm 1: (|x|_1 / d) sign(x).
-    """
-
-    bucket: int = BUCKET
-
-    @override
-    def nbytes(self, length: int, dtype: torch.dtype) -> int:
-        return _rounded(4 * _buckets(length, self.bucket) + -(-length // 8))
-
-    @override
-    def compress(self, vector: Tensor) -> Tensor:
-        counts = torch.full((_buckets(len(vector), self.bucket),), float(self.bucket))
-        counts[-1:] -= -len(vector) % self.bucket
-        scales = _rows(vector.float(), self.bucket).abs().sum(dim=1) / counts
-        bits = torch.from_numpy(np.packbits((vector >= 0).numpy()))
-        return _joined(scales, bits)
-
-    @override
-    def add(self, payload: Tensor, total: Tensor, factor: float = 1.0) -> None:
-        buckets = _buckets(len(total), self.bucket)
-        scales, bits = payload[: 4 * buckets].view(torch.float32), payload[4 * buckets :]
-        positive = torch.from_numpy(np.unpackbits(bits.numpy(), count=len(total)))
-        signs = _rows(positive.float().mul_(2).sub_(1), self.bucket)
-        total.add_(signs.mul_(scales[:, None]).view(-1)[: len(total)].to(total.dtype), alpha=factor)
-
-
 def _joined(*parts: Tensor) -> Tensor:
     """Return the bytes of vectors, end to end, with zeros up to a multiple of `ROUND`."""
     as_bytes = [part.view(torch.uint8) for part in parts if len(part)]
@@ -233,7 +201,6 @@ class Compressed(GradientReduction):
     def __init__(self, comm: Communicator, layout: GradientLayout, codec: Codec) -> None:
         self._comm, self._codec = comm, codec
         self._error = torch.zeros(layout.length, dtype=layout.wide)
-        self._gaps = layout.gaps()
         payload = codec.nbytes(layout.length, layout.wide)
         self._message = torch.zeros(comm.size, payload, dtype=torch.uint8)
 
@@ -244,8 +211,6 @@ class Compressed(GradientReduction):
         total = torch.zeros_like(self._error)
         for payload in self._message:
             self._codec.add(payload, total)
-        for gappy in (total, error):  # a codec may have made something of their zeros
-            gappy.index_fill_(0, self._gaps, 0)
         # An update by NaN or inf is left out, or ends the run: its gradients leave nothing behind.
         if is_finite(total):
             self._error = error

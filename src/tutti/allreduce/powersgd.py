@@ -29,7 +29,7 @@ from tutti.state import Values
 
 
 def is_worthwhile(rows: int, columns: int, rank: int) -> bool:
-    """Tell whether two factors of this rank have fewer numbers than the matrix."""
+    """Return whether two factors of this rank have fewer numbers than the matrix."""
     return (rows + columns) * min(rank, rows, columns) < rows * columns
 
 
@@ -162,5 +162,5 @@ def _factors(layer: Layer, rank: int) -> tuple[int, int, int]:
 
 
 def _is_matrix(layer: Layer, rank: int) -> bool:
-    """Tell whether the layer has two dimensions or more and gains from factors of this rank."""
+    """Return whether the layer has two dimensions or more and gains from factors of this rank."""
     return len(layer.shape) > 1 and is_worthwhile(*_factors(layer, rank))

@@ -10,8 +10,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -23,10 +21,6 @@ _SOURCE: Final = Path(__file__).with_name("kernels.c")
 _FLAGS: Final = ("-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared")
 INTEGERS: Final = {"float": "int32_t", "double": "int64_t"}
 """The types in C that the kernels are compiled for, and the integers of the same sizes."""
-
-_UNDER_WAY: Final = "compiling-"
-_LEFT_S: Final = 3600.0
-"""The seconds after which nobody compiles into a folder any more."""
 
 _pointer, _size = ctypes.c_void_p, ctypes.c_int64
 _REMEDY: Final = "or use --layout channels_last"
@@ -89,10 +83,11 @@ def compiled(real: str) -> Path:
     path = folder / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_others(folder)
-        found = path.exists()
+        owner, found = folder.stat().st_uid, path.exists()
     except OSError as error:
         raise _no_room(folder, error) from error
+    if owner != os.getuid():
+        raise BadOption(f"{folder} belongs to another user; set TUTTI_CACHE to a folder of yours, {_REMEDY}")
     if not found:
         _compile([*compiler, *flags], path)
     return path
@@ -100,9 +95,8 @@ def compiled(real: str) -> Path:
 
 def _compile(command: list[str], path: Path) -> None:
     """Compile into a file that is there whole, or not at all: others may look for it meanwhile."""
-    _remove_left(path.parent)
     try:
-        room = tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNDER_WAY)
+        room = tempfile.TemporaryDirectory(dir=path.parent)
     except OSError as error:
         raise _no_room(path.parent, error) from error
     with room as folder:
@@ -123,31 +117,11 @@ def _compile(command: list[str], path: Path) -> None:
         made.replace(path)
 
 
-def _remove_left(folder: Path) -> None:
-    """Remove what compilations have left that were killed."""
-    for left in folder.glob(f"{_UNDER_WAY}*"):
-        with suppress(OSError):  # Another one removes it, too.
-            if time.time() - left.stat().st_mtime > _LEFT_S:
-                shutil.rmtree(left)
-
-
 def _no_room(folder: Path, error: OSError) -> BadOption:
     return BadOption(
         f"no kernels can be kept in {folder}: {error.strerror}; "
         f"set TUTTI_CACHE to a folder of yours, {_REMEDY}"
     )
-
-
-def _refuse_others(folder: Path) -> None:
-    """Refuse a folder that another user may write to: its files are run."""
-    found = folder.stat()
-    # The owner of a link may have it lead elsewhere after this.
-    owners = {found.st_uid, folder.lstat().st_uid}
-    if owners != {os.getuid()} or found.st_mode & 0o022:
-        raise BadOption(
-            f"{folder} holds code that is run, and others may write to it: run 'chmod 700 {folder}' if it is "
-            f"yours, set TUTTI_CACHE to another folder, {_REMEDY}"
-        )
 
 
 def _processor() -> str:

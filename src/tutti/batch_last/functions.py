@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from tutti.batch_last.compiler import Shape, kernels
 
@@ -68,16 +69,15 @@ class Convolution(Function):
         library(stored).convolve(
             shape, stored.data_ptr(), weights.data_ptr(), pointer, packed.data_ptr(), found.data_ptr()
         )
-        ctx.save_for_backward(images, stored, weight)
+        ctx.save_for_backward(stored, weight)
         ctx.shape = shape
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of images, weight and bias, as far as they are wanted."""
-        given, stored, weight = cast("tuple[Tensor, Tensor, Tensor]", ctx.saved_tensors)
-        if torch.is_grad_enabled() or _is_several(gradient):
-            return _differentiable(ctx, gradient, given, weight)
+        stored, weight = ctx.saved_tensors
         shape, found, of = ctx.shape, batch_last(gradient), library(stored)
         images = weights = bias = None
         if ctx.needs_input_grad[0]:
@@ -94,23 +94,6 @@ class Convolution(Function):
         if ctx.needs_input_grad[2]:
             bias = found.sum((1, 2, 3))
         return images, weights, bias, None, None, None
-
-
-def _is_several(gradient: Tensor) -> bool:
-    """True if a gradient stands for several, of which `torch.vmap` has each computed with."""
-    known = torch._C._functorch
-    return known.is_batchedtensor(gradient) or known.is_legacy_batchedtensor(gradient)
-
-
-def _differentiable(ctx: Any, gradient: Tensor, images: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of a convolution by functions of torch, which it differentiates and batches."""
-    shape, wanted = ctx.shape, list(ctx.needs_input_grad[:3])
-    stride, padding = (shape.row_stride, shape.column_stride), (shape.row_padding, shape.column_padding)
-    found = torch.ops.aten.convolution_backward(
-        *(gradient, images, weight, [shape.outputs]),
-        *(stride, padding, (1, 1), False, (0, 0), shape.groups, wanted),
-    )
-    return (*found, None, None, None)
 
 
 class MaximumPooling(Function):
@@ -130,26 +113,11 @@ class MaximumPooling(Function):
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the images."""
         (places,), shape = ctx.saved_tensors, ctx.shape
-        if torch.is_grad_enabled() or _is_several(gradient):
-            return _scattered(gradient, places, shape), None, None, None, None
         found = batch_last(gradient)
         images = _room(found, shape.samples, shape.inputs, shape.height, shape.width)
         library(found).pool_gradient(shape, found.data_ptr(), places.data_ptr(), images.data_ptr())
         return images, None, None, None, None
-
-
-def _scattered(gradient: Tensor, places: Tensor, shape: Shape) -> Tensor:
-    """Compute the gradient of pooled images by functions of torch, as `_differentiable`."""
-    size = shape.outputs, shape.rows, shape.columns, shape.samples
-    taps = places.view(size).permute(3, 0, 1, 2).long()
-    rows = torch.arange(shape.rows) * shape.row_stride - shape.row_padding
-    columns = torch.arange(shape.columns) * shape.column_stride - shape.column_padding
-    lines = rows[:, None] + taps // shape.kernel_columns
-    pixels = lines * shape.width + columns + taps % shape.kernel_columns
-    flat = shape.samples, shape.outputs, shape.rows * shape.columns
-    images = gradient.new_zeros(shape.samples, shape.outputs, shape.height * shape.width)
-    found = images.scatter_add(2, pixels.reshape(flat), gradient.reshape(flat))
-    return found.view(shape.samples, shape.outputs, shape.height, shape.width)

@@ -18,9 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from tutti.batch_last import BATCH_LAST
 from tutti.batch_last.functions import REALS, Convolution, MaximumPooling, Pair, library
-from tutti.errors import BadModel
 
 PLACES: Final = 256
 """Windows of so many numbers at the most are pooled: a place in one is kept as a byte."""
@@ -31,11 +29,8 @@ class BatchLast(TorchFunctionMode):
 
     They compute in one thread, in float32 and float64, forward and backward; results are those of torch but
     for rounding. What they cannot do, torch does: other types, dilation, fewer samples than a vector of the
-    processor has, the derivatives of gradients, what runs under autocast, `torch.func` or forward-mode
-    differentiation, and what `torch.utils.checkpoint` computes again.
-
-    Raises:
-        BadModel: the model looks at the strides of images, which are others than those that it expects.
+    processor has, what runs under autocast, `torch.func` or forward-mode differentiation, and what
+    `torch.utils.checkpoint` computes again. Gradients cannot be differentiated again: torch raises.
     """
 
     @override
@@ -134,15 +129,6 @@ def _plain(tensor: Tensor) -> bool:
     return kind and tensor.layout is torch.strided and not tensor.is_neg()
 
 
-def _as_strided(input: Tensor, *_: object, **__: object) -> None:
-    """Refuse to look at images of ours by other strides: they would be other numbers."""
-    if input.dim() == 4 and not input.is_contiguous() and input.permute(1, 2, 3, 0).is_contiguous():
-        raise BadModel(
-            "the model calls as_strided, which depends on where the numbers of images lie in memory; "
-            f"leave --layout {BATCH_LAST} out"
-        )
-
-
 def _pair(given: SupportsIndex | Sequence[SupportsIndex]) -> Pair:
     """Rows and columns; what torch takes neither as one number nor as two are negative ones."""
     both = [*given] * (2 if len(given) == 1 else 1) if isinstance(given, Sequence) else [given] * 2
@@ -153,7 +139,4 @@ _OURS: Final[Mapping[object, Callable[..., Tensor | None]]] = {
     torch.conv2d: _conv2d,
     torch.max_pool2d: _max_pool2d,
     functional.max_pool2d: _max_pool2d,
-    torch.as_strided: _as_strided,
-    Tensor.as_strided: _as_strided,
-    Tensor.as_strided_: _as_strided,
 }

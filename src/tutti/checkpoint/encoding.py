@@ -84,11 +84,7 @@ class EncodedState:
 
 
 def encode(state: State, rank: int) -> EncodedState:
-    """Encode what a rank knows; of `shared` rank 0's is taken.
-
-    Raises:
-        TypeError: the state has a value that is none of `tutti.state.Values`.
-    """
+    """Encode what a rank knows; of `shared` rank 0's is taken."""
     encoder = _Encoder()
     head = {
         "joint": encoder.held(state.joint, "joint"),

@@ -9,33 +9,21 @@ The memory is on the host of rank 0. Ranks of other hosts send their states ther
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import cast
-
-from safetensors.torch import load
-from torch import Tensor
-from typing_extensions import override
+from typing import BinaryIO, cast
 
 from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.checkpoint.reading import Checkpoint, CheckpointFiles
-from tutti.checkpoint.sharing import receive_file, send_file
+from tutti.checkpoint.reading import Checkpoint
+from tutti.checkpoint.sharing import MemoryCheckpoint, received
 from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
 from tutti.comm.base import Communicator
-from tutti.comm.shm import memfd
-from tutti.comm.shm.memfd import FileAddress
 from tutti.records.checkpoints import Manifest
 from tutti.records.json_lines import Json, to_json
 from tutti.state import State
 
 
 class MemorySaver:
-    """The writer of checkpoints in memory. All ranks make one, and call its methods together.
-
-    Args:
-        comm: the ranks whose states belong together.
-        place: of the memory, on the host of rank 0.
-    """
+    """The writer of checkpoints in memory. All ranks make one, and call its methods together."""
 
     def __init__(self, comm: Communicator, place: MemoryPlace) -> None:
         self._comm, self._place = comm, place
@@ -72,64 +60,19 @@ class MemorySaver:
             copy.close()
 
 
-class _MemoryFiles(CheckpointFiles):
-    """The files of a copy.
-
-    Args:
-        memory: that has them.
-        files: the offset and the size of each, by name.
-    """
-
-    def __init__(self, memory: FileAddress, files: dict[str, list[int]]) -> None:
-        self._memory, self._files = memory, files
-
-    @property
-    @override
-    def path(self) -> Path:
-        return Path("memory")
-
-    @override
-    def read(self, name: str) -> bytes:
-        offset, size = self._files[name]
-        with os.fdopen(self._memory.open(), "rb") as memory:
-            memory.seek(offset)
-            return memory.read(size)
-
-    @override
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        return load(self.read(name))
-
-
 def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
-    """Return the last checkpoint in memory (collective); None: there is none yet.
-
-    Args:
-        comm: all ranks.
-        place: of the memory, on the host of rank 0.
-    """
+    """Return the last checkpoint in memory (collective); None: there is none yet."""
     mine = place.described()[:1] if comm.rank == 0 else []
     described = cast("list[tuple[int, Json]]", comm.broadcast_object(mine))
     if not described:
         return None
     [(number, found)] = described
-    files, memory = found["files"], place.copies[number - 1]
-    manifest = Manifest(found["step"], found["ranks"], {})
-    first = cast("int", comm.node.broadcast_object(comm.rank))
-    others = sorted({*cast("list[int]", comm.all_gather_objects(first))} - {0})
-    size = max(offset + length for offset, length in files.values())
-    if first == 0:
-        if comm.rank == 0 and others:
-            with os.fdopen(memory.open(), "rb") as file:
-                send_file(comm, file, size, others)
-        return Checkpoint(_MemoryFiles(memory, files), manifest)
-    received = memfd.make_for_all("received", comm.node)
-    try:
-        if comm.rank == first:
-            with open(received, "wb", closefd=False) as file:
-                receive_file(comm, file, size)
-        comm.node.barrier()
-        checkpoint = Checkpoint(_MemoryFiles(FileAddress.of(received), files), manifest)
-        checkpoint.map()
-        return checkpoint
-    finally:
-        os.close(received)
+    memory, manifest = place.copies[number - 1], Manifest(found["step"], found["ranks"], {})
+    sees = comm.node.broadcast_object(comm.rank) == 0
+
+    def content() -> BinaryIO:
+        return os.fdopen(memory.open(), "rb")
+
+    return received(comm, sees, content, found["files"], manifest) or MemoryCheckpoint(
+        memory, found["files"], manifest
+    )

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tutti.checkpoint.writer_process import Order, write_checkpoint
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadRunFolder
+from tutti.records.checkpoints import newest, tidy
 from tutti.records.json_lines import Json
 
 _SLOT: Final = 1 << 24
@@ -81,11 +83,7 @@ class MemoryPlace:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run; None: it has none, or it is not known yet.
-
-        Raises:
-            BadRunFolder: it is gone.
-        """
+        """The folder of the run; None: it has none, or it is not known yet."""
         text = self._read(_FOLDER)
         if text is None:
             return None
@@ -108,13 +106,33 @@ class MemoryPlace:
         return sorted(found, key=lambda one: -one[1][_NUMBER])
 
     def publish(self, number: int, files: Json) -> None:
-        """Make a copy the last one.
-
-        Args:
-            number: of the copy, 1 or 2.
-            files: its description.
-        """
+        """Make a copy the last one."""
         self._write(_FILES + number, json.dumps({**files, _NUMBER: self.copies_taken + 1}).encode())
+
+    def write_last_copy(self, folder: Path, keep: int) -> int | None:
+        """Write the last copy as a checkpoint, unless the disk has one as late; return its step."""
+        described = self.described()
+        if not described:
+            return None
+        number, found = described[0]
+        step = int(found["step"])
+        there, _ = newest(folder)
+        if there is not None and there.manifest.step >= step:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        process, descriptor = self.copies[number - 1]
+        order = Order(
+            memory=f"/proc/{process}/fd/{descriptor}",
+            folder=folder,
+            attempt="last",
+            files=found["files"],
+            step=step,
+            ranks=found["ranks"],
+            keep=keep,
+        )
+        write_checkpoint(order)
+        tidy(folder, step, keep)
+        return step
 
     def _write(self, slot: int, text: bytes) -> None:
         """Write a text; a process that is killed meanwhile leaves none."""

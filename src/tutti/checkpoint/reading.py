@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -19,53 +17,14 @@ from typing_extensions import override
 from tutti.checkpoint.encoding import decode
 from tutti.errors import BadCheckpoint
 from tutti.records import checkpoints
-from tutti.records.checkpoints import RUN, FoundCheckpoint, Manifest, head_file, tensors_file
+from tutti.records.checkpoints import RUN, Manifest, head_file, tensors_file
 from tutti.records.json_lines import Json
 from tutti.records.untrusted import parse_json
 from tutti.state import Held, Named, Saved, State, TensorPiece, joined, named
 
 
-class CheckpointFiles(ABC):
-    """The files of a checkpoint, wherever they are."""
-
-    @property
-    @abstractmethod
-    def path(self) -> Path:
-        """Their folder, for messages."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """Return what a file holds."""
-
-    @abstractmethod
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of a safetensors file; whoever changes them does not change the file."""
-
-
-@dataclass(frozen=True)
-class _FolderFiles(CheckpointFiles):
-    """The files in a folder; tensors are mapped."""
-
-    folder: Path
-
-    @property
-    @override
-    def path(self) -> Path:
-        return self.folder
-
-    @override
-    def read(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
-
-    @override
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.folder / name)
-
-
 class Checkpoint:
-    """A checkpoint whose files are as they were written. Made by `open_checkpoint`, `newest` and `best`.
-
-    It is small: one rank opens it, and sends it to the others.
+    """A checkpoint whose files are as they were written. Made by `open_checkpoint` and `newest`.
 
     Attributes:
         manifest: its contents.
@@ -75,14 +34,17 @@ class Checkpoint:
         score: how good the model is, the higher the better; None: nobody has measured it.
     """
 
-    def __init__(self, files: CheckpointFiles, manifest: Manifest) -> None:
-        self._files, self.manifest, self.path = files, manifest, files.path
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
         self.step, self.ranks, self.score = manifest.step, manifest.ranks, manifest.score
 
-    @classmethod
-    def at(cls, found: FoundCheckpoint) -> Checkpoint:
-        """Return the checkpoint in a folder, which has been verified."""
-        return cls(_FolderFiles(found.path), found.manifest)
+    def read(self, name: str) -> bytes:
+        """Return what a file holds."""
+        return (self.path / name).read_bytes()
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a safetensors file; whoever changes them does not change the file."""
+        return load_file(self.path / name)
 
     @cached_property
     def facts(self) -> Json:
@@ -95,13 +57,6 @@ class Checkpoint:
         Tensors that one rank has saved whole are mapped from its file; whoever changes them does not change
         the file. The others are put together each time that they are asked for, and are not kept: all ranks
         of a host may go on at the same time.
-
-        Args:
-            rank: its number.
-            ranks: how many go on.
-
-        Raises:
-            BadCheckpoint: the files are not what tutti writes; later on, elements of a tensor are missing.
         """
         same = ranks == self.ranks
         alone = named([self._states[rank].alone]) if same else None
@@ -111,12 +66,8 @@ class Checkpoint:
         own = self._states[rank].own if same else None
         return Saved(Named(tensors, numbers), alone, self._states[0].shared, own)
 
-    def map(self) -> None:
-        """Read all but the tensors, and map those: from now on its folder may be removed.
-
-        Raises:
-            BadCheckpoint: the files are not what tutti writes.
-        """
+    def load(self) -> None:
+        """Read all of it: from now on its files may be gone."""
         _ = self._states, self.facts
 
     @cached_property
@@ -128,11 +79,11 @@ class Checkpoint:
         with self._reading(tensors_file(rank)):
             # As they are: texts that are printed belong to the facts.
             head = self._read(head_file(rank), json.loads)
-            return decode(head, self._files.tensors(tensors_file(rank)))
+            return decode(head, self.tensors(tensors_file(rank)))
 
     def _read(self, name: str, parse: Callable[[bytes], object] = parse_json) -> Json:
         with self._reading(name):
-            values = parse(self._files.read(name))
+            values = parse(self.read(name))
             if not isinstance(values, dict):
                 raise TypeError("it is no JSON object")
             return cast("Json", values)
@@ -172,42 +123,20 @@ class _Joined(Mapping[str, Tensor]):
         return len(self._pieces)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The checkpoint to go on from.
-
-    Attributes:
-        checkpoint: None: there is no good one.
-        passed_over: what is wrong with those that would have been taken before it, a sentence each.
-    """
-
-    checkpoint: Checkpoint | None
-    passed_over: list[str]
-
-
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open the checkpoint in a folder.
-
-    Raises:
-        BadCheckpoint: it is damaged or missing, or a newer version of tutti has written it.
-    """
+    """Open the checkpoint in a folder."""
     path = path.resolve()
-    return Checkpoint.at(FoundCheckpoint(path, checkpoints.verify(path)))
+    return Checkpoint(path, checkpoints.verify(path))
 
 
-def newest(folder: Path) -> Found:
+def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Find the good checkpoint of the latest step in the folder `checkpoints` of a run.
+
+    Returns:
+        The checkpoint, None if there is no good one; and what is wrong with each later one, a sentence each.
 
     Raises:
         BadCheckpoint: a newer version of tutti has written a later one.
     """
-    return _found(*checkpoints.newest(folder))
-
-
-def best(folder: Path) -> Found:
-    """Find the good checkpoint with the highest score, else as `newest`."""
-    return _found(*checkpoints.best(folder))
-
-
-def _found(found: FoundCheckpoint | None, passed_over: list[str]) -> Found:
-    return Found(None if found is None else Checkpoint.at(found), passed_over)
+    found, passed_over = checkpoints.newest(folder)
+    return None if found is None else Checkpoint(found.path, found.manifest), passed_over

@@ -33,17 +33,11 @@ from tutti.terminal import warn_on_stderr
 
 @dataclass(frozen=True)
 class _WriterReport:
-    """Message of a rank to the others before a checkpoint.
-
-    Attributes:
-        sizes: of its files.
-        failure: why its host could not write the last one; None: it could, or is not done.
-        busy: whether its host is still writing the last one.
-    """
+    """Message of a rank to the others before a checkpoint."""
 
     sizes: Sizes
-    failure: str | None
-    busy: bool
+    failure: str | None  # of the last one
+    busy: bool  # with the last one
 
 
 class Saver:
@@ -74,7 +68,6 @@ class Saver:
         self._comm, self._folder, self._keep, self._warn = comm, folder, keep, warn
         self._one_process = _in_one_process(comm)
         self._host = comm if self._one_process else comm.node
-        self._opened: int | None = None
         self.last: int | None = None
         self._session, leaders, senders = self._find_writers()
         leader = leaders[comm.rank]
@@ -158,17 +151,9 @@ class Saver:
         if self._writer is not None:
             self._writer.close()
         self._snapshot.close()
-        if self._opened is not None:
-            os.close(self._opened)
-            self._opened = None
 
     def _find_writers(self) -> tuple[str, list[int], list[int]]:
-        """Find out which ranks see the folder (collective).
-
-        Returns:
-            A name that no other run has; for each rank the one that has its files written, which is the first
-            of its host, or rank 0; the ranks that do not see the folder.
-        """
+        """Return this session's name, each rank's writer, and who does not see the folder (collective)."""
         comm, session, problem = self._comm, secrets.token_hex(4), None
         if comm.rank == 0:
             problem = self._prepare(session)
@@ -195,8 +180,6 @@ class Saver:
             return "rank 0 sees no folder for checkpoints; name one that it can write to with --out"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # As long as it is open no other gets its number.
-            self._opened = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             remove_unfinished(self._folder)
             if self._comm.size > 1:
                 _seen(self._folder, session).write_bytes(b"")
@@ -211,7 +194,6 @@ class Saver:
         return Order(
             memory=f"/proc/{os.getpid()}/fd/{self._snapshot.memory}",
             folder=self._folder,
-            inode=None if self._opened is None else os.fstat(self._opened).st_ino,
             attempt=f"{self._session}-{self._attempts}",
             files=self._snapshot.places(sizes),
             host=self._hosts.index(self._comm.rank),

@@ -106,13 +106,7 @@ class MemorySnapshot:
         self.memory = None if not holds else memfd.make_roomy("snapshot") if given is None else given.open()
 
     def take(self, encoded: EncodedState, texts: Sequence[bytes], sizes: Mapping[int, Sizes]) -> None:
-        """Copy this rank's files; on the first rank those of all are there when this returns (collective).
-
-        Args:
-            encoded: the state of this rank.
-            texts: the files beside the tensors.
-            sizes: of the files of each of the ranks.
-        """
+        """Copy this rank's files; on the first rank those of all are there when this returns (collective)."""
         rank = self._comm.rank
         if not self._rooms or not all(self._rooms[other].holds(needed) for other, needed in sizes.items()):
             self._regions.clear()
@@ -169,12 +163,7 @@ class _Region:
     """The files of one rank, mapped."""
 
     def __init__(self, room: Room, memory: int | None = None) -> None:
-        """Map a region of a file; without one, of this process's own memory.
-
-        Args:
-            room: its place.
-            memory: the descriptor of the file; it may be closed afterwards.
-        """
+        """Map a region of a file; without one, of this process's own memory."""
         self._room = room
         self._layout: list[tuple[str, torch.dtype, torch.Size]] | None = None
         self._targets: list[Tensor] = []

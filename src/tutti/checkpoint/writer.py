@@ -34,11 +34,7 @@ class Writer:
         return self._step is not None
 
     def give(self, order: Order) -> None:
-        """Order a checkpoint; call this only when it is not busy.
-
-        Args:
-            order: what to write. Its memory must not change before `poll` has returned the answer.
-        """
+        """Order a checkpoint; call this only when it is not busy."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._connection is not None
@@ -47,11 +43,7 @@ class Writer:
             self._connection.send(order)
 
     def poll(self, timeout_s: float | None = 0.0) -> WriterAnswer | None:
-        """Return the outcome of the order, once; None: there is none yet, or nothing was ordered.
-
-        Args:
-            timeout_s: how long to wait for it; None: as long as it takes.
-        """
+        """Return the outcome of the order, once; None: there is none yet. No limit: wait."""
         if self._step is None or self._connection is None or not self._connection.poll(timeout_s):
             return None
         step, self._step = self._step, None

@@ -7,7 +7,6 @@ process             └ writes, at nice 19 ┘ answers
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import signal
 import sys
@@ -45,48 +44,27 @@ _NICEST: Final = 19
 
 @dataclass(frozen=True)
 class Order:
-    """A checkpoint to be written.
+    """A checkpoint to be written."""
 
-    Attributes:
-        memory: path of the file that has the snapshot.
-        folder: of the checkpoints.
-        inode: of this folder, to notice when it was replaced; None: not on host 0.
-        attempt: name of this attempt, equal on all hosts.
-        files: offset and size in the memory of each file that this host writes, by name.
-        host: number of this host; host 0 commits the checkpoint when all hosts have written.
-        hosts: how many hosts write.
-        step: as in `tutti.records.checkpoints.Manifest`.
-        ranks: likewise.
-        score: likewise.
-        keep: number of last checkpoints to keep.
-    """
-
-    memory: str
+    memory: str  # the path of the file that has the snapshot
     folder: Path
-    inode: int | None
-    attempt: str
-    files: dict[str, tuple[int, int]]
-    host: int
-    hosts: int
+    attempt: str  # equal on all hosts
+    files: dict[str, tuple[int, int]]  # offset and size in the memory of each file of this host
     step: int
     ranks: int
-    score: float | None
     keep: int
+    score: float | None = None
+    host: int = 0  # host 0 commits the checkpoint when all have written
+    hosts: int = 1
 
 
 @dataclass(frozen=True)
 class WriterAnswer:
-    """The outcome of an order.
-
-    Attributes:
-        step: of the checkpoint.
-        error: what failed; None: this host's files are written, and on host 0 the checkpoint is whole.
-        left: what could not be tidied up afterwards; None: nothing.
-    """
+    """The outcome of an order."""
 
     step: int
-    error: str | None
-    left: str | None = None
+    error: str | None  # None: this host's files are written, and on host 0 the checkpoint is whole
+    left: str | None = None  # what could not be tidied up afterwards
 
 
 @dataclass(frozen=True)
@@ -97,12 +75,7 @@ class _Written(Record):
 
 
 def main(parent: int, descriptor: int) -> None:
-    """Carry out orders until the parent ends (entry point of the process).
-
-    Args:
-        parent: process number of the rank.
-        descriptor: of the connection to it.
-    """
+    """Carry out orders until the parent ends (entry point of the process)."""
     # A signal to all processes of the job asks the ranks to stop, and they save once more then.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -130,19 +103,11 @@ def _carry_out(order: Order) -> WriterAnswer:
 
 
 def write_checkpoint(order: Order) -> None:
-    """Write this host's files; on host 0 commit the checkpoint once all hosts have written.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write this host's files; on host 0 commit the checkpoint once all hosts have written."""
     unfinished = unfinished_folder(order.folder, order.step, order.attempt)
     memory = os.open(order.memory, os.O_RDONLY)
     try:
         if order.host == 0:
-            if order.folder.stat().st_ino != order.inode:
-                raise OSError(
-                    errno.ESTALE, "it was removed, and another one is in its place", str(order.folder)
-                )
             remove_unfinished(order.folder, but=unfinished)
         unfinished.mkdir(exist_ok=True)
         files = {

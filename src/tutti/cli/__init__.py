@@ -1,2 +1,1 @@
-ASKED = "_ARGCOMPLETE"
-"""The variable by which a shell asks for completions: the number of the word that is the program."""
+"""The command line: a thin file for each command."""

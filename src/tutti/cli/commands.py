@@ -40,7 +40,6 @@ AIMS: Final = (
     "find the best network",
     "find the fastest way to train",
     "look at the data and this machine",
-    "set up the shell",
 )
 """The aims of the commands, in the order of the help."""
 

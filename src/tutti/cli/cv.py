@@ -17,7 +17,6 @@ from tutti.cli.options import Parser, config_from, sweep_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.records.farm_folder import FarmFolder
 from tutti.registry import part
-from tutti.reports.page import prepare_drawing
 from tutti.run.config import Options
 from tutti.studies.cross_validation.asked_score import asked_score
 from tutti.studies.cross_validation.candidates import (
@@ -153,8 +152,6 @@ class CvCommand(Command):
             groups=own.group_by,
             score=score.name,
         )
-        if array is None and not own.dry_run:
-            prepare_drawing()
         plan = plan_folds(question, blocks, folds)
         if own.dry_run:
             print_jobs(plan, sys.stdout)

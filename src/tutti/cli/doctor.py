@@ -19,7 +19,7 @@ from tutti.studies.mpi_doctor import WRONG, examine_ranks
 class DoctorCommand(Command):
     """Tell what this machine has, and what to run on it.
 
-    Its cores, affinity, quota, threads, memory, matrix units, torch, MPI and whether it has ULFM,
+    Its cores, affinity, quota, threads, memory, matrix units, torch, MPI,
     GPU; and, measured, an all-reduce between two ranks. With --mpi, what each rank sees that
     mpirun or srun has started, and what is wrong.
     """

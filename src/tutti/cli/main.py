@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Sequence
-
-from tutti.cli import ASKED
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 + the number of SIGINT."""
@@ -23,10 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: that of `tutti.cli.commands.run`, or 130 interrupted.
     """
     try:
-        if arguments is None and ASKED in os.environ:
-            from tutti.cli.completion import complete
-
-            complete()
         from tutti.cli.commands import run
 
         return run(list(sys.argv[1:] if arguments is None else arguments))

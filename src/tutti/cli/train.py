@@ -98,7 +98,7 @@ class TrainCommand(Command):
             dry_run(TrainJob(config, trace=own.trace, resume=resume))
             return 0
         if own.plan is not None or asked:
-            # It would slow every other start, and each completion.
+            # It would slow every other start.
             from tutti.studies.autotune.plan import measured, planned
 
         if own.plan is not None:

@@ -18,7 +18,6 @@ from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_b
 from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
 from tutti.registry import part
-from tutti.reports.page import prepare_drawing
 from tutti.run.config import Options, TrainConfig
 from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.crossing import SHARED
@@ -129,8 +128,6 @@ class TuneCommand(Command):
                 f"{own.blocks - most} of {own.blocks} blocks will have nothing to do: {most} jobs at a time"
             )
             print(f"tutti: warning: {idle}", file=sys.stderr, flush=True)
-        if array is None and not own.dry_run:
-            prepare_drawing()
         samples = look(search, blocks, own.trials)
         print_question(search, own.trials, sys.stdout)
         if own.dry_run:

@@ -61,7 +61,7 @@ class BlockingCommunicator(Communicator):
 
         Args:
             steps: the operation.
-            absent: tells the ranks that it waits for; without, those of a collective.
+            absent: returns the ranks that it waits for; None: those of the collective.
             nbytes: how much it moves.
 
         Returns:
@@ -105,7 +105,7 @@ class BlockingCommunicator(Communicator):
         if self.size == 1:
             return value
         data = cloudpickle.dumps(value) if self.rank == root else b""
-        length = self._tell(len(data), Call.of(Kind.BROADCAST_OBJECT, root=root))[root]
+        length = self._all_gather_ints(len(data), Call.of(Kind.BROADCAST_OBJECT, root=root))[root]
         vector = (
             _as_vector(data) if self.rank == root else torch.empty(length, dtype=torch.uint8, device="cpu")
         )
@@ -117,15 +117,15 @@ class BlockingCommunicator(Communicator):
         if self.size == 1:
             return [value]
         mine = _as_vector(cloudpickle.dumps(value))
-        lengths = self._tell(len(mine), Call.of(Kind.ALL_GATHER_OBJECTS))
+        lengths = self._all_gather_ints(len(mine), Call.of(Kind.ALL_GATHER_OBJECTS))
         vectors = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
         vectors[self.rank] = mine
         self._run(self._collectives.all_gather(mine, vectors), nbytes=sum(lengths))
         return [pickle.loads(vector.numpy().data) for vector in vectors]
 
-    def _tell(self, number: int, call: Call) -> list[int]:
-        """Return the numbers of all ranks, which they tell each other as part of a call."""
-        return [found for (found,) in self._run(self._collectives.tell([number], call))]
+    def _all_gather_ints(self, number: int, call: Call) -> list[int]:
+        """Gather a number of each rank, as part of a call."""
+        return [found for (found,) in self._run(self._collectives.all_gather_ints([number], call))]
 
     # --- messages
 
@@ -192,7 +192,7 @@ class BlockingCommunicator(Communicator):
         self._peers.check()
 
     def _leave(self, lost: Sequence[int]) -> None:
-        """Tell the ranks that do not see it themselves which ones are lost; those of one host do."""
+        """Name the lost ranks to ranks of other hosts; those of this host see it themselves."""
 
     # --- time
 

@@ -28,29 +28,18 @@ REPLY: Final = 3
 
 
 class HostCounter(Counter):
-    """An integer in the arena."""
+    """An integer in the arena; several threads may add to it."""
 
     def __init__(self, arena: Arena, offset: int) -> None:
         self._word, self._lock = arena.words(offset, 1), arena.lock(offset)
+        self._threads = threading.Lock()  # The kernel's locks exclude only other processes.
 
     @override
     def add(self, amount: int = 1) -> int:
-        with self._lock:
+        with self._threads, self._lock:
             before: int = self._word[0]
             self._word[0] = before + amount
         return before
-
-
-class ThreadSafeCounter(Counter):
-    """A host's counter for several threads of a process: the kernel's locks exclude only other processes."""
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter, self._lock = counter, threading.Lock()
-
-    @override
-    def add(self, amount: int = 1) -> int:
-        with self._lock:
-            return self._counter.add(amount)
 
 
 class RemoteCounter(Counter):

@@ -81,15 +81,10 @@ def all_reduce_s(link: Link, ranks: int, nbytes: float) -> float:
 
     Short vectors by recursive doubling, ⌈log2 p⌉ (α + nβ); long ones by Rabenseifner's algorithm
     (reduce-scatter, then all-gather), 2 ⌈log2 p⌉ α + 2 (p - 1)/p nβ. A ring moves as many bytes in more
-    rounds: see `ring_all_reduce_s`.
+    rounds.
     """
     doubling = rounds(ranks) * link.message_s(nbytes)
     return min(doubling, 2 * all_gather_s(link, ranks, nbytes))
-
-
-def ring_all_reduce_s(link: Link, ranks: int, nbytes: float) -> float:
-    """Seconds until all have the sum, by a ring: 2 (p - 1) α + 2 (p - 1)/p nβ (TRG section 4.5)."""
-    return 2 * (ranks - 1) * link.latency_s + 2 * link.transfer_s(_others(ranks, nbytes))
 
 
 def _others(ranks: int, nbytes: float) -> float:

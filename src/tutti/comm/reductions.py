@@ -20,14 +20,12 @@ class Reduction:
         number: what it is called in a `Call`.
         combine: makes one of two, into `out`.
         mean: whether the result is divided by the number of ranks.
-        factor: what every rank's vector is multiplied with before, or None.
     """
 
     name: str
     number: int
     combine: Callable[..., Any]
     mean: bool = False
-    factor: Any = None
 
     @cached_property
     def partial(self) -> Reduction:
@@ -51,11 +49,6 @@ class Reduction:
         if self.mean:
             self.finish(out, len(rows))
 
-    def fold_into_first(self, rows: Sequence[Tensor]) -> Tensor:
-        """Overwrite the first of `rows` with their reduction, and return it."""
-        self.fold(rows, rows[0])
-        return rows[0]
-
     def finish(self, total: Tensor, size: int) -> None:
         """Divide, where the operation is a mean; integers are rounded towards zero."""
         if self.mean:
@@ -75,14 +68,6 @@ REDUCTIONS: Final = (
 )
 
 
-def premul_sum(factor: Any) -> Reduction:
-    """The sum of the ranks' vectors, each multiplied with that rank's factor."""
-    return Reduction("premul_sum", len(REDUCTIONS), torch.add, factor=factor)
-
-
-REDUCTION_NAMES: Final = {way.number: way.name for way in (*REDUCTIONS, premul_sum(1.0))}
-
-
 def rounds(dtype: torch.dtype) -> bool:
-    """Tell whether sums of such numbers are formed as float32 and rounded once."""
+    """Return whether sums of such numbers are formed as float32 and rounded once."""
     return dtype.is_floating_point and dtype.itemsize < 4

@@ -7,16 +7,15 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import Any, cast
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.comm.base import ANY, Communicator, Counter
+from tutti.comm.base import ANY, Communicator
 from tutti.records.trace import SpanLink, Trace
 
-R = TypeVar("R")
+Method = Callable[..., Any]
 
 
 def traced(comm: Communicator, trace: Trace, name: str = "all") -> Communicator:
@@ -31,6 +30,23 @@ def traced(comm: Communicator, trace: Trace, name: str = "all") -> Communicator:
     return TracedCommunicator(comm, trace, name, leader)
 
 
+def _passed_on(name: str) -> Method:
+    """The operation of the communicator inside, not recorded."""
+    return lambda self, *args, **named: getattr(self._comm, name)(*args, **named)
+
+
+def _meeting(name: str) -> Method:
+    """The collective, recorded."""
+    return lambda self, *args: self._record(SpanLink.MEET, name, *args)
+
+
+def _from_root(name: str) -> Method:
+    """The broadcast, recorded."""
+    return lambda self, value, root=0: self._record(
+        SpanLink.ROOT if self.rank == root else SpanLink.LEAF, name, value, root
+    )
+
+
 class TracedCommunicator(Communicator):
     """A communicator that records its operations in a trace.
 
@@ -38,9 +54,16 @@ class TracedCommunicator(Communicator):
         leader: the rank, in `comm`, of the first rank of this host.
     """
 
+    barrier, all_reduce, reduce_scatter, all_gather, all_gather_objects = map(
+        _meeting, ("barrier", "all_reduce", "reduce_scatter", "all_gather", "all_gather_objects")
+    )
+    broadcast, broadcast_object = map(_from_root, ("broadcast", "broadcast_object"))
+    waiting, shared, counter, clock, compute, close = map(
+        _passed_on, ("waiting", "shared", "counter", "clock", "compute", "close")
+    )
+
     def __init__(self, comm: Communicator, trace: Trace, name: str, leader: int) -> None:
         self._comm, self._trace, self._name, self._leader = comm, trace, name, leader
-        self._clock = comm.clock
         self.rank, self.size, self.hosts = comm.rank, comm.size, comm.hosts
         self._collectives = self._splits = self._locks = 0
         self._messages: Counts[Hashable] = Counts()
@@ -48,85 +71,42 @@ class TracedCommunicator(Communicator):
             reach = TracedCommunicator(comm.servers.comm, trace, "workers and servers", 0)
             self.servers = replace(comm.servers, comm=reach)
 
-    def _noted(self, kind: SpanLink, call: Callable[..., R], *arguments: object) -> R:
-        """Run a collective and note it."""
-        began = self._clock()
-        found = call(*arguments)
+    def _record(self, kind: SpanLink, name: str, *arguments: object) -> Any:
+        began = self._comm.clock()
+        result = getattr(self._comm, name)(*arguments)
         self._collectives += 1
         key = ("meeting", self._name, self._collectives, self.size)
-        self._trace.link(call.__name__, began, self._clock(), kind, key)
-        return found
+        self._trace.link(name, began, self._comm.clock(), kind, key)
+        return result
 
-    def _note_message(self, name: str, began: float, kind: SpanLink, source: int, to: int, tag: int) -> None:
+    def _record_message(
+        self, name: str, began: float, kind: SpanLink, source: int, to: int, tag: int
+    ) -> None:
         """Messages from one rank to another with one tag keep their order, so that both ends count alike."""
         way = (source, to, tag)
         self._messages[kind, way] += 1
         key = ("message", self._name, way, self._messages[kind, way])
-        self._trace.link(name, began, self._clock(), kind, key)
-
-    @override
-    def barrier(self) -> None:
-        self._noted(SpanLink.MEET, self._comm.barrier)
-
-    @override
-    def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        self._noted(self._end_of(root), self._comm.broadcast, vector, root)
-
-    @override
-    def all_reduce(self, vector: Tensor) -> None:
-        self._noted(SpanLink.MEET, self._comm.all_reduce, vector)
-
-    @override
-    def reduce_scatter(self, vector: Tensor) -> None:
-        self._noted(SpanLink.MEET, self._comm.reduce_scatter, vector)
-
-    @override
-    def all_gather(self, vector: Tensor) -> None:
-        self._noted(SpanLink.MEET, self._comm.all_gather, vector)
-
-    @override
-    def broadcast_object(self, value: object, root: int = 0) -> object:
-        return self._noted(self._end_of(root), self._comm.broadcast_object, value, root)
-
-    def _end_of(self, root: int) -> SpanLink:
-        """The link that this rank has in a broadcast."""
-        return SpanLink.ROOT if self.rank == root else SpanLink.LEAF
-
-    @override
-    def all_gather_objects(self, value: object) -> list[object]:
-        return self._noted(SpanLink.MEET, self._comm.all_gather_objects, value)
+        self._trace.link(name, began, self._comm.clock(), kind, key)
 
     @override
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        began = self._clock()
+        began = self.clock()
         self._comm.send(vector, to, tag)
-        self._note_message("send", began, SpanLink.SEND, self.rank, to, tag)
+        self._record_message("send", began, SpanLink.SEND, self.rank, to, tag)
 
     @override
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
-        began = self._clock()
+        began = self.clock()
         sender = self._comm.recv(vector, source, tag)
-        self._note_message("recv", began, SpanLink.RECEIVE, sender, self.rank, tag)
+        self._record_message("recv", began, SpanLink.RECEIVE, sender, self.rank, tag)
         return sender
 
     @override
     def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
-        began = self._clock()
+        began = self.clock()
         self._comm.exchange(outgoing, to, incoming, source, tag)
-        self._note_message("exchange", began, SpanLink.SEND, self.rank, to, tag)
-        self._note_message("", began, SpanLink.RECEIVE, source, self.rank, tag)
-
-    @override
-    def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        return self._comm.waiting(tag, source)
-
-    @override
-    def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self._comm.shared(*shape, dtype=dtype)
-
-    @override
-    def counter(self) -> Counter:
-        return self._comm.counter()
+        self._record_message("exchange", began, SpanLink.SEND, self.rank, to, tag)
+        self._record_message("", began, SpanLink.RECEIVE, source, self.rank, tag)
 
     @override
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
@@ -154,18 +134,6 @@ class TracedCommunicator(Communicator):
         self._splits += 1
         part = self._comm.split(color, key)
         return None if part is None else traced(part, self._trace, f"{self._name}, {self._splits}/{color}")
-
-    @override
-    def clock(self) -> float:
-        return self._clock()
-
-    @override
-    def compute(self, seconds: float) -> None:
-        self._comm.compute(seconds)
-
-    @override
-    def close(self) -> None:
-        self._comm.close()
 
 
 class _TracedLock(AbstractContextManager[None]):

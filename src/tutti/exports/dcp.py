@@ -13,12 +13,11 @@ import math
 import pickle
 import shutil
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -39,28 +38,17 @@ METADATA: Final = ".metadata"
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
 
-_KNOWN: Final = {
-    ("torch.distributed.checkpoint.metadata", name): getattr(metadata, name)
-    for name in (
-        "Metadata",
-        "MetadataIndex",
-        "TensorStorageMetadata",
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "TensorProperties",
-        "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
-    )
-} | {
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+_PATHS: Final = [
+    (module, kind) for module in ("pathlib", "pathlib._local") for kind in ("PosixPath", "WindowsPath")
+]
+
+_KNOWN: Final[dict[tuple[str, str], Any]] = {
+    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-    ("pathlib", "PosixPath"): PurePath,
-    ("pathlib._local", "PosixPath"): PurePath,
-    ("pathlib", "WindowsPath"): PurePath,
-    ("pathlib._local", "WindowsPath"): PurePath,
+    **dict.fromkeys(_PATHS, PurePath),
 }
-"""Classes that the metadata may be made of, besides data types."""
+"""What the metadata may be made of, besides data types and the classes of torch's own module for them."""
 
 
 @part("dcp")
@@ -80,10 +68,7 @@ class DcpForm(Form):
     def read(path: Path) -> Exported:
         try:
             return Exported(_weights(path))
-        except (
-            Exception,
-            CheckpointException,
-        ) as error:  # Of a pickle of somebody else's, whatever there is.
+        except (Exception, CheckpointException) as error:  # Of a foreign pickle, whatever there is.
             raise BadCheckpoint(
                 f"{path} is damaged, or not what torch.distributed.checkpoint writes "
                 f"({type(error).__name__}: {error}); save it again"
@@ -119,48 +104,41 @@ class _MetadataUnpickler(pickle.Unpickler):
 
     @override
     def find_class(self, module: str, name: str) -> Any:
-        dtype = getattr(torch, name, None) if module == "torch" else None
-        if isinstance(dtype, torch.dtype):
-            return dtype
-        if (module, name) not in _KNOWN:
+        found = _KNOWN.get((module, name))
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module == metadata.__name__ and getattr(getattr(metadata, name, None), "__module__", "") == module:
+            return getattr(metadata, name)
+        if found is None:
             raise pickle.UnpicklingError(f"its metadata names {module}.{name}, which does not belong there")
-        return _KNOWN[module, name]
+        return found
 
 
 class _Reader(filesystem.FileSystemReader):
-    """torch's reader, with metadata that were read before."""
-
-    def __init__(self, folder: Path, described: Metadata) -> None:
-        super().__init__(folder)
-        self._described = described
+    """torch's reader, but for the metadata."""
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._described
+        return cast("Metadata", _MetadataUnpickler(BytesIO((Path(self.path) / METADATA).read_bytes())).load())
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    described = _MetadataUnpickler(BytesIO((folder / METADATA).read_bytes())).load()
-    if not isinstance(described, Metadata):
-        raise TypeError(f"its metadata is a {type(described).__name__}")
+    reader = _Reader(folder)
+    described = reader.read_metadata()
     infos = {
         key: info
         for key, info in described.state_dict_metadata.items()
         if isinstance(info, TensorStorageMetadata)
     }
     names = _names_of_weights(infos, described.planner_data or {})
-    twice = [name for name, count in Counter(names.values()).items() if count > 1]
-    if twice or not names:
-        raise ValueError(f"it has several models with '{twice[0]}'" if twice else "it has no weights")
-    for place in described.storage_data.values():
-        if PurePath(place.relative_path).name != place.relative_path:
-            raise ValueError(f"a part is said to lie in {place.relative_path}, outside of the folder")
+    if not names or len({*names.values()}) < len(names):
+        raise ValueError("it has no weights, or several models with the same names")
     for key in names:
         if sum(math.prod(chunk.sizes) for chunk in infos[key].chunks) != math.prod(infos[key].size):
             raise ValueError(f"parts of '{key}' are missing")
     tensors = {key: torch.empty(infos[key].size, dtype=infos[key].properties.dtype) for key in names}
     with _alone():
-        load(tensors, storage_reader=_Reader(folder, described), no_dist=True)
+        load(tensors, storage_reader=reader, no_dist=True)
     return {names[key]: tensor for key, tensor in tensors.items()}
 
 

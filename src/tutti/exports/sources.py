@@ -21,15 +21,7 @@ from tutti.training.weights import read_weights, set_weights
 
 
 def read_from(place: Path) -> Exported:
-    """Read the weights in a place, and the optimizer's state if it is there.
-
-    Args:
-        place: the folder of a run (its final weights are read, or else its newest good checkpoint), that of
-            one of its checkpoints, or what one of the forms has written.
-
-    Raises:
-        BadCheckpoint, BadRunFolder: there is nothing to read, or it is damaged.
-    """
+    """Read the weights in a place, and the optimizer's state if it is there."""
     if not place.exists():
         raise BadCheckpoint(f"{place} does not exist; give a run folder, a checkpoint or a file of weights")
     if (place / WEIGHTS).is_file():
@@ -50,12 +42,7 @@ def read_from(place: Path) -> Exported:
 
 
 def load_from(place: Path, module: nn.Module, comm: Communicator) -> None:
-    """Set the parameters and buffers of a module to those in a place, on every rank; rank 0 warns.
-
-    Raises:
-        BadCheckpoint, BadRunFolder: as `read_from`.
-        BadModel: they are those of another model.
-    """
+    """Set the parameters and buffers of a module to those in a place, on every rank; rank 0 warns."""
     found = read_from(place)
     if comm.rank == 0:
         for note in found.notes:
@@ -64,16 +51,13 @@ def load_from(place: Path, module: nn.Module, comm: Communicator) -> None:
 
 
 def _newest(place: Path) -> Exported:
-    found = newest(place / checkpoints.FOLDER)
-    if found.checkpoint is None:
-        raise BadCheckpoint(
-            "; ".join(
-                [f"{place} has neither final weights nor a checkpoint that is whole", *found.passed_over]
-            )
-        )
-    content = _of_checkpoint(found.checkpoint)
-    taken = f"{place} has no final weights; those of step {found.checkpoint.step} are taken"
-    return replace(content, notes=(*found.passed_over, taken, *content.notes))
+    found, passed_over = newest(place / checkpoints.FOLDER)
+    if found is None:
+        none = f"{place} has neither final weights nor a checkpoint that is whole"
+        raise BadCheckpoint("; ".join([none, *passed_over]))
+    content = _of_checkpoint(found)
+    taken = f"{place} has no final weights; those of step {found.step} are taken"
+    return replace(content, notes=(*passed_over, taken, *content.notes))
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Exported:

@@ -31,7 +31,6 @@ from tutti.farm.shared_data import SharedData
 from tutti.launch.control_channel import Channel, own
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
-from tutti.records.untrusted import open_unlinked
 from tutti.run.assembled import RunContext
 from tutti.run.train import train
 from tutti.training.progress import Progress
@@ -107,7 +106,7 @@ def _communicator(comm: Communicator) -> Iterator[Communicator]:
 def _printed_to(path: Path) -> Iterator[None]:
     """Append all that this process prints, its threads and children included, to a file."""
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
-    file = open_unlinked(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         _flush()
         for descriptor in (1, 2):

@@ -53,7 +53,9 @@ class Unclaimed:
         return self._source.epoch(job, record)
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Pass it on."""
+        """Pass it on; a launch that begins later may try again what has failed."""
+        if outcome.state is not JobState.FINISHED:
+            self._launch.release(job.name)
         self._source.ended(job, outcome)
 
     def elsewhere(self) -> bool:
@@ -82,7 +84,7 @@ class Unclaimed:
     def _has_failed(self, job: FarmJob, state: JobState) -> bool:
         """Tell whether another launch has just tried a job in vain."""
         error = self._folder.job(job.name) / ERROR
-        return state is JobState.FAILED and self._launch.is_news(job.name, error)
+        return state is JobState.FAILED and self._launch.is_news(error)
 
     def _end(self, job: FarmJob, outcome: JobOutcome) -> None:
         self._listener(JobFound(job, outcome))

@@ -20,7 +20,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.launch.usage_sampler import Sampler
-from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.farm_folder import BLOCK, THREADS, FarmEvent, FarmFolder, JobState
 from tutti.records.launches import Launch
 from tutti.terminal import warn_on_stderr
 
@@ -118,20 +118,20 @@ def _settle(
     folder: FarmFolder, block: int, blocks: int | None, threads: int | None, jobs: int | None, servers: int
 ) -> tuple[Placement, int]:
     """Place blocks whose ranks and threads are those of earlier launches; all as in `work_on`."""
-    known = folder.threads
+    known = folder.settled(THREADS)
     if known is not None and threads not in (None, known):
         raise BadOption(
             f"--threads is {threads}, and the ranks of {folder.path} have had {known} each so far; leave it "
             "out, as with other threads results have other last bits"
         )
     placement, count = place_blocks(block, blocks, known or threads, jobs, servers)
-    ranks = folder.settle_block(block)
+    ranks = folder.settle(BLOCK, block)
     if ranks != block:
         raise BadOption(
             f"--block is {block}, and was {ranks} for all jobs of {folder.path} so far; give --block {ranks} "
             f"(workers={ranks} in Python), as results depend on the number of ranks"
         )
-    settled = folder.settle_threads(placement.threads or 1)
+    settled = folder.settle(THREADS, placement.threads or 1)
     if settled != placement.threads:
         placement, count = place_blocks(block, blocks, settled, jobs, servers)
     return placement, count

@@ -31,7 +31,7 @@ _RUNPY = "<frozen runpy>"
 _NAMES = {int(one): one.name for one in signal.Signals}
 
 _LOST_IN_TORCH = re.compile(
-    r"\bRankLost: lost rank|\bgloo/transport/.*(closed by peer|reset by peer|Broken pipe|Connection refused)"
+    r"\bPeerLost: lost rank|\bgloo/transport/.*(closed by peer|reset by peer|Broken pipe|Connection refused)"
 )
 """The words of torch for a peer that is lost: what a callback of ours raises, and what gloo does, are errors
 of C++ to it, of which the text is left."""

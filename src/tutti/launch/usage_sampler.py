@@ -28,7 +28,6 @@ from tutti.launch.exit_reports import killed_by
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.orphans import command_of, die_with_parent
 from tutti.records.json_lines import to_json
-from tutti.records.untrusted import open_unlinked
 from tutti.records.usage import GONE, RankUsage, UsageRecord
 from tutti.terminal import warn_on_stderr
 
@@ -245,7 +244,7 @@ def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
 
 def _append_samples(probe: Probe, path: str) -> None:
     """Append a sample every now and then, and one when the standard input ends."""
-    file = open_unlinked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     over = False
     probe.begin()
     while not over:

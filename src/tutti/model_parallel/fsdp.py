@@ -28,13 +28,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from tutti.data.batches import Batch
-from tutti.errors import BadModel
+from tutti.errors import BadModel, CallsDiffer
 from tutti.model_parallel.base import LayoutRanks, Workload
 from tutti.model_parallel.dtensor import DTensorPortion
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step
-from tutti.torch_backend.errors import Mismatch
 from tutti.training.evaluation import Objective
 from tutti.training.run_parts import Computed
 
@@ -103,7 +102,7 @@ class LayerCheck:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except Mismatch as error:
+        except CallsDiffer as error:
             last = f"; this rank's last layer was '{self._used[-1]}'" if self._used else ""
             raise _apart(f"{error}{last}") from error
 

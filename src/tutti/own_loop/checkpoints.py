@@ -178,16 +178,16 @@ class Checkpoints:
     def _find(self) -> Checkpoint | TuttiError | None:
         """Find the newest checkpoint; of those that are damaged a warning tells."""
         try:
-            found = newest(self._folder)
+            found, passed_over = newest(self._folder)
         except BadCheckpoint as error:
             return error
-        for sentence in found.passed_over:
+        for sentence in passed_over:
             warn_on_stderr(sentence)
-        if found.checkpoint is None and found.passed_over:
+        if found is None and passed_over:
             return BadCheckpoint(
                 f"{self._folder} has no checkpoint that is whole; begin anew in another folder"
             )
-        return found.checkpoint
+        return found
 
     def _note_pass(self, _: object) -> None:
         self._loop.passed = True

@@ -134,47 +134,16 @@ def newest(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
     return _first_good(reversed(present(folder)))
 
 
-def best(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
-    """Find the good checkpoint with the highest score, the first of equal ones; else as `newest`."""
-    scores = {path: _score(path) for path in present(folder)}
-    scored = [path for path, score in scores.items() if score > -math.inf]
-    others = [path for path in reversed(scores) if path not in scored]
-    return _first_good([*sorted(scored, key=lambda path: -scores[path]), *others])
-
-
 def verify(path: Path) -> Manifest:
-    """Compare all files of a checkpoint with its manifest, and return it.
-
-    Raises:
-        BadCheckpoint: something is damaged or missing, or a newer version of tutti has written it.
-    """
+    """Compare all files of a checkpoint with its manifest, and return that."""
     manifest = read_manifest(path)
-    compare(path, manifest)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda item: _compare(path / item[0], item[1]), manifest.files.items()))
     return manifest
 
 
-def compare(path: Path, manifest: Manifest) -> None:
-    """Compare the files of a checkpoint with a manifest.
-
-    Raises:
-        BadCheckpoint: they are others.
-    """
-    files = manifest.files.items()
-    if sum(entry.size for _, entry in files) <= _CHUNK:
-        # Threads take longer to start than this to read.
-        for name, entry in files:
-            _compare(path / name, entry)
-        return
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda item: _compare(path / item[0], item[1]), files))
-
-
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a checkpoint, and compare it with its own SHA-256.
-
-    Raises:
-        BadCheckpoint: it is damaged, missing or of another checkpoint, or has a newer format.
-    """
+    """Read the manifest of a checkpoint, and compare it with its own SHA-256."""
     try:
         text = (path / MANIFEST).read_bytes()
     except FileNotFoundError as error:
@@ -233,15 +202,7 @@ def write_file(path: Path, memory: int, offset: int, size: int) -> FileEntry:
 
 
 def commit(unfinished: Path, manifest: Manifest) -> None:
-    """Make a checkpoint of a folder that has all of its files; see above for the steps.
-
-    Args:
-        unfinished: the folder, beside the checkpoints.
-        manifest: of it.
-
-    Raises:
-        OSError: something cannot be written.
-    """
+    """Make a checkpoint of a folder that has all of its files; see above for the steps."""
     folder, final = unfinished.parent, step_folder(unfinished.parent, manifest.step)
     with open(unfinished / MANIFEST, "wb") as file:  # [2]
         file.write(_sealed(asdict(manifest)))
@@ -350,21 +311,20 @@ def _first_good(paths: Iterable[Path]) -> tuple[FoundCheckpoint | None, list[str
 
 def _compare(path: Path, entry: FileEntry) -> None:
     """Compare a file with what the manifest says of it."""
-    digest, size = hashlib.sha256(), 0
+    name = printable(path.name)
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size == entry.size:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
+            found = FileEntry(
+                os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            )
     except FileNotFoundError as error:
-        raise _bad(path.parent, f"{_shown(path)} is missing") from error
+        raise _bad(path.parent, f"{name} is missing") from error
     except OSError as error:
-        raise _bad(path.parent, f"{_shown(path)} cannot be read ({error.strerror})") from error
-    if size != entry.size:
-        raise _bad(path.parent, f"{_shown(path)} has {size:,} bytes instead of {entry.size:,}")
-    if digest.hexdigest() != entry.sha256:
-        raise _bad(path.parent, f"{_shown(path)} has other contents than were written (SHA-256)")
+        raise _bad(path.parent, f"{name} cannot be read ({error.strerror})") from error
+    if found.size != entry.size:
+        raise _bad(path.parent, f"{name} has {found.size:,} bytes instead of {entry.size:,}")
+    if found != entry:
+        raise _bad(path.parent, f"{name} has other contents than were written (SHA-256)")
 
 
 def _sealed(values: Json) -> bytes:
@@ -375,10 +335,6 @@ def _sealed(values: Json) -> bytes:
 
 def _bad(path: Path, why: str) -> BadCheckpoint:
     return BadCheckpoint(f"checkpoint {path} cannot be used: {why}{_REMEDY}")
-
-
-def _shown(path: Path) -> str:
-    return printable(path.name)
 
 
 def flush_folder(path: Path) -> None:

@@ -77,11 +77,7 @@ class EnsembleRecord(Record):
 
 
 def read_ensemble(folder: Path) -> EnsembleRecord:
-    """Read the record of an ensemble.
-
-    Raises:
-        BadRunFolder: the folder has none, or it is damaged.
-    """
+    """Read the record of an ensemble."""
     if not (folder / ENSEMBLE).is_file():
         what = f"has no {ENSEMBLE}" if folder.is_dir() else "does not exist"
         raise BadRunFolder(
@@ -91,16 +87,7 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
 
 
 def write_ensemble(folder: Path, record: EnsembleRecord, weights: bytes) -> None:
-    """Write an ensemble.
-
-    Args:
-        folder: of the ensemble.
-        record: all but its weights.
-        weights: of all members, as a file of safetensors.
-
-    Raises:
-        BadRunFolder: it cannot be written.
-    """
+    """Write an ensemble."""
     with refusing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / WEIGHTS, weights)

@@ -5,7 +5,7 @@
     data.npz              the data, where they were given as arrays
     block                 the ranks of each job, in all launches: results depend on it
     threads               how many each rank has, in all launches: results depend on it in their last bits
-    launches/, claims/    who works on it, on which job, and what happens: `tutti.records.launches`
+    launches/, claims     who works on it, on which job, and what happens: `tutti.records.launches`
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
     jobs/NAME/log.txt     what the job has printed
     jobs/NAME/error.txt   why it has failed: the traceback
@@ -15,8 +15,6 @@ The state of a job is that of its run folder, which alone has it. Needs neither 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,10 +28,17 @@ from typing import Final
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.files import make_file, refusing, replace_file, unfinished_file
 from tutti.records.folder_lock import is_locked
-from tutti.records.json_lines import Json, JsonLinesFile, Record, read_lines, read_record, to_json
-from tutti.records.launches import EVENTS, LAUNCHES, USAGE, Launch, Launches
-from tutti.records.run_folder import ERROR, LOG, RunFolder
-from tutti.records.untrusted import open_unlinked
+from tutti.records.json_lines import (
+    Json,
+    JsonLinesFile,
+    Record,
+    parse_record,
+    read_lines,
+    read_record,
+    to_json,
+)
+from tutti.records.launches import EVENTS, USAGE, Launch, all_launches
+from tutti.records.run_folder import ERROR, RunFolder
 
 FARM: Final = "farm.json"
 SPLITS: Final = "splits.npz"
@@ -133,7 +138,6 @@ class FarmFolder:
             BadRunFolder: something else is there, or the folder cannot be written.
         """
         plan, folder = FarmPlan(kind, question, dict(jobs or {})), cls(Path(path))
-        _refuse_nested(plan.jobs)
         if not (resume and (folder.path / FARM).is_file()):
             folder._refuse_used(resume)
             with refusing(folder.path):
@@ -148,11 +152,7 @@ class FarmFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> FarmFolder:
-        """Open the folder of a farm.
-
-        Raises:
-            BadRunFolder: it is none.
-        """
+        """Open the folder of a farm."""
         folder = cls(Path(path))
         if not (folder.path / FARM).is_file():
             what = f"has no {FARM}" if folder.path.is_dir() else "does not exist"
@@ -178,34 +178,21 @@ class FarmFolder:
         """The file with the rows of each fold."""
         return self.path / SPLITS
 
-    @property
-    def threads(self) -> int | None:
-        """The threads of each rank; None: no launch has decided yet."""
-        return self._number(THREADS)
-
-    def settle_threads(self, wanted: int) -> int:
-        """Return the threads of each rank: those that are wanted, unless another launch was first."""
-        return self._settle(THREADS, wanted)
-
-    def settle_block(self, wanted: int) -> int:
-        """Return the ranks of each job: those that are wanted, unless another launch was first."""
-        return self._settle(BLOCK, wanted)
-
-    def _settle(self, file: str, wanted: int) -> int:
+    def settle(self, what: str, wanted: int) -> int:
+        """Return what the first launch has decided, `THREADS` or `BLOCK`: `wanted`, if this is it."""
         with refusing(self.path):
-            mine = make_file(self.path / file, f"{wanted}\n".encode())
-        return wanted if mine else self._number(file) or wanted
+            mine = make_file(self.path / what, f"{wanted}\n".encode())
+        return wanted if mine else self.settled(what) or wanted
 
-    def _number(self, file: str) -> int | None:
-        path = self.path / file
+    def settled(self, what: str) -> int | None:
+        """Return the number that the first launch has decided; None: none has yet."""
+        path = self.path / what
         try:
             return int(path.read_bytes())
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise BadRunFolder(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise BadRunFolder(f"{path} holds no whole number; delete it") from error
+        except (OSError, ValueError) as error:
+            raise BadRunFolder(f"cannot read {path}: {error}; delete it") from error
 
     @property
     def usage(self) -> list[Path]:
@@ -213,29 +200,16 @@ class FarmFolder:
         return [file for file in self._of_launches(USAGE) if file.is_file()]
 
     def launch(self) -> Launch:
-        """Begin to work on the farm, beside those who do already.
-
-        Raises:
-            BadRunFolder: the folder cannot be written.
-        """
+        """Begin to work on the farm, beside those who do already."""
         return Launch(self.path)
-
-    @cached_property
-    def launches(self) -> Launches:
-        """The launches that work on the farm, or have worked."""
-        return Launches(self.path)
 
     @property
     def worked_on(self) -> bool:
         """True if somebody works on the farm."""
-        return any(self.launches.alive(name) for name in self.launches.names)
+        return any(map(is_locked, all_launches(self.path)))
 
     def job(self, name: str) -> Path:
-        """Return the run folder of a job.
-
-        Raises:
-            BadOption: the name is no relative path in plain characters.
-        """
+        """Return the run folder of a job."""
         if not all(_NAME.fullmatch(part) for part in name.split("/")):
             raise BadOption(
                 f"a job cannot have the name '{name}'; use letters, digits and any of _=+,@.- with / between "
@@ -275,13 +249,6 @@ class FarmFolder:
         with refusing(self.job(name)), suppress(FileNotFoundError, NotADirectoryError):
             (self.job(name) / ERROR).unlink()
 
-    def open_log(self, name: str) -> int:
-        """Return the descriptor of the file for what a job prints, after what it has printed before."""
-        folder = self.job(name)
-        with refusing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            return open_unlinked(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
     def events(self) -> JsonLinesFile[FarmEvent]:
         """Read the events of all launches, in the order of time; none if there are none yet.
 
@@ -293,7 +260,7 @@ class FarmFolder:
 
     def _renumbered(self, events: list[FarmEvent]) -> list[FarmEvent]:
         ended = {(event.launch, event.job) for event in events if event.event == "ended"}
-        alive = {name for name in self.launches.names if self.launches.alive(name)}
+        alive = {folder.name for folder in all_launches(self.path) if is_locked(folder)}
         working, found = dict[tuple[str, int], int](), list[FarmEvent]()
         for event in events:
             block = event.launch, event.block
@@ -309,7 +276,7 @@ class FarmFolder:
         return found
 
     def _of_launches(self, file: str) -> list[Path]:
-        return [self.path / LAUNCHES / name / file for name in self.launches.names]
+        return [folder / file for folder in all_launches(self.path)]
 
     def _refuse_used(self, resume: bool) -> None:
         """Refuse a folder with something in it that is not of a farm in the making."""
@@ -338,24 +305,16 @@ def differences(before: FarmPlan, now: FarmPlan) -> list[str]:
     if before.kind != now.kind:
         return [f"it is of '{before.kind}', not '{now.kind}'"]
     # As it would be read again: a tuple is a list then.
-    asked, given = before.question, _as_read(now.question)
+    now = parse_record(to_json(now), FarmPlan)
+    asked, known = now.question, before.question
     found = [
-        f"{name.replace('_', '-')} is {_shown(given.get(name))} (was {_shown(asked.get(name))})"
-        for name in sorted({*asked, *given})
-        if asked.get(name) != given.get(name)
+        f"{name.replace('_', '-')} is {_shown(asked.get(name))} (was {_shown(known.get(name))})"
+        for name in _other_options(known, asked)
     ]
-    jobs = _as_read(now.jobs)
-    other = {
-        name: options
-        for name in sorted({*before.jobs, *jobs})
-        if (options := _other_options(before.jobs.get(name, {}), jobs.get(name, {})))
-    }
-    if not found and other:
-        first = next(iter(other))
-        found = [
-            f"{len(other)} of its jobs {'is another' if len(other) == 1 else 'are others'}, such as "
-            f"'{first}', by {', '.join(option.replace('_', '-') for option in other[first])}"
-        ]
+    for job in sorted({*before.jobs, *now.jobs}):
+        other = _other_options(before.jobs.get(job, {}), now.jobs.get(job, {}))
+        if other and not found:
+            return [f"its job '{job}' is another, by {', '.join(one.replace('_', '-') for one in other)}"]
     return found
 
 
@@ -364,21 +323,5 @@ def _other_options(before: Json, now: Json) -> list[str]:
     return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
 
 
-def _as_read(values: Json) -> Json:
-    found: Json = json.loads(to_json(values))
-    return found
-
-
 def _shown(value: object) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _refuse_nested(names: Mapping[str, object]) -> None:
-    """Refuse jobs of which one's folder would lie in that of another."""
-    for name in names:
-        parts = name.split("/")
-        for length in range(1, len(parts)):
-            outer = "/".join(parts[:length])
-            if outer in names:
-                raise BadOption(f"the jobs '{outer}' and '{name}' cannot both have their names; rename one")
+    return "none" if value is None else str(value)

@@ -17,32 +17,17 @@ from tutti.records.checkpoints import flush_folder
 
 
 def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
-    """Make `content` the content of `path`: all of it or nothing, even after a power cut if it is flushed.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make `content` the content of `path`: all of it or nothing, even after a power cut if it is flushed."""
     with _written_beside(path, content, flush) as file:
         os.replace(file, path)
     if flush:
         flush_folder(path.parent)
 
 
-def has_content(path: Path, content: bytes) -> bool:
-    """Return whether a file has this content; one that cannot be read has not."""
-    try:
-        return path.read_bytes() == content
-    except OSError:
-        return False
-
-
 def make_file(path: Path, content: bytes) -> bool:
     """Make `content` the content of `path`, unless there is a file already; tell whether there was none.
 
     Of several processes that do so at once, one does.
-
-    Raises:
-        OSError: it cannot be written.
     """
     with _written_beside(path, content) as file:
         try:
@@ -75,14 +60,6 @@ def _written_beside(path: Path, content: bytes, flush: bool = True) -> Iterator[
 
 WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """The errors of a file system that has no locks."""
-
-
-def is_at(path: Path | str, file: int) -> bool:
-    """Tell whether `path` still is the open file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def unfinished_file(path: Path) -> Path:

@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tutti.errors import BadRunFolder
-from tutti.records.untrusted import open_unlinked, parse_json
+from tutti.records.untrusted import parse_json
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -83,11 +83,7 @@ def decode(kind: type[T], values: object) -> T:
 
 
 def parse_record(text: bytes | str, kind: type[T]) -> T:
-    """Parse a JSON text by `decode`.
-
-    Raises:
-        ValueError: it is no JSON, or no such record.
-    """
+    """Parse a JSON text by `decode`."""
     try:
         return decode(kind, parse_json(text))
     except (TypeError, OverflowError, RecursionError) as error:
@@ -95,11 +91,7 @@ def parse_record(text: bytes | str, kind: type[T]) -> T:
 
 
 def read_record(path: Path, kind: type[T]) -> T:
-    """Read a file that holds one record.
-
-    Raises:
-        BadRunFolder: it cannot be read, or holds something else.
-    """
+    """Read a file that holds one record."""
     try:
         return parse_record(path.read_bytes(), kind)
     except OSError as error:
@@ -112,11 +104,8 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
     """Append `record` to a file of JSON lines; if `flush` it is on the disk when this returns.
 
     A line that an earlier run left unfinished is ended first, so that it costs only itself.
-
-    Raises:
-        OSError: the file cannot be written.
     """
-    with open(path, "a+b", opener=open_unlinked) as file:
+    with open(path, "a+b") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
@@ -129,11 +118,7 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
 
 
 def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
-    """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`.
-
-    Raises:
-        BadRunFolder: the file cannot be opened.
-    """
+    """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -151,11 +136,7 @@ def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
 
 
 def last_record(path: Path, kind: type[T]) -> T | None:
-    """Read the last whole record of a file of JSON lines from its end; None if it has none.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read the last whole record of a file of JSON lines from its end; None if it has none."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         lines = file.read().split(b"\n")

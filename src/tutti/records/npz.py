@@ -8,13 +8,14 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from tutti.errors import BadData
@@ -40,35 +41,19 @@ def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
 
 
 def keys_of(path: Path) -> list[str]:
-    """Read the keys of the arrays in an NPZ file.
-
-    Raises:
-        BadData: the file is missing, truncated or no NPZ file.
-    """
+    """Read the keys of the arrays in an NPZ file."""
     try:
-        with open_data_file(path) as raw, zipfile.ZipFile(raw) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
+        with open_data_file(path) as raw, NpzFile(raw) as file:
+            return list(file.files)
     except DAMAGED as error:
         raise damaged(path, error) from error
 
 
-def read_npz(path: Path, keys: Iterable[str] | None = None) -> dict[str, Array]:
-    """Read the arrays in an NPZ file by key. Nothing is unpickled.
-
-    Args:
-        path: of the file.
-        keys: which arrays, as far as the file has them; None: all.
-
-    Raises:
-        BadData: the file is missing, empty, truncated, no NPZ file, or holds Python objects.
-    """
-    wanted = None if keys is None else set(keys)
+def read_npz(path: Path, keys: Collection[str] | None = None) -> dict[str, Array]:
+    """Read the arrays in an NPZ file by key. Nothing is unpickled."""
     try:
-        with open_data_file(path) as raw, zipfile.ZipFile(raw) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-            raw.seek(0)
-            with np.load(raw, allow_pickle=False) as file:
-                return {name: file[name] for name in names if wanted is None or name in wanted}
+        with open_data_file(path) as raw, NpzFile(raw) as file:
+            return {name: file[name] for name in file.files if keys is None or name in keys}
     except DAMAGED as error:
         if "allow_pickle" in str(error):
             raise BadData(
@@ -79,11 +64,7 @@ def read_npz(path: Path, keys: Iterable[str] | None = None) -> dict[str, Array]:
 
 
 def npy_array(content: bytes) -> Array:
-    """Read the array of numbers that is the content of an NPY file. Nothing is unpickled.
-
-    Raises:
-        ValueError: it is damaged, or holds something else than numbers.
-    """
+    """Read the array of numbers that is the content of an NPY file. Nothing is unpickled."""
     try:
         found: Array = np.load(io.BytesIO(content), allow_pickle=False)
     except DAMAGED as error:
@@ -94,11 +75,7 @@ def npy_array(content: bytes) -> Array:
 
 
 def open_data_file(path: Path) -> BinaryIO:
-    """Open a file for reading.
-
-    Raises:
-        BadData: it cannot be opened.
-    """
+    """Open a file for reading."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise BadData(f"{path} is a pipe, a socket or a device; give a file")
     try:
@@ -127,13 +104,6 @@ def damaged(path: Path, error: Exception) -> BadData:
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
-    """Read what an NPY file begins with: its shape, whether it is in Fortran's order, and its type.
-
-    Returns:
-        None: it is of a version that few files have.
-
-    Raises:
-        ValueError: it is no NPY file.
-    """
+    """Read shape, whether it is in Fortran's order, and type of an NPY file; None: of a rare version."""
     reader = _NPY_HEADERS.get(read_magic(file))
     return None if reader is None else reader(file)

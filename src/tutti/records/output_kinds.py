@@ -25,11 +25,7 @@ class Kind(Enum):
     AMOUNTS = "amounts"
 
     def values(self, outputs: Array) -> Array:
-        """Return what can be averaged for a network's outputs, of shape (samples, numbers, ...).
-
-        Raises:
-            BadData: a single number for each sample is to mean classes.
-        """
+        """Return what can be averaged for a network's outputs, of shape (samples, numbers, ...)."""
         wide = outputs.astype(np.float64)
         if self is Kind.CLASSES:
             if outputs.ndim < 2 or outputs.shape[1] == 1:
@@ -42,11 +38,9 @@ class Kind(Enum):
         return special.expit(wide) if self is Kind.FLAGS else wide
 
     def classes(self, values: Array, classes: int | None) -> NDArray[np.int64]:
-        """Return the class that values mean: the largest, or of a single one whether it holds or is nearest.
+        """Return the class that values mean: the largest, or the nearest to a single one.
 
-        Args:
-            values: of shape (samples, numbers, ...), as of `values`.
-            classes: how many there are; None: each number stands for a label of 0 or 1 of its own.
+        Without a number of classes each value stands for a label of 0 or 1 of its own.
         """
         single = values.ndim < 2 or values.shape[1] == 1
         if self is Kind.CLASSES or (classes is not None and not single):
@@ -78,12 +72,7 @@ LOSSES: Final = {
 
 
 def kind_of(loss: str, classes: int | None) -> Kind:
-    """Return the kind of a model's outputs.
-
-    Args:
-        loss: that it was trained with.
-        classes: how many there are; None: the targets were floats.
-    """
+    """Return the kind of a model's outputs."""
     if loss == "focal" and classes is None:
         return Kind.FLAGS
     return LOSSES.get(loss, Kind.AMOUNTS if classes is None else Kind.CLASSES)

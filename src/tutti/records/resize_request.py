@@ -9,7 +9,6 @@ it all the same, and the next request replaces it once it has an answer.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from contextlib import suppress
@@ -22,8 +21,6 @@ from tutti.records.files import make_file, replace_file
 from tutti.records.json_lines import Record, parse_record, to_json
 
 REQUEST: Final = "resize.json"
-
-_BYTES: Final = 65536
 
 _READ_S: Final = 2.0
 """The longest time until an answer is read by a `tutti resize` that still waits for it."""
@@ -49,11 +46,7 @@ class ResizeRequest(Record):
 
 
 def request_workers(folder: Path, workers: int) -> ResizeRequest | None:
-    """Write a request into the folder of a run; None: there is one that has no answer yet.
-
-    Raises:
-        BadRunFolder: it cannot be written.
-    """
+    """Write a request into the folder of a run; None: there is one that has no answer yet."""
     path = folder / REQUEST
     request = ResizeRequest(workers, secrets.token_hex(8))
     try:
@@ -74,25 +67,15 @@ def request_workers(folder: Path, workers: int) -> ResizeRequest | None:
 def read_request(folder: Path) -> ResizeRequest | None:
     """Return the request in the folder of a run, with its answer; None: there is none."""
     try:
-        file = os.open(folder / REQUEST, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return parse_record(os.read(file, _BYTES), ResizeRequest)
+        return parse_record((folder / REQUEST).read_bytes(), ResizeRequest)
     except (OSError, ValueError):
         return None
-    finally:
-        os.close(file)
 
 
 def answer_request(
     folder: Path, request: ResizeRequest, text: str, *, agreed: bool, warnings: tuple[str, ...] = ()
 ) -> None:
-    """Answer a request, unless it was taken back.
-
-    Raises:
-        OSError: the answer cannot be written. The file is removed, so that nobody waits for it.
-    """
+    """Answer a request, unless it was taken back."""
     if read_request(folder) == request:
         answered = replace(request, answer=text, agreed=agreed, warnings=warnings)
         try:

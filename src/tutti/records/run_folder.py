@@ -22,7 +22,7 @@
     pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
     log.txt               what the run has printed, where it is a job of a farm
     error.txt             why it has failed, likewise
-    .lock                 there while a job writes the folder: `tutti.records.folder_lock`
+    .lock                 locked while a job writes the folder: `tutti.records.folder_lock`
 
 Files that are not appended to are written under another name and renamed: they are whole or not there. Needs
 neither torch nor MPI.
@@ -35,7 +35,6 @@ import gzip
 import json
 import os
 import re
-import resource
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -47,14 +46,8 @@ from typing import Final, TypeVar
 
 from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
-from tutti.records.checkpoints import LATEST, present
-from tutti.records.files import (
-    flush_file_system,
-    has_content,
-    refusing,
-    replace_file,
-    unfinished_file,
-)
+from tutti.records.checkpoints import present
+from tutti.records.files import flush_file_system, refusing, replace_file, unfinished_file
 from tutti.records.folder_lock import LOCK, FolderLock, is_locked, refuse_locked
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import (
@@ -229,11 +222,7 @@ class RunFolder:
 
     @classmethod
     def take(cls, path: str | Path) -> RunFolder:
-        """Begin a new run in a folder that whoever has many has made, and knows to be its own.
-
-        Raises:
-            BadRunFolder: it cannot be written.
-        """
+        """Begin a new run in a folder that whoever has many has made, and knows to be its own."""
         folder = cls(Path(path))
         with refusing(folder.path):
             (folder.path / RANKS).mkdir(parents=True, exist_ok=True)
@@ -241,15 +230,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, finished: bool = True) -> RunFolder:
-        """Open the folder of a run.
-
-        Args:
-            path: of the folder.
-            finished: whether the run must have left its final weights.
-
-        Raises:
-            BadRunFolder: there is no such folder, or it lacks a file.
-        """
+        """Open the folder of a run."""
         folder = cls(Path(path))
         refuse_no_folder(folder.path)
         if not folder.has(CONFIG):
@@ -325,14 +306,11 @@ class RunFolder:
 
     def keep_points(self, step: int) -> int:
         """Remove the points after an update, of a run that goes on from there; return how many are left."""
-        path = self.path / POINTS
-        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-        kept = len(lines)
-        while kept and not _is_up_to(lines[kept - 1], step):
-            kept -= 1
-        if kept < len(lines):
-            self._write(POINTS, b"".join(lines[:kept]))
-        return kept
+        found = self.points()
+        kept = [point for point in found.records if point.step <= step]
+        if found.damage or len(kept) < len(found.records):
+            self._write(POINTS, _lines(kept))
+        return len(kept)
 
     def note_start(self, start: RunStart, flush: bool = True) -> None:
         """Add a start of the run to those before; it need not survive a power cut unless it is flushed."""
@@ -345,11 +323,7 @@ class RunFolder:
         return read_lines(path, RunStart) if path.is_file() else JsonLinesFile([], [])
 
     def write_heartbeat(self, beat: Heartbeat) -> None:
-        """Replace the rank's last heartbeat: readers see the one or the other, and both whole.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Replace the rank's last heartbeat: readers see the one or the other, and both whole."""
         # It need not survive a power cut, so it is not flushed to the disk: that would make the rank wait.
         replace_file(self.path / RANKS / f"{beat.rank}.json", to_json(beat).encode() + b"\n", flush=False)
 
@@ -392,12 +366,7 @@ class RunFolder:
         return [record for record in found if record is not None]
 
     def write_trace(self, lanes: Sequence[Lane], whole: bool = True) -> Path:
-        """Write the time-line, compressed when it is large, beside those of earlier starts; return the file.
-
-        Args:
-            lanes: of the ranks.
-            whole: whether all ranks are among them, and came to their end.
-        """
+        """Write the time-line beside those of earlier starts, compressed if large; return the file."""
         picture = chrome_trace(lanes, whole)
         text = json.dumps(picture, separators=(",", ":")).encode()
         name = self._unused_trace()
@@ -441,26 +410,18 @@ class RunFolder:
     def unfinished(self) -> str:
         """A clause about how far a run has come that is not finished."""
         epochs = len(self.history().records) if self.has(HISTORY) else 0
-        saved = present(self.path / CHECKPOINTS)
-        far = f"{epochs or 'no'} epoch{'' if epochs == 1 else 's'}"
-        kept = f"{saved[-1].name} as its newest checkpoint" if saved else "no checkpoint"
         doing = "is being trained" if is_locked(self.path) else "was interrupted"
-        return f"the run {self.path} {doing}, with {far} complete and {kept}"
+        kept = "a" if self.resumable else "no"
+        return f"the run {self.path} {doing}, with {epochs} complete epochs and {kept} checkpoint"
 
     @property
     def next_step(self) -> str:
         """The advice to whoever wants more of a run that is not finished."""
         if is_locked(self.path):
-            look = f"wait until it is finished ('tutti watch {self.path}' shows how it is)"
-        elif self.resumable:
-            look = f"finish it: tutti train --resume {self.path}"
-        else:
-            again = f"tutti train --config {self.path} --out ..."
-            look = f"train it again, with --checkpoint 1m or the like: {again}"
-        if not self.resumable:
-            return look
-        latest = self.path / CHECKPOINTS / LATEST
-        return f"{look}; or look at what it has: tutti evaluate {self.path} --weights {latest}"
+            return f"wait until it is finished ('tutti watch {self.path}' shows how it is)"
+        if self.resumable:
+            return f"finish it: tutti train --resume {self.path}"
+        return f"train it again, with --checkpoint 1m or the like: tutti train --config {self.path} --out ..."
 
     def refuse_lost(self) -> None:
         """Raise BadRunFolder if the folder is not the one that was locked any more."""
@@ -477,22 +438,12 @@ class RunFolder:
         self.refuse_lost()
         path = self.path / name
         with refusing(path):
-            # A run that goes on writes what is there; until that is on the disk again would take a while.
-            if not has_content(path, content):
-                replace_file(path, content, flush=not self.together)
+            replace_file(path, content, flush=not self.together)
         return path
 
 
 def _lines(records: Sequence[Record]) -> bytes:
     return "".join(f"{to_json(one)}\n" for one in records).encode(errors="backslashreplace")
-
-
-def _is_up_to(line: bytes, step: int) -> bool:
-    """Tell whether a line is a point up to an update."""
-    try:
-        return parse_record(line, PointRecord).step <= step
-    except ValueError:  # It is cut off.
-        return False
 
 
 def refuse_no_folder(path: Path) -> None:
@@ -503,16 +454,7 @@ def refuse_no_folder(path: Path) -> None:
 
 
 def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
-    """Refuse a run folder that could not be written, before time goes into the run. Nothing is left behind.
-
-    Args:
-        path: of the run folder; None: in `runs` of the working directory.
-        needed_bytes: the size of the largest file that will be written.
-
-    Raises:
-        BadRunFolder: it cannot be written, has something in it, another job writes it, or the disk has no
-            room.
-    """
+    """Refuse a run folder that cannot be written, before the run. Nothing is left behind."""
     folder = Path(path) if path is not None else RUNS
     with refusing(folder):
         if path is not None and folder.is_dir():
@@ -536,12 +478,6 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
         raise DiskFull(
             f"the disk of run folder {folder} has {free:,} bytes free, and the run will write about "
             f"{needed_bytes:,}; free some space, or name another place with --out"
-        )
-    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if largest != resource.RLIM_INFINITY and largest < needed_bytes:
-        raise BadRunFolder(
-            f"a file may have {largest:,} bytes here, and the run will write one of about {needed_bytes:,}; "
-            "raise that limit: ulimit -f unlimited"
         )
 
 
@@ -568,11 +504,7 @@ def _make_unused(path: Path) -> Path:
 
 
 def finish_together(folders: Sequence[Path]) -> None:
-    """Flush all files of some runs to the disk, and have those count as finished that came to their end.
-
-    Raises:
-        BadRunFolder: the disk has failed.
-    """
+    """Flush all files of some runs to the disk, and have those count as finished that came to their end."""
     for folder in {os.stat(folder).st_dev: folder for folder in folders}.values():
         with refusing(folder):
             flush_file_system(folder)

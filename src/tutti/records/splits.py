@@ -120,37 +120,18 @@ def write_splits(path: Path, splits: Sequence[Split], fingerprint: str, seed: in
 
 
 def count_splits(path: Path) -> int:
-    """Count the splits in a file.
-
-    Raises:
-        BadData: it cannot be read.
-    """
+    """Count the splits in a file."""
     return sum(re.fullmatch(r"train-\d+", key) is not None for key in keys_of(path))
 
 
 def seed_of_data(path: Path) -> int | None:
-    """Read the seed of the random generators when the data that were split were made; None: nobody knows.
-
-    Raises:
-        BadData: the file cannot be read.
-    """
+    """Read the seed of the random generators when the data that were split were made; None: nobody knows."""
     found = read_npz(path, [_SEED]).get(_SEED)
     return None if found is None else int(found)
 
 
 def read_split(path: Path, number: int, samples: int, fingerprint: str) -> Split:
-    """Read one split of a data set.
-
-    Args:
-        path: of the file.
-        number: of the split, from 0.
-        samples: how many the data set has.
-        fingerprint: of the data set.
-
-    Raises:
-        BadData: the file cannot be read, has no such split, is of other data, or the split is none of these
-            samples.
-    """
+    """Read one split of a data set."""
     names = f"train-{number}", f"test-{number}"
     arrays = read_npz(path, [*names, _FINGERPRINT])
     if _FINGERPRINT not in arrays:

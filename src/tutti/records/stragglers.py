@@ -38,11 +38,7 @@ class Straggler:
 
 
 def straggler(ranks: Sequence[Sequence[RankRecord]]) -> Straggler | None:
-    """Find the rank that the others wait for, if it is always the same one.
-
-    Args:
-        ranks: for each its records, of one epoch or of several.
-    """
+    """Find the rank that the others wait for, if it is always the same one."""
     # Of ranks that wait for nobody, or that hold one model together, nothing is compared.
     steps = sum(record.compared for record in ranks[0]) if len(ranks) > 1 else 0
     if not steps:

@@ -105,11 +105,7 @@ def epoch_text(record: EpochRecord) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Say on how many ranks a run was trained, such as "1, 2 and 4 ranks in turn"; many are summed up.
-
-    Args:
-        ranks: the numbers that it had, one after the other.
-    """
+    """Say on how many ranks a run was trained, such as "1, 2 and 4 ranks in turn"; many are summed up."""
     *before, last = ranks
     if not before:
         return f"{last:,} rank{'' if last == 1 else 's'}"
@@ -124,12 +120,7 @@ def span_text(counts: Sequence[int]) -> str:
 
 
 def resumed_text(start: RunStart, before: RunStart | None = None) -> str:
-    """Say where a run went on, on how many ranks, why, and what began anew.
-
-    Args:
-        start: from which it went on.
-        before: the start before that; None: it is not known.
-    """
+    """Say where a run went on, on how many ranks, why, and what began anew."""
     world, anew = start.world, start.anew
     ranks = f"{world.ranks} rank{'' if world.ranks == 1 else 's'}"
     ranks += f" of {world.hosts} hosts" if world.hosts > 1 else ""

@@ -31,13 +31,7 @@ _UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer
 def where_the_time_went(
     history: Sequence[EpochRecord], config: Mapping[str, Any], facts: StrategyFacts | None
 ) -> str:
-    """Advise a run by its epochs, and say what the measuring took; "" if there are none.
-
-    Args:
-        history: its epochs. Where the number of ranks changed, those of the last ones count, as in `by_rank`.
-        config: as for `advice`.
-        facts: likewise.
-    """
+    """Advise a run by its epochs, and say what the measuring took; "" if there are none."""
     ranks = stages_by_rank(history)
     if not ranks:
         return ""
@@ -101,7 +95,7 @@ def measuring_share(ranks: Sequence[Mapping[str, float]]) -> float:
 
 
 def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: int) -> str:
-    larger = 4 * _whole(config.get("batch_size"), 32)
+    larger = 4 * int(config.get("batch_size", 32))
     if stage == "extract":
         return "a faster disk for the data, such as one of this machine's own"
     if stage == "data":
@@ -111,7 +105,7 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
     if stage == "validation":
         if facts.pace == "free" and config.get("validate", "pause") == "pause":
             return "--validate background, beside training"
-        return f"--validation {_share(config.get('validation'), 0.1) / 4:g}, a smaller part of the samples"
+        return f"--validation {config.get('validation', 0.1) / 4:g}, a smaller part of the samples"
     if stage == "checkpoint":
         taken = str(config.get("checkpoint", "off"))
         fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
@@ -140,13 +134,3 @@ def _slowest(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) ->
         return None
     ratio = most / least
     return f"rank {taken[most]} is the slowest: a sample takes it {ratio:.1f} times as long as the fastest"
-
-
-def _whole(value: object, usual: int) -> int:
-    """Return a whole number above 0 of a configuration; the usual one if there is none."""
-    return value if isinstance(value, int) and value > 0 else usual
-
-
-def _share(value: object, usual: float) -> float:
-    """Return a share of a configuration, in [0, 1]; the usual one if there is none."""
-    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else usual

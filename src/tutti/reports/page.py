@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,14 +22,7 @@ PICTURES: Final = "figures"
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with its words.
-
-    Attributes:
-        name: of the picture's file.
-        title: the words above it.
-        chart: of altair.
-        says: the sentences below it.
-    """
+    """A figure with its words."""
 
     name: str
     title: str
@@ -40,12 +31,7 @@ class Drawn:
 
 
 def write_report(results: Results, page: Path) -> Path:
-    """Write the page and return it; beside it, each figure as SVG and PNG in the folder `figures`.
-
-    Raises:
-        UserError: the packages that draw are not installed.
-        BadRunFolder: the page or a picture cannot be written.
-    """
+    """Write the page and return it; beside it, each figure as SVG and PNG in the folder `figures`."""
     with drawing():
         figures = page_figures()
     drawn = [
@@ -58,11 +44,7 @@ def write_report(results: Results, page: Path) -> Path:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Say what to install where a package is missing that draws.
-
-    Raises:
-        UserError: one is.
-    """
+    """Say what to install where a package is missing that draws."""
     try:
         yield
     except ImportError as error:
@@ -71,33 +53,8 @@ def drawing() -> Iterator[None]:
         ) from error
 
 
-def prepare_drawing() -> None:
-    """Load the packages that draw, if they are installed, and draw once: a first picture takes a second.
-
-    It is for a time when the process would wait.
-    """
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        # V8 ends a process in which it does not get as much as it would like: rather when all else is done.
-        return
-    with suppress(ImportError):
-        import altair  # noqa: F401
-        import jinja2  # noqa: F401
-
-        _converter().vegalite_to_svg({"data": {"values": []}, "mark": "point"})
-
-
 def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -> Path:
-    """Write a page and return it; beside it, each figure as SVG and PNG in the folder `figures`.
-
-    Args:
-        page: its path.
-        words: what its template asks for beside the figures.
-        figures: in their order.
-
-    Raises:
-        UserError: the packages that draw are not installed.
-        BadRunFolder: the page or a picture cannot be written.
-    """
+    """Write a page and return it; beside it, each figure as SVG and PNG in the folder `figures`."""
     with drawing():
         from jinja2 import Environment, StrictUndefined
 
@@ -130,10 +87,7 @@ def _library() -> str:
     name = f"vega-{converter.__version__}.js"
     # A user without a home, or who may not write there, waits each time.
     with suppress(OSError, RuntimeError):
-        kept = cache_folder() / name
-        # What others have written there is not for this user's pages.
-        if kept.stat().st_uid == os.geteuid():
-            return kept.read_text(encoding="utf-8")
+        return (cache_folder() / name).read_text(encoding="utf-8")
     library = str(converter.javascript_bundle())
     with suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True)

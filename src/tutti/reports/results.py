@@ -21,17 +21,10 @@ SAME: Final = ("model", "model_options", "data", "data_options")
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a comparison, with their errors.
-
-    Attributes:
-        comparison: the ways to train that it compares.
-        runs: those of each combination, by its folder.
-        errors: the error of the first repeat that failed, by the combination's folder.
-        notes: remarks about the records: lines that could not be read, runs that have not ended.
-    """
+    """The runs of a comparison, with their errors."""
 
     comparison: Comparison
-    runs: Mapping[str, Sequence[Run]]
+    runs: Mapping[str, Sequence[Run]]  # by the folder of the combination, as are errors
     errors: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
@@ -64,11 +57,7 @@ class Results:
         return [printable(sentence) for sentence in found]
 
     def pair(self, better: Callable[[Row], float | None]) -> list[Row]:
-        """Return the best row with one worker and the best one with several, as far as there are any.
-
-        Args:
-            better: rates a row; None: not known. With one worker `solo` comes before all others.
-        """
+        """Return the best row with one worker and the best one with several, as far as there are any."""
         known = [row for row in self.rows if self.runs[row.combination.folder] and better(row) is not None]
         alone = [row for row in known if row.combination.workers == 1]
         several = [row for row in known if row.combination.workers > 1]
@@ -78,11 +67,7 @@ class Results:
 
 
 def read_results(paths: Sequence[Path], force: bool = False) -> Results:
-    """Read the results in the one folder of a comparison, or in run folders.
-
-    Raises:
-        BadRunFolder: they cannot be read, do not go together (unless `force`), or have no records.
-    """
+    """Read the results in the one folder of a comparison, or in run folders."""
     compared = [path for path in paths if ComparisonFolder(path).begun]
     if not compared:
         return read_runs(paths, force)
@@ -94,11 +79,7 @@ def read_results(paths: Sequence[Path], force: bool = False) -> Results:
 
 
 def read_comparison(folder: Path) -> Results:
-    """Read the results of a comparison so far: those of its finished runs.
-
-    Raises:
-        BadRunFolder: the folder is not what `tutti compare` wrote.
-    """
+    """Read the results of a comparison so far: those of its finished runs."""
     compared = ComparisonFolder(folder)
     comparison = compared.read()
     runs: dict[str, list[Run]] = {}
@@ -121,12 +102,7 @@ def read_comparison(folder: Path) -> Results:
 
 
 def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
-    """Read runs that were made one by one, finished or not, as a comparison with one run of each.
-
-    Raises:
-        BadRunFolder: a folder has no records or no configuration, or the runs are of different data or models
-            (unless `force`).
-    """
+    """Read runs that were made one by one, finished or not, as a comparison with one run of each."""
     paths = [*dict.fromkeys(paths)]
     found = [Run.read(path) for path in paths]
     for run in found:

@@ -20,21 +20,7 @@ from tutti.reports.advice import stages_by_rank
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one training run.
-
-    Attributes:
-        path: its folder.
-        history: the epochs so far.
-        damage: one sentence for each line of the records that could not be read.
-        summary: of a finished run; None while it is not.
-        config: the configuration, as JSON values; empty where the folder has none.
-        labels: names of the classes; empty when unknown.
-        usage: samples of the hosts' cores and memory; empty where none were taken.
-        pipeline: the record of a pipeline; None: there was none.
-        strategy: the facts of its strategy; None in the folder of an older version.
-        starts: its first one, and those from checkpoints.
-        points: of its training within epochs.
-    """
+    """The records of one training run."""
 
     path: Path
     history: tuple[EpochRecord, ...]
@@ -188,15 +174,7 @@ def _moment(time: str) -> str:
 
 
 def crossing(points: Iterable[tuple[float, float, float]], target: float) -> tuple[float, float] | None:
-    """Find when the accuracy reached `target`, on the line between two measurements.
-
-    Args:
-        points: seconds, weight updates and accuracy of each, in order; before them all three are 0.
-        target: an accuracy.
-
-    Returns:
-        Seconds and updates; None: it never did.
-    """
+    """Find when the accuracy reached `target`, on the line between two measurements."""
     before = (0.0, 0.0, 0.0)
     for point in points:
         if point[2] >= target:

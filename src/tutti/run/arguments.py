@@ -29,6 +29,8 @@ def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
         name, key, number = found[1].replace("-", "_"), found[2], "=" * bool(found[3])
         if name not in known:
             return found[0]
+        if key is not None and known is _OF_LOOPS:
+            return f"{key.replace('-', '_')}{number}"
         if key is not None:
             return f"{name}_options['{key.replace('-', '_')}']{number}"
         return f"{'workers' if name == 'n' else name}{number}"

@@ -43,17 +43,17 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
 
 
 def _newest(resume: Resume) -> Checkpoint | None:
-    found = newest(resume.folder / checkpoints.FOLDER)
-    for sentence in found.passed_over:
+    found, passed_over = newest(resume.folder / checkpoints.FOLDER)
+    for sentence in passed_over:
         warn_on_stderr(sentence)
-    if found.passed_over and found.checkpoint is not None:
-        say_on_stderr(f"going on from {found.checkpoint.path.name}")
-    if found.checkpoint is None and (not resume.auto or RunFolder(resume.folder).finished):
+    if passed_over and found is not None:
+        say_on_stderr(f"going on from {found.path.name}")
+    if found is None and (not resume.auto or RunFolder(resume.folder).finished):
         raise BadCheckpoint(
             f"{resume.folder} has no checkpoint that is whole; train again in another folder, if it has come "
             "to its end with --weights, which takes the folder of a run, from its final weights"
         )
-    return found.checkpoint
+    return found
 
 
 def facts_of(config: TrainConfig, dataset: DataSet) -> Json:

@@ -75,11 +75,9 @@ def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
     try:
         yield
     except TuttiError:
-        from tutti.checkpoint.last_copy import write_last_copy  # NumPy would slow every start.
-
         try:
             if place.folder is not None:
-                write_last_copy(place, place.folder / checkpoints.FOLDER, job.config.keep)
+                place.write_last_copy(place.folder / checkpoints.FOLDER, job.config.keep)
         except (OSError, BadRunFolder, BadCheckpoint) as error:
             warn_on_stderr(f"no checkpoint was made of the last copy of the state: {error}")
         raise

@@ -20,7 +20,7 @@ from typing_extensions import override
 from tutti.allreduce import ALGORITHMS
 from tutti.allreduce.adasum import Adasum
 from tutti.allreduce.base import GradientLayout, GradientReduction
-from tutti.allreduce.compression import Cast, Codec, Compressed, Int8, Sign, TopK
+from tutti.allreduce.compression import Cast, Codec, Compressed, Int8, TopK
 from tutti.allreduce.exact import ByMessages, Native
 from tutti.allreduce.powersgd import PowerSGD
 from tutti.comm.base import Communicator
@@ -369,7 +369,6 @@ COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
     "fp16": lambda _: _coded(Cast(torch.float16)),
     "int8": lambda _: _coded(Int8()),
     "top_k": lambda options: _coded(TopK(options.keep)),
-    "sign": lambda _: _coded(Sign()),
     "power_sgd": lambda options: partial(PowerSGD, rank=options.rank),
 }
 """Compressions of gradients between hosts, by name."""

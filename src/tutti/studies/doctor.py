@@ -33,10 +33,9 @@ PATIENCE_S = 60
 """Patience with another program's answer (MPI's, the GPU driver's)."""
 
 MPI_QUESTION = """\
-from tutti.comm.mpi.library import has_ulfm, library
+from tutti.comm.mpi.library import library
 from tutti.launch.world import leave_world_of_one
 print(library())
-print(has_ulfm())
 leave_world_of_one()
 """
 
@@ -173,11 +172,10 @@ def mpi_library() -> str:
     except subprocess.TimeoutExpired:
         return f"mpi4py is installed, but MPI did not start within {PATIENCE_S} s"
     answer = asked.stdout.strip().splitlines()
-    if asked.returncode != 0 or len(answer) < 2:
+    if asked.returncode != 0 or not answer:
         reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
         return f"mpi4py is installed, but no MPI library works: {reason}; try: pip install 'tutti[mpi]'"
-    ulfm = "with" if answer[-1] == "True" else "without"
-    return f"{answer[0]}, mpi4py {_version('mpi4py')}, {ulfm} ULFM (fault tolerance)"
+    return f"{answer[0]}, mpi4py {_version('mpi4py')}"
 
 
 def _listed(cpus: tuple[int, ...]) -> str:

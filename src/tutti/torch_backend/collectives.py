@@ -6,20 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from tutti.comm.mpi.collectives import HierarchicalCollectives
-from tutti.comm.reductions import Reduction
+from tutti.comm.reductions import REDUCTIONS, SUM, Reduction
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.collectives import HostCollectives
-from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.progress import ProgressEngine
-from tutti.torch_backend.reduce_ops import reduction_of
 from tutti.torch_backend.sparse import all_reduce_sparse
 from tutti.torch_backend.staging import Staging, is_plain
 from tutti.torch_backend.work import Operation
@@ -28,7 +26,7 @@ Tensors = Sequence[Tensor] | Tensor
 
 
 class GroupCollectives(ProcessGroup):
-    """The collectives of a group. Inputs must have one shape on all ranks; outputs may have any."""
+    """The collectives of a group. Inputs must have as many elements on all ranks; shapes may differ."""
 
     _rank: int
     _size: int
@@ -36,7 +34,6 @@ class GroupCollectives(ProcessGroup):
     _short_all_reduce: Callable[[Tensor, Reduction], Steps | None]
     _short = -1
     _progress: ProgressEngine
-    _dispatch: DeviceDispatch
 
     def _run(
         self, what: str, steps: Sequence[Steps], outputs: Sequence[Tensor], staging: Staging, options: Any
@@ -48,12 +45,10 @@ class GroupCollectives(ProcessGroup):
 
     def allreduce(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with the reduction of the ranks' tensors."""
-        several, op = listed(tensors), reduce_op(options)
+        several = listed(tensors)
         if len(several) == 1 and is_plain(several[0]):
             tensor = several[0]
-            reduction, wanted = reduction_of(op, tensor.dtype), asynchronous(options)
-            if reduction.factor is not None:
-                tensor.mul_(reduction.factor)
+            reduction, wanted = reduction_of(options), asynchronous(options)
             if tensor.nbytes <= self._short:
                 return self._progress.immediate(
                     self._short_all_reduce, tensor, reduction, "all_reduce", wanted
@@ -62,42 +57,33 @@ class GroupCollectives(ProcessGroup):
             return self._progress.collective(steps, several, "all_reduce", wanted)
         return self._all_reduce_all(several, options)
 
-    @dispatched("allreduce_coalesced")
     def allreduce_coalesced(
         self, tensors: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
         """Overwrite each tensor on every rank with the reduction of the ranks' tensors."""
         return self._all_reduce_all(listed(tensors), options)
 
-    @dispatched("allreduce")
     def _all_reduce_all(self, several: Sequence[Tensor], options: Any) -> Operation | None:
-        op, staging, steps = reduce_op(options), Staging(), []
+        reduction, staging, steps = reduction_of(options), Staging(), []
         for tensor in several:
             if tensor.layout is torch.sparse_coo:
-                steps.append(all_reduce_sparse(self._transport, tensor, op))
+                steps.append(all_reduce_sparse(self._transport, tensor, reduction))
                 continue
-            staged = staging.shaped(tensor)
-            reduction = reduction_of(op, staged.dtype)
-            if reduction.factor is not None:
-                staged.mul_(reduction.factor)
-            steps.append(self._transport.all_reduce(staged, reduction))
+            steps.append(self._transport.all_reduce(staging.take(tensor), reduction))
         return self._run("all_reduce", steps, several, staging, options)
 
-    @dispatched("reduce")
     def reduce(self, tensors: Tensors, options: Any = None, op: Any = None) -> Operation | None:
         """Overwrite each tensor on the root with the reduction of the ranks' tensors."""
         several, staging, root = listed(tensors), Staging(), root_of(options)
-        op = reduce_op(options) if op is None else op
+        reduction = reduction_of(options if op is None else op)
         steps = []
         for tensor in several:
-            staged = staging.shaped(tensor, write=root == self._rank)
-            reduction = reduction_of(op, staged.dtype)
-            if reduction.factor is not None:
-                staged = staged.mul_(reduction.factor) if root == self._rank else staged * reduction.factor
-            steps.append(self._transport.reduce(staged, reduction, root))
+            staged = staging.take(tensor, write=root == self._rank)
+            if root != self._rank:
+                staged = staged.clone()
+            steps.append(self._transport.all_reduce(staged, reduction))
         return self._run("reduce", steps, several, staging, options)
 
-    @dispatched("reduce_scatter")
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -106,10 +92,7 @@ class GroupCollectives(ProcessGroup):
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
         steps = [
             self._reduce_scatter(
-                staging.take(output, read=False),
-                [staging.take(one, write=False) for one in parts],
-                options,
-                parts[0].shape if parts else (),
+                staging.take(output, read=False), [staging.take(one, write=False) for one in parts], options
             )
             for output, parts in zip(several, lists, strict=True)
         ]
@@ -119,7 +102,6 @@ class GroupCollectives(ProcessGroup):
         """Overwrite this rank's output with the reduction of the ranks' parts for it."""
         return self.reduce_scatter_single_coalesced([output], [source], options)
 
-    @dispatched("reduce_scatter_single_coalesced")
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None
     ) -> Operation | None:
@@ -129,34 +111,27 @@ class GroupCollectives(ProcessGroup):
             vector, target = staging.take(source, write=False), staging.take(output, read=False)
             check_whole("reduce_scatter", target, vector, self._size)
             parts = torch.split(vector, len(target) or 1)
-            steps.append(self._reduce_scatter(target, parts, options, source.shape))
+            steps.append(self._reduce_scatter(target, parts, options))
         return self._run("reduce_scatter_single", steps, outputs, staging, options)
 
-    def _reduce_scatter(
-        self, output: Tensor, parts: Sequence[Tensor], options: Any, shape: Sequence[int]
-    ) -> Steps:
+    def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], options: Any) -> Steps:
         parts = parts_of(parts, self._size)
         self._check_parts("reduce_scatter", parts, output)
-        reduction = reduction_of(reduce_op(options), output.dtype)
-        if reduction.factor is not None:
-            parts = [part * reduction.factor for part in parts]
-        return self._transport.reduce_scatter(parts, output, reduction, shape)
+        return self._transport.reduce_scatter(parts, output, reduction_of(options))
 
     # --- moves
 
-    @dispatched("broadcast")
     def broadcast(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with that of the root."""
         several, staging, root = listed(tensors), Staging(), root_of(options)
         steps = [
             self._transport.broadcast(
-                staging.shaped(tensor, read=root == self._rank, write=root != self._rank), root
+                staging.take(tensor, read=root == self._rank, write=root != self._rank), root
             )
             for tensor in several
         ]
         return self._run("broadcast", steps, several, staging, options)
 
-    @dispatched("allgather")
     def allgather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -165,7 +140,7 @@ class GroupCollectives(ProcessGroup):
         staging = Staging()
         steps = [
             self._all_gather(
-                staging.shaped(source, write=False), [staging.take(out, read=False) for out in places]
+                staging.take(source, write=False), [staging.take(out, read=False) for out in places]
             )
             for source, places in zip(listed(inputs), lists, strict=True)
         ]
@@ -181,16 +156,15 @@ class GroupCollectives(ProcessGroup):
         """Overwrite the output with the ranks' inputs, one after the other."""
         return self.all_gather_single_coalesced([output], [source], options)
 
-    @dispatched("all_gather_single_coalesced")
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None
     ) -> Operation | None:
         """Run several `all_gather_single` as one operation."""
         staging, steps = Staging(), []
         for output, source in zip(outputs, inputs, strict=True):
-            staged, target = staging.shaped(source, write=False), staging.take(output, read=False)
+            staged, target = staging.take(source, write=False), staging.take(output, read=False)
             check_whole("all_gather", staged, target, self._size)
-            parts = torch.split(target, staged.numel() or 1)
+            parts = torch.split(target, len(staged) or 1)
             steps.append(self._all_gather(staged, parts_of(parts, self._size)))
         return self._run("all_gather_single", steps, outputs, staging, options)
 
@@ -205,32 +179,17 @@ class GroupCollectives(ProcessGroup):
                 f"one of {own.numel()} for that of rank {self._rank}; give one for each rank, as long as that"
             )
 
-    @dispatched("gather")
     def gather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
         """Overwrite the root's outputs with the ranks' inputs."""
         staging, root, (source,) = Staging(), root_of(options), listed(inputs)
         lists = list(outputs[0] if outputs and not isinstance(outputs[0], Tensor) else outputs)
-        staged = staging.shaped(source, write=False)
+        staged = staging.take(source, write=False)
         places = [staging.take(out, read=False) for out in lists] if root == self._rank else []
         self._check_root_lists("gather", staged, places, root)
         return self._run("gather", [self._transport.gather(staged, places, root)], lists, staging, options)
 
-    @dispatched("gather_single")
-    def gather_single(self, output: Tensor, source: Tensor, options: Any = None) -> Operation | None:
-        """Overwrite the root's output with the ranks' inputs, one after the other."""
-        staging, root, places = Staging(), root_of(options), list[Tensor]()
-        staged = staging.shaped(source, write=False)
-        if root == self._rank:
-            target = staging.take(output, read=False)
-            check_whole("gather", staged, target, self._size)
-            places += parts_of(torch.split(target, staged.numel() or 1), self._size)
-        return self._run("gather", [self._transport.gather(staged, places, root)], [output], staging, options)
-
-    gather_into_tensor = gather_single
-
-    @dispatched("scatter")
     def scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -251,7 +210,6 @@ class GroupCollectives(ProcessGroup):
                 f"give {self._size} of {own.numel()}, one for each rank"
             )
 
-    @dispatched("all_to_all_single")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -287,7 +245,6 @@ class GroupCollectives(ProcessGroup):
             )
         return torch.split(vector, [rows and len(vector) // rows * split for split in splits])
 
-    @dispatched("alltoall")
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -320,9 +277,25 @@ def listed(tensors: Tensors) -> Sequence[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
-def reduce_op(options: Any) -> Any:
-    """The reduce operation of torch's options, or one given in their place; by default a sum."""
-    return ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
+# An instance equals the plain value that torch's enumeration has for it; the other way round it does not.
+_BY_OP: Final[dict[Any, Reduction]] = {
+    ReduceOp(getattr(ReduceOp, reduction.name.upper())): reduction for reduction in REDUCTIONS
+}
+
+
+def reduction_of(options: Any) -> Reduction:
+    """The reduction that torch's options name, or a `ReduceOp` given in their place; by default a sum.
+
+    Raises:
+        Unusable: there is no such reduction.
+    """
+    op = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
+    if op == ReduceOp.SUM:
+        return SUM
+    if op not in _BY_OP:
+        known = ", ".join(each.name.upper() for each in REDUCTIONS)
+        raise Unusable(f"there is no reduce operation {op}; give one of ReduceOp.{known}")
+    return _BY_OP[op]
 
 
 def root_of(options: Any) -> int:

@@ -1,19 +1,13 @@
-"""The errors of a process group, which both tutti and torch know."""
+"""The errors of a process group, beside `PeerLost` and `CallsDiffer` of all communicators."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch.distributed import DistBackendError
-
-from tutti.errors import PeerLost, TuttiError, UserError
+from tutti.errors import TuttiError, UserError
 
 
-class RankLost(PeerLost, DistBackendError):
-    """Another rank of the group died, or left while this one waited for it."""
-
-
-class Absent(TuttiError, DistBackendError):
+class Absent(TuttiError, RuntimeError):
     """Ranks did not come within the time that the group, or the call, allows.
 
     Args:
@@ -34,13 +28,9 @@ class Absent(TuttiError, DistBackendError):
         return type(self), (self.what, self.ranks, self.timeout_s)
 
 
-class Mismatch(UserError, DistBackendError):
-    """The ranks of a group called different things, or one thing with different sizes or dtypes."""
-
-
-class Unusable(UserError, DistBackendError):
+class Unusable(UserError, RuntimeError):
     """A call that no rank can make: an unknown operation, a device or an argument that does not fit."""
 
 
-class Closed(TuttiError, DistBackendError):
+class Closed(TuttiError, RuntimeError):
     """The group was destroyed, or failed before."""

@@ -17,7 +17,6 @@ from torch import distributed
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from tutti.comm.base import ANY
-from tutti.comm.mpi.barrier import HostState, host_state_bytes
 from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import Membership, MpiGroup
@@ -28,8 +27,7 @@ from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
 from tutti.torch_backend.collectives import GroupCollectives, Tensors, asynchronous, chain, listed
 from tutti.torch_backend.cpp_stub import register_stub
-from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
-from tutti.torch_backend.errors import Absent, Mismatch, RankLost, Unusable
+from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.rendezvous import GroupStore, join_by_mpi
 from tutti.torch_backend.staging import Staging
@@ -55,16 +53,13 @@ class TuttiGroup(GroupCollectives):
         self._rank, self._size, self._global_ranks, self._store = rank, size, tuple(global_ranks), store
         self._name, self._description = "", ""
         self._stub = register_stub(self, timeout)
-        self._owner, self._dispatch = os.getpid(), DeviceDispatch(store, rank, size, timeout)
+        self._owner = os.getpid()
         group_store = GroupStore(
             store, rank, self._global_ranks, timeout.total_seconds(), _check_rank_of_world
         )
         keys = group_store.gather(host_key())
-        self._group, hosts = join_host(rank, keys, group_store.gather, self._global_ranks, Mismatch, Unusable)
-        try:
-            self._peers = Peers(self._group, timeout.total_seconds(), None)
-        except PeerLost as error:
-            raise RankLost(error.ranks, error.why) from error
+        self._group, hosts = join_host(rank, keys, group_store.gather, self._global_ranks)
+        self._peers = Peers(self._group, timeout.total_seconds(), None)
         # A few of many ranks may be fewer than the cores, and have none for themselves all the same.
         self._peers.crowded |= any(group._peers.crowded for group in _open)
         rows = HostCollectives(self._group, self._peers.crowded)
@@ -85,14 +80,9 @@ class TuttiGroup(GroupCollectives):
         _open.add(self)
 
     def _connect_hosts(self, mpi: MpiGroup, hosts: Sequence[Sequence[int]], rows: HostCollectives) -> None:
-        group, size = self._group, self._size
-        # It comes next in the arena, of which nobody else takes anything.
-        state = HostState(group.arena, group.block + group.layout.nbytes, group.size, size)
-        if group.rank == 0:
-            group.arena.allocate(host_state_bytes(group.size, size))
-        self._membership = Membership(mpi, self._rank, self._global_ranks, self._peers, RankLost)
-        self._transport = HierarchicalCollectives(self._membership, rows, state, hosts, mismatch=Mismatch)
-        self._messages = MpiMessages(self._membership, Mismatch, Unusable)
+        self._membership = Membership(mpi, self._rank, self._global_ranks, self._peers)
+        self._transport = HierarchicalCollectives(self._membership, rows, hosts)
+        self._messages = MpiMessages(self._membership)
 
     # --- names
 
@@ -161,14 +151,8 @@ class TuttiGroup(GroupCollectives):
         steps = self._transport.barrier()
         return self._progress.collective(steps, (), "barrier", asynchronous(options), limit_s)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until every rank has come here; the error names those that did not come in time."""
-        steps = self._transport.barrier()
-        self._progress.collective(steps, (), "monitored_barrier", False, _limit_s(timeout))
-
     # --- messages
 
-    @dispatched("send")
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> Operation:
         """Send a tensor to a rank of the group."""
         staging, (tensor,) = Staging(), listed(tensors)
@@ -177,14 +161,12 @@ class TuttiGroup(GroupCollectives):
         steps = self._messages.send(vector, to, tag)
         return self._progress.message(steps, [tensor], f"send to rank {self._global_ranks[to]}", lambda: [to])
 
-    @dispatched("recv")
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Operation:
         """Receive a tensor from a rank of the group."""
         self._check_rank("recv", source)
         what = f"recv from rank {self._global_ranks[source]}"
         return self._receive(tensors, Receiving(source, tag), what, [source])
 
-    @dispatched("recv_anysource")
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Operation:
         """Receive a tensor from whichever rank sends first."""
         others = [rank for rank in range(self._size) if rank != self._rank]
@@ -203,12 +185,6 @@ class TuttiGroup(GroupCollectives):
 
     # --- the end
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long an operation may take from now on."""
-        self._progress.timeout_s = timeout.total_seconds()
-
-    _set_default_timeout = set_timeout
-
     def _get_backend(self, device: torch.device) -> Any:
         """Return what torch asks for the abilities of a group: this group where there is no stub."""
         return self if self._stub is None else super()._get_backend(device)
@@ -218,12 +194,9 @@ class TuttiGroup(GroupCollectives):
         if self in _open:
             _open.discard(self)
             self._progress.close()
-            self._dispatch.close()
             if self._membership is not None:
                 why = self._progress._broken
-                lost = why.ranks if isinstance(why, PeerLost) else ()
-                late = why.ranks if isinstance(why, Absent) else ()
-                self._membership.leave(lost, late)
+                self._membership.leave(why.ranks if isinstance(why, PeerLost) else ())
             self._group.leave()
             self._peers.close()
             self._group.arena.close()
@@ -232,25 +205,13 @@ class TuttiGroup(GroupCollectives):
 
 
 def _check_rank_of_world(name: int) -> None:
-    """Raise if a rank cannot come to a new group, because it is lost or has left the group of all ranks.
-
-    Ranks on several hosts make no new group after a loss: MPI's communicator is lost with the rank.
-
-    Raises:
-        RankLost: so it is.
-    """
+    """Raise PeerLost if a rank cannot come to a new group, as some rank is lost, or it has left."""
     world = distributed.GroupMember.WORLD
     if not isinstance(world, TuttiGroup) or world not in _open:
         return
-    try:
-        world._peers.check(name if world._membership is None else None)
-        left = (world._membership or world._group).has_left(name)
-    except RankLost:
-        raise
-    except PeerLost as error:
-        raise RankLost(error.ranks, error.why) from error
-    if left:
-        raise RankLost([name], LEFT_EARLY)
+    world._peers.check()
+    if (world._membership or world._group).has_left(name):
+        raise PeerLost([name], LEFT_EARLY)
 
 
 def _limit_s(timeout: timedelta | None) -> float | None:
@@ -260,7 +221,7 @@ def _limit_s(timeout: timedelta | None) -> float | None:
 
 @atexit.register
 def _leave() -> None:
-    """Tell the others that this process ends in an orderly way, and let its threads end."""
+    """Leave all groups in an orderly way, and let their threads end."""
     for group in list(_open):
         if group._owner == os.getpid():
             group.shutdown()

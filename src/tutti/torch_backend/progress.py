@@ -32,19 +32,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
-from torch.autograd.profiler import record_function
 
 from tutti.comm.shm.fence import fence
 from tutti.comm.shm.liveness import LEFT_EARLY, Backoff, Peers
 from tutti.errors import PeerLost
-from tutti.torch_backend import NAME
-from tutti.torch_backend.errors import Absent, Closed, RankLost
+from tutti.torch_backend.errors import Absent, Closed
 from tutti.torch_backend.work import Operation
 
 if TYPE_CHECKING:
@@ -59,17 +55,14 @@ MOVING_S: Final = 10.0
 """Longest time of data on their way from another host: a gigabyte at a gigabit per second."""
 
 
-_Returned = TypeVar("_Returned", bound="Operation | None")
-
-
 class ProgressEngine:
     """Runs the operations of one rank of a group.
 
     Args:
         peers: the group's processes on this host.
         global_ranks: the ranks' numbers in the job.
-        absent: tells the ranks of the group that have not come to the collective under way.
-        has_left: tells whether a rank of the group has left.
+        absent: returns the ranks of the group that have not come to the collective under way.
+        has_left: returns whether a rank of the group has left.
         timeout_s: how long an operation may take.
         remote: whether some of the ranks are on other hosts.
 
@@ -112,7 +105,6 @@ class ProgressEngine:
         what: str,
         asynchronous: bool,
         timeout_s: float | None = None,
-        recorded: bool = False,
     ) -> Operation | None:
         """Run a collective after those before it.
 
@@ -122,14 +114,10 @@ class ProgressEngine:
             what: its name in errors.
             asynchronous: whether the caller goes on as soon as another rank has to be waited for.
             timeout_s: how long it may take; None: as long as the group allows.
-            recorded: whether torch's profiler, if it runs, knows of it already.
 
         Returns:
             The operation under way; None without `asynchronous`.
         """
-        if profiler._is_profiler_enabled and not recorded:
-            again = partial(self.collective, steps, outputs, what, asynchronous, timeout_s, recorded=True)
-            return _profiled(what, again)
         with self.lock:
             if not self._collectives and self._broken is None:
                 try:
@@ -182,8 +170,6 @@ class ProgressEngine:
             what: its name in errors.
             asynchronous: as in `collective`.
         """
-        if profiler._is_profiler_enabled:
-            return self.collective(_begun(begin, tensor, reduction), (tensor,), what, asynchronous)
         with self.lock:
             if self._broken is None and not self._collectives:
                 try:
@@ -207,12 +193,8 @@ class ProgressEngine:
         what: str,
         absent: Callable[[], list[int]],
         receiving: Receiving | None = None,
-        recorded: bool = False,
     ) -> Operation:
         """Run a send or receive beside the collectives; the arguments are those of `Operation`."""
-        if profiler._is_profiler_enabled and not recorded:
-            again = partial(self.message, steps, outputs, what, absent, receiving, recorded=True)
-            return _profiled(what, again)
         operation = Operation(self, steps, outputs, what, absent, self.timeout_s, receiving)
         with self.lock:
             self._check(what)
@@ -324,10 +306,8 @@ class ProgressEngine:
         try:
             if pause.rest():
                 self._check_peers()
-        except (RankLost, Absent) as error:
+        except (PeerLost, Absent) as error:
             self.fail(error)
-        except PeerLost as error:
-            self.fail(RankLost(error.ranks, error.why))
 
     def _check_peers(self) -> None:
         self._peers.check()
@@ -341,7 +321,7 @@ class ProgressEngine:
                 fence()
                 # A rank may have sent what we wait for just before it left.
                 if not self._run() and not operation.done:
-                    raise RankLost(self._named(left), LEFT_EARLY)
+                    raise PeerLost(self._named(left), LEFT_EARLY)
             if operation.deadline_s and now > operation.deadline_s and not operation.done:
                 raise Absent(operation.what, self._named(missing), operation.timeout_s)
 
@@ -400,17 +380,6 @@ class ProgressEngine:
         # A thread that is still in a callback when Python ends would abort the process.
         for thread in threads:
             thread.join()
-
-
-def _profiled(what: str, call: Callable[[], _Returned]) -> _Returned:
-    """Begin an operation, and have torch's profiler record it until it is over, in whichever thread."""
-    name = what.split()[0].removesuffix("_single")
-    with record_function(f"{NAME}:{name}") as record:
-        operation = call()
-        if operation is not None and not operation.done:
-            # The profiler watches this thread, and loses what ends in another, unless a future ends it.
-            record._call_end_callbacks_on_future(operation.get_future())
-        return operation
 
 
 def _fail(error: Exception, asynchronous: bool) -> Operation:

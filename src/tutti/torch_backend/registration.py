@@ -46,7 +46,6 @@ def register() -> None:
     if backend is not None and NAME.upper() not in backend._plugins:
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         _rendezvous_before_env()
-        _take_timeouts(c10d)
         _when_imported(_TRACE_RULES, _keep_untraced)
 
 
@@ -54,20 +53,6 @@ def _keep_untraced() -> None:
     """Have the compiler call a group's operations, as it calls other groups' C++, instead of tracing them."""
     for package in _UNTRACED:
         sys.modules[_TRACE_RULES].add(package)
-
-
-def _take_timeouts(c10d: Any) -> None:
-    """Have torch's `_set_pg_timeout`, which knows gloo and nccl only, set those of our groups, too."""
-    of_others = c10d._set_pg_timeout
-
-    def set_pg_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
-        chosen = c10d._get_default_group() if group is None else group
-        if type(chosen).__module__.startswith(__package__):
-            chosen.set_timeout(timeout)
-        else:
-            of_others(timeout, group)
-
-    c10d._set_pg_timeout = set_pg_timeout
 
 
 def _rendezvous_before_env() -> None:

@@ -17,7 +17,6 @@ from typing import Final
 
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from tutti.comm.mpi.communicator import group_of
 from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import MpiGroup
 from tutti.comm.mpi.library import world_place
@@ -135,7 +134,7 @@ def join_by_mpi(group_store: GroupStore, global_ranks: Sequence[int], keys: Sequ
                 "MPI library that mpi4py uses, or take the backend gloo"
             )
     tag = zlib.crc32(f"{group_store.generation} {global_ranks}".encode()) % _TAGS
-    return group_of([int(place) for place in places], tag)
+    return MpiGroup([int(place) for place in places], tag)
 
 
 def _mpi_place(size: int) -> str:

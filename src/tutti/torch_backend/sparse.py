@@ -7,23 +7,24 @@ rank 1   how many: 2, 1 ┘                                      ┘            
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tutti.comm.mpi.collectives import HierarchicalCollectives
-from tutti.comm.reductions import rounds
+from tutti.comm.reductions import Reduction, rounds
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.collectives import HostCollectives
-from tutti.torch_backend.errors import Mismatch, Unusable
-from tutti.torch_backend.reduce_ops import reduction_of
+from tutti.errors import CallsDiffer
+from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.staging import Staging
 
-_SUMS: Final = ("sum", "avg", "premul_sum")
+Transport: TypeAlias = HostCollectives | HierarchicalCollectives
+_SUMS: Final = ("sum", "avg")
 
 
-def all_reduce_sparse(transport: HostCollectives | HierarchicalCollectives, tensor: Tensor, op: Any) -> Steps:
+def all_reduce_sparse(transport: Transport, tensor: Tensor, reduction: Reduction) -> Steps:
     """Overwrite a sparse tensor (COO) on every rank with the sum, or the mean, of the ranks' tensors.
 
     The ranks' tensors have one shape, and any number of elements, any indices. The result is coalesced.
@@ -31,25 +32,23 @@ def all_reduce_sparse(transport: HostCollectives | HierarchicalCollectives, tens
     Args:
         transport: the collectives of the group.
         tensor: this rank's.
-        op: a `ReduceOp`.
+        reduction: a sum or a mean.
 
     Raises:
         Unusable: the operation is not a sum.
-        Mismatch: the ranks' tensors differ in shape.
+        CallsDiffer: the ranks' tensors differ in shape.
     """
-    reduction = reduction_of(op, tensor.dtype)
     if reduction.name not in _SUMS:
         raise Unusable(
             f"all_reduce of sparse tensors cannot make a {reduction.name}; give ReduceOp.SUM or AVG"
         )
     with torch.no_grad():
         own = tensor.coalesce()
-        values = own.values() if reduction.factor is None else own.values() * reduction.factor
-    return _gather_and_sum(transport, tensor, own.indices(), values, reduction.mean)
+    return _gather_and_sum(transport, tensor, own.indices(), own.values(), reduction.mean)
 
 
 def _gather_and_sum(
-    transport: HostCollectives | HierarchicalCollectives,
+    transport: Transport,
     tensor: Tensor,
     indices: Tensor,
     values: Tensor,
@@ -61,7 +60,7 @@ def _gather_and_sum(
     forms = [one.tolist() for one in found]
     if any(form[1:] != forms[0][1:] for form in forms):
         shapes = [tuple(form[2:]) for form in forms]
-        raise Mismatch(
+        raise CallsDiffer(
             f"all_reduce got sparse tensors of the shapes {shapes} with {[form[1] for form in forms]} sparse "
             "dimensions, rank by rank; give tensors of one shape"
         )
@@ -79,9 +78,7 @@ def _gather_and_sum(
         tensor.copy_(total)
 
 
-def _gather_rows(
-    transport: HostCollectives | HierarchicalCollectives, own: Tensor, counts: list[int]
-) -> Generator[bool, None, Tensor]:
+def _gather_rows(transport: Transport, own: Tensor, counts: list[int]) -> Generator[bool, None, Tensor]:
     """Gather all ranks' rows of a tensor, one after the other, in rank order."""
     staging = Staging()
     whole = torch.empty((sum(counts), *own.shape[1:]), dtype=own.dtype, device="cpu")

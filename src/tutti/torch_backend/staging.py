@@ -21,11 +21,7 @@ class Staging:
         self._copies: list[tuple[Tensor, Tensor, torch.cuda.Stream | None]] = []
 
     def take(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
-        """Return the elements of a tensor as a vector; the arguments are those of `shaped`."""
-        return self.shaped(tensor, read=read, write=write).view(-1)
-
-    def shaped(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
-        """Return a tensor in its own shape, contiguous on the CPU.
+        """Return the elements of a tensor as a vector, contiguous on the CPU.
 
         Args:
             tensor: of any shape; complex numbers come as pairs of real ones.
@@ -40,7 +36,7 @@ class Staging:
             tensor = torch.view_as_real(tensor.resolve_conj())
         if tensor.is_cpu and tensor.layout is torch.strided:
             if tensor.is_contiguous():
-                return tensor
+                return tensor.view(-1)
         elif tensor.device.type == "meta" or tensor.layout is not torch.strided:
             what = "sparse" if tensor.layout is not torch.strided else f"on the device {tensor.device}"
             raise Unusable(
@@ -53,7 +49,7 @@ class Staging:
             copy.copy_(tensor)
         if write:
             self._copies.append((tensor, copy, torch.cuda.current_stream(tensor.device) if pinned else None))
-        return copy
+        return copy.view(-1)
 
     def write_back(self) -> None:
         """Write the copies back into their tensors."""
@@ -65,7 +61,7 @@ class Staging:
 
     @property
     def copied(self) -> bool:
-        """Tell whether `write_back` has anything to do."""
+        """Return whether `write_back` has anything to do."""
         return bool(self._copies)
 
 

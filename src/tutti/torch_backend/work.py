@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class OperationEngine(Protocol):
-    """The engine that runs a group's operations, as far as they know it."""
+    """The engine that runs a group's operations; its lock is held by the thread that does."""
 
     lock: Lock
-    """Held by the thread that runs operations."""
 
     def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
         """Wait until an operation is over."""
@@ -35,7 +34,7 @@ class Operation(Work):
         steps: the operation, as a generator.
         outputs: the tensors that hold its result.
         what: its name in errors.
-        absent: tells the ranks of the group that have not come.
+        absent: returns the ranks of the group that have not come.
         timeout_s: how long it may take, once it is its turn.
         receiving: for a receive, the message that it waits for.
 
@@ -106,7 +105,7 @@ class Operation(Work):
 
     @property
     def has_future(self) -> bool:
-        """Tell whether anybody has asked for the future."""
+        """Return whether anybody has asked for the future."""
         return self._source is not None
 
     def publish(self) -> None:

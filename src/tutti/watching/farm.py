@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import IO, Final
@@ -22,7 +21,7 @@ from tutti.launch.launcher import mpi_place
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import HISTORY, RunFolder
-from tutti.records.texts import duration, figures, is_share, metric_text
+from tutti.records.texts import duration, figures
 from tutti.records.untrusted import printable
 from tutti.tables import FittingTable, progress_bar
 from tutti.terminal import console_on
@@ -34,13 +33,7 @@ REDRAWN_S: Final = 0.2
 
 @dataclass
 class Lane:
-    """The work of a block.
-
-    Attributes:
-        job: its name.
-        began: when, in seconds since the epoch.
-        record: of its newest epoch.
-    """
+    """The work of a block."""
 
     job: str
     began: float
@@ -49,20 +42,12 @@ class Lane:
 
 @dataclass
 class FarmProgress:
-    """The progress of a farm.
+    """The progress of a farm."""
 
-    Attributes:
-        epochs: how many each job is to have, by name; None: it has steps. Empty: nobody knows yet which jobs
-            there will be.
-        done: how the jobs have ended, by name.
-        lanes: what each block works on.
-    """
-
-    epochs: Mapping[str, int | None]
+    epochs: Mapping[str, int | None]  # of each job; None: it has steps. Empty: no job is known yet
     done: dict[str, JobState] = field(default_factory=dict)
     lanes: dict[int, Lane] = field(default_factory=dict)
     _seconds: dict[str, list[float]] = field(default_factory=dict)
-    _figures: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     _blocks: int = 1
 
     def begin(self, job: str, block: int, now: float) -> None:
@@ -85,25 +70,8 @@ class FarmProgress:
         """Note how the job of a block has ended."""
         lane = self.lanes.pop(block)
         self.done[lane.job] = state
-        if state is not JobState.FINISHED:
-            return
-        self._seconds.setdefault(_group(lane.job), []).append(seconds)
-        if lane.record is not None and lane.record.validation is not None:
-            found = lane.record.validation
-            name = next((name for name in found.metrics if is_share(name)), "loss")
-            self._figures.setdefault(_group(lane.job), []).append((name, found.metrics.get(name, found.loss)))
-
-    def best(self) -> str | None:
-        """Say which candidate is the best so far, by the mean over its jobs; None: none has finished."""
-        names = {name for found in self._figures.values() for name, _ in found}
-        if len(names) != 1:
-            return None
-        (name,) = names
-        means = {group: fmean(value for _, value in found) for group, found in self._figures.items()}
-        best = (max if is_share(name) else min)(means, key=lambda group: means[group])
-        jobs = len(self._figures[best])
-        known = f"in {jobs} job{'' if jobs == 1 else 's'}"
-        return f"{best}: validation {name} {metric_text(name, means[best])} {known}"
+        if state is JobState.FINISHED:
+            self._seconds.setdefault(_group(lane.job), []).append(seconds)
 
     def left_s(self, now: float) -> float | None:
         """Estimate the seconds that are left; None: nothing is known yet."""
@@ -139,8 +107,7 @@ class FarmProgress:
         parts: list[RenderableType] = [Text(self.headline(now))]
         if self.epochs:
             parts.append(progress_bar(total=len(self.epochs), completed=len(self.done)))
-        best = self.best()
-        return Group(*parts, table, *([Text(f"best so far: {best}")] if best else []))
+        return Group(*parts, table)
 
     def _cells(self, lane: Lane) -> list[str]:
         """Return the job, its epoch, and the figures of that."""
@@ -158,12 +125,7 @@ def known_jobs(folder: FarmFolder) -> dict[str, int | None]:
 
 
 class FarmDisplay:
-    """The display of a farm that goes on.
-
-    Args:
-        known: how jobs have ended before; no line tells of them.
-        stream: where it is shown.
-    """
+    """The display of a farm that goes on."""
 
     def __init__(self, known: Mapping[str, JobState], stream: IO[str]) -> None:
         self._stream, self._drawn, self._told = stream, 0.0, dict(known)
@@ -202,10 +164,7 @@ def read_progress(folder: FarmFolder) -> FarmProgress:
         if event.event == "began":
             progress.begin(event.job, event.block, event.time)
         elif event.block in progress.lanes and progress.lanes[event.block].job == event.job:
-            state = JobState(event.state)
-            if state is JobState.FINISHED:
-                progress.lanes[event.block].record = _final_record(folder.job(event.job))
-            progress.end(event.block, state, event.seconds)
+            progress.end(event.block, JobState(event.state), event.seconds)
     for block, lane in list(progress.lanes.items()):
         # A farm that was killed has noted no end.
         if folder.state(lane.job) is not JobState.RUNNING:
@@ -222,22 +181,8 @@ def _last_record(path: Path) -> EpochRecord | None:
     return history[-1] if history else None
 
 
-_final_record = cache(_last_record)
-"""That of a job that has finished: it stays what it is."""
-
-
 def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | None = None) -> bool:
-    """Show a farm until no process works on it; return whether all of its jobs have finished.
-
-    Args:
-        path: of the farm.
-        stream: where it is shown.
-        once: show it once, and return whether no job has failed.
-        clock: of the display.
-
-    Raises:
-        BadRunFolder: it is no farm.
-    """
+    """Show a farm until no process works on it; return whether all of its jobs have finished."""
     folder, clock = FarmFolder.open(path), clock or Clock()
     progress = read_progress(folder)
     if once:

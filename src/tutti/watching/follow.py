@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.text import Text
 from tutti.records.comparison import FILE as COMPARISON
 from tutti.records.farm_folder import FARM
 from tutti.records.heartbeat import Heartbeat
-from tutti.records.run import EpochRecord, Evaluation, RunStart
+from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, resumed_text
 from tutti.records.untrusted import printable
 from tutti.tables import FittingTable, progress_bar
@@ -96,21 +96,7 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
         ended = f"after {epochs} complete epoch{'' if epochs == 1 else 's'}"
         at = ended if epochs else "before its first epoch ended"
         yield True, f"the run failed {at}: it has no summary, and its ranks cannot go on; see what it printed"
-    if health.unseen and health.condition is Condition.RUNNING:
-        ranks = ", ".join(map(str, health.unseen))
-        said = f"rank {ranks} leaves no sign of life here: its host does not see this folder"
-        if len(health.unseen) > 1:
-            said = f"ranks {ranks} leave no sign of life here: their hosts do not see this folder"
-        yield False, said
     yield from ((False, printable(sentence)) for sentence in run.damage)
-
-
-def rank_line(run: Snapshot, beat: Heartbeat) -> str:
-    """Describe a rank in one line."""
-    state, step, rate, cpu, memory, age = _cells(run, beat)
-    parts = [f"rank {beat.rank}", state, f"step {step}", f"{rate} samples/s"]
-    parts += [f"{memory}, {cpu} CPU"] if memory else []
-    return "  ".join([*parts, f"last sign {age} ago"])
 
 
 def _front(run: Snapshot) -> Heartbeat | None:
@@ -165,9 +151,6 @@ def _cells(run: Snapshot, beat: Heartbeat) -> list[str]:
 REFRESH_S: Final = 1.0
 """Seconds between two readings of the records."""
 
-LINES_S: Final = 10.0
-"""Seconds between two lines of each rank, without a terminal."""
-
 
 @dataclass
 class Clock:
@@ -178,11 +161,7 @@ class Clock:
 
 
 def show(folder: Path, limits: Limits, stream: IO[str]) -> bool:
-    """Show the condition of a run once; return whether all is well.
-
-    Raises:
-        BadRunFolder: it is no folder of a run.
-    """
+    """Show the condition of a run once; return whether all is well."""
     watched = Watched(folder)
     watched.check()
     run = watched.read(time.time())
@@ -201,11 +180,7 @@ def wait_for(folder: Path, stream: IO[str], clock: Clock | None = None) -> None:
 
 
 def follow(folder: Path, limits: Limits, stream: IO[str], clock: Clock | None = None) -> bool:
-    """Show a run until it has finished or failed; return whether it has finished. It may have no records yet.
-
-    Raises:
-        BadRunFolder: it is no folder of a run, or is gone.
-    """
+    """Show a run, which may have no records yet, until it ends; return whether it has finished."""
     clock, watched = clock or Clock(), Watched(folder)
     watched.check()
     if not stream.isatty():
@@ -235,14 +210,17 @@ class Printer:
         self._epochs, self._said = 0, ""
         self._starts: int | None = None
         self._remarks: set[str] = set()
-        self._due = 0.0
 
     def tell(self, run: Snapshot, health: Health) -> None:
-        """Print new starts, epochs and troubles, and a line for each rank every `LINES_S` seconds."""
+        """Print new starts, epochs and troubles."""
         if health.condition.value != self._said:
             self._said = health.condition.value
             self._print(headline(run, health))
-        self._tell_of_starts(run.starts)
+        # Where the run went on since the last look, and how its number of ranks changed there.
+        told = len(run.starts) if self._starts is None else self._starts
+        for before, start in pairwise(run.starts[max(0, told - 1) :]):
+            self._print(printable(resumed_text(start, before)))
+        self._starts = len(run.starts)
         front = _front(run)
         span = None if front is None else _length(front)
         for record in run.history[self._epochs :]:
@@ -255,17 +233,6 @@ class Printer:
             if _kind(text) not in known:
                 self._print(text)
         self._remarks = set(remarks_now)
-        if health.condition is Condition.RUNNING and run.now >= self._due:
-            self._due = run.now + LINES_S
-            for beat in run.beats:
-                self._print(rank_line(run, beat))
-
-    def _tell_of_starts(self, starts: Sequence[RunStart]) -> None:
-        """Print where the run went on since the last look, and how its number of ranks changed there."""
-        known = len(starts) if self._starts is None else self._starts
-        for before, start in pairwise(starts[max(0, known - 1) :]):
-            self._print(printable(resumed_text(start, before)))
-        self._starts = len(starts)
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)

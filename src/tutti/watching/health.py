@@ -13,7 +13,6 @@ slow           it computes less than half as many samples per second as the othe
 from __future__ import annotations
 
 import enum
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,9 +33,6 @@ STEPS_LATE_S: Final = 3.0
 SLOW: Final = 0.5
 """The share of the others' samples per second below which a rank is slow."""
 
-HELD_UP: Final = 0.3
-"""The share of their time that ranks wait for a slow one, which itself waits a third of that, or less."""
-
 LONG_STEPS: Final = 10.0
 """The multiple of a usual step's time that a rank may take for one before it is stuck."""
 
@@ -56,30 +52,18 @@ class Condition(enum.Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits beyond which a rank is in trouble.
+    """The limits beyond which a rank is in trouble."""
 
-    Attributes:
-        silent_s: seconds without a heartbeat, or without a step.
-        behind: steps fewer than the others.
-    """
-
-    silent_s: float = 10.0
-    behind: int = 100
+    silent_s: float = 10.0  # without a heartbeat, or without a step
+    behind: int = 100  # steps fewer than the others
 
 
 @dataclass(frozen=True)
 class RankTrouble:
-    """A trouble of a rank.
-
-    Attributes:
-        rank: its number.
-        lost: whether the run cannot go on like this; else it is only slower than it could be.
-        what: the trouble, as the end of a sentence that begins with the rank.
-        remedy: advice for the user.
-    """
+    """A trouble of a rank."""
 
     rank: int
-    lost: bool
+    lost: bool  # the run cannot go on like this
     what: str
     remedy: str
 
@@ -89,17 +73,10 @@ class RankTrouble:
 
 @dataclass(frozen=True)
 class Health:
-    """The condition of a run, and the troubles of its ranks.
-
-    Attributes:
-        condition: of the run.
-        findings: the troubles of its ranks, the worst first.
-        unseen: ranks whose heartbeats do not come here.
-    """
+    """The condition of a run, and the troubles of its ranks."""
 
     condition: Condition
     findings: tuple[RankTrouble, ...] = ()
-    unseen: tuple[int, ...] = ()
 
     @property
     def well(self) -> bool:
@@ -113,7 +90,6 @@ def examine(run: Snapshot, limits: Limits) -> Health:
     if condition in (Condition.WAITING, Condition.FINISHED):
         return Health(condition)
     lost = [found for beat in run.beats if (found := _lost(run, beat, limits)) is not None]
-    lost += _lost_servers(run)
     named = {one.rank for one in lost}
     well = [beat for beat in run.beats if beat.rank not in named]
     slow: list[RankTrouble] = []
@@ -123,16 +99,7 @@ def examine(run: Snapshot, limits: Limits) -> Health:
         slow = slow or ([] if lost else _stuck(well, limits))
     # A rank that gives its error comes first, and those that have only lost another one last.
     lost.sort(key=lambda one: 2 if one.what.startswith(_HAS_LOST) else not one.what.startswith(FAILED))
-    return Health(condition, (*lost, *slow), _unseen(run, limits))
-
-
-def _unseen(run: Snapshot, limits: Limits) -> tuple[int, ...]:
-    """Find the ranks whose heartbeats do not come here; none while ranks have only just taken over."""
-    # Those of the ranks before are removed a little before a start is noted. Rank 0 sees its own folder.
-    seen = {beat.rank for beat in run.beats}
-    if not seen or (run.started is not None and run.now - run.started <= limits.silent_s):
-        return ()
-    return tuple(rank for rank in range(run.workers) if rank not in seen)
+    return Health(condition, (*lost, *slow))
 
 
 def _condition(run: Snapshot, limits: Limits) -> Condition:
@@ -193,25 +160,6 @@ def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
     return RankTrouble(beat.rank, True, what, remedy)
 
 
-def _lost_servers(run: Snapshot) -> list[RankTrouble]:
-    """Find parameter servers that are stopped or gone; they write no heartbeats."""
-    found = []
-    for host in run.usage:
-        for one in host.ranks:
-            if one.rank < run.workers or run.now - host.time > FRESH_S:
-                continue
-            if one.state in STOPPED:
-                state = "stopped"
-                remedy = "somebody has stopped its process; 'kill -CONT' with its number there lets it go on"
-            elif one.state == GONE:
-                state, remedy = "gone", "its process has ended; see its output"
-            else:
-                continue
-            what = f"(server {one.rank - run.workers}, on {host.host}) is {state}"
-            found.append(RankTrouble(one.rank, True, what, remedy))
-    return found
-
-
 def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Limits) -> RankTrouble | None:
     """Tell if the rank falls behind the others, and how far."""
     others = [other for other in well if other.rank != beat.rank and other.updates]
@@ -239,17 +187,7 @@ def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[RankTrouble]:
             for beat in well
             if beat.rank == late.rank
         ]
-    shares = [rank.wait_s / (sum(rank.stages.values()) or math.inf) for rank in ranks]
-    found = []
-    for beat in well:
-        others = [share for rank, share in enumerate(shares) if rank != beat.rank]
-        if not others or len(others) == len(shares):
-            continue
-        waited, own = min(others), shares[beat.rank]
-        if waited >= HELD_UP and own <= waited / 3:
-            what = f"was waited for by the others, {waited:.0%} of epoch {run.history[-1].epoch} at least"
-            found.append(RankTrouble(beat.rank, False, what, _ask_about(beat)))
-    return found
+    return []
 
 
 def _ask_about(beat: Heartbeat) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadRunFolder
-from tutti.records.farm_folder import FARM, JOBS
 from tutti.records.json_lines import Record
 from tutti.records.run import Evaluation, ranks_in_turn
 from tutti.records.run_folder import CONFIG, refuse_no_folder
@@ -21,12 +18,6 @@ from tutti.records.untrusted import printable
 from tutti.tables import FittingTable
 from tutti.watching.health import Condition, Limits, examine
 from tutti.watching.snapshot import Snapshot, Watched
-
-DEEP: Final = 3
-"""Folders below the one that is given in which runs are looked for: those of a comparison lie deepest."""
-
-_DEEP_IN_FARMS: Final = 32
-"""Folders below the jobs of a farm: their names have a part for each option that is swept."""
 
 DAMAGED: Final = "damaged"
 """The state of a run whose records cannot be read."""
@@ -75,34 +66,13 @@ class ListedRun(Record):
 
 
 def list_runs(folder: Path, newest: int | None = None) -> list[ListedRun]:
-    """Read the runs below a folder, or of the folder itself, the newest first.
-
-    Args:
-        folder: where to look.
-        newest: how many of them to read; None: all.
-
-    Raises:
-        BadRunFolder: there is no such folder, or it cannot be looked into.
-    """
+    """Read the runs below a folder, or of the folder itself, the newest first."""
     refuse_no_folder(folder)
     if not os.access(folder, os.R_OK | os.X_OK):
         raise BadRunFolder(f"cannot look into {folder}: permission denied; give a folder of runs")
-    found = sorted(_run_folders(folder, DEEP), key=_touched, reverse=True)
+    found = sorted((path.parent for path in folder.rglob(CONFIG)), key=_touched, reverse=True)
     runs = [_listed(path) for path in found[:newest]]
     return sorted(runs, key=lambda run: run.time, reverse=True)
-
-
-def _run_folders(folder: Path, deep: int) -> Iterator[Path]:
-    """Yield the run folders below a folder; links are not followed, so there is no circle."""
-    if (folder / CONFIG).is_file():
-        yield folder
-        return
-    if (folder / FARM).is_file():
-        folder, deep = folder / JOBS, _DEEP_IN_FARMS
-    with suppress(OSError):
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if deep and entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                yield from _run_folders(Path(entry), deep - 1)
 
 
 def _touched(folder: Path) -> float:

@@ -27,26 +27,11 @@ MARKS: Final = (CONFIG, HISTORY, RANKS)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The records of a run at one moment.
-
-    Attributes:
-        folder: the run's.
-        now: the time when they were read, in seconds since 1970.
-        written: the time of the newest file; None before there is one.
-        config: the resolved configuration; None before it is written.
-        history: the epochs so far.
-        summary: of a finished run; None while it is not.
-        starts: its first one, and those from checkpoints.
-        resumable: whether it has a checkpoint.
-        beats: the newest heartbeat of each rank that has left one, by rank.
-        usage: the newest sample of each host.
-        ended: ranks whose processes were on this host, and are not there any more.
-        damage: one sentence for each record that could not be read.
-    """
+    """The records of a run at one moment."""
 
     folder: Path
-    now: float
-    written: float | None = None
+    now: float  # when they were read, in seconds since 1970
+    written: float | None = None  # the time of the newest file
     config: Json | None = None
     history: tuple[EpochRecord, ...] = ()
     summary: Summary | None = None
@@ -54,7 +39,7 @@ class Snapshot:
     resumable: bool = False
     beats: tuple[Heartbeat, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
-    ended: frozenset[int] = frozenset()
+    ended: frozenset[int] = frozenset()  # ranks whose processes were on this host, and are gone
     damage: tuple[str, ...] = ()
 
     @property
@@ -92,11 +77,7 @@ class Watched:
     _size: int = 0
 
     def check(self) -> None:
-        """Refuse a path that is no folder of a run, nor may become one.
-
-        Raises:
-            BadRunFolder: the message says what it is.
-        """
+        """Refuse a path that is no folder of a run, nor may become one."""
         folder = self.folder
         refuse_no_folder(folder)
         if ComparisonFolder(folder).begun:

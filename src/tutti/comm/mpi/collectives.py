@@ -22,19 +22,18 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import cut
-from tutti.comm.mpi.barrier import HierarchicalBarrier, ShortVector
+from tutti.comm.mpi.group import Membership
+from tutti.comm.mpi.transport import MpiRequests
 from tutti.comm.reductions import Reduction, rounds
-from tutti.comm.shm.barrier import (
-    BARRIER,
-    Call,
-    Kind,
-    Steps,
-    agree_on_lengths,
-    call_on_parts,
-)
+from tutti.comm.shm.barrier import Call, Kind, Steps, agree_on_lengths
+from tutti.comm.shm.collectives import HostCollectives
+from tutti.errors import CallsDiffer
 
 PIECE_BYTES: Final = 4 << 20
 """Bytes of a vector that hosts exchange at once: receiving them needs as much memory again."""
+
+SHORT_BYTES: Final = 64 << 10
+"""The most bytes that a host sends to others in one step."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,7 +51,7 @@ def collective(operation: Operation[P, T]) -> Operation[P, T]:
         membership.begun += 1
         try:
             result = yield from operation(self, *args, **kwargs)
-        except self._mismatch:
+        except CallsDiffer:
             membership.done += 1
             raise
         membership.done += 1
@@ -61,13 +60,45 @@ def collective(operation: Operation[P, T]) -> Operation[P, T]:
     return counted
 
 
-class HierarchicalCollectives(HierarchicalBarrier):
-    """The collectives of a group whose ranks are on several hosts, in one of its ranks."""
+class HierarchicalCollectives:
+    """The collectives of a group whose ranks are on several hosts, in one of its ranks.
+
+    Ranks of one host that call different things are told so. Between hosts nothing is compared: MPI keeps
+    vectors in order.
+
+    Args:
+        membership: of the group.
+        rows: the collectives of this host's ranks.
+        hosts: the group's ranks on each host.
+    """
+
+    def __init__(self, membership: Membership, rows: HostCollectives, hosts: Sequence[Sequence[int]]) -> None:
+        self.rank, self.size = membership.rank, len(membership.global_ranks)
+        self._membership, self._requests = membership, MpiRequests(membership, membership.mpi.collectives)
+        self._rows, self._hosts = rows, hosts
+        self._host = next(number for number, members in enumerate(hosts) if self.rank in members)
+        self._here, self._lanes = hosts[self._host], min(map(len, hosts))
+        self._lane = self._here.index(self.rank)
+
+    def absent(self) -> list[int]:
+        """The ranks that are not, or will never be, where this one waits."""
+        early = self._membership.early()
+        return early or [self._here[local] for local in self._rows.absent()] or self._requests.awaited
+
+    def _is_short(self, vector: Tensor) -> bool:
+        """Return whether all of a vector goes to every other host at once."""
+        return vector.nbytes * (len(self._hosts) - 1) <= SHORT_BYTES
 
     @collective
     def barrier(self) -> Steps:
-        """Wait until every rank has come here."""
-        yield from self._wait(BARRIER)
+        """Wait until every rank has come here: on each host, then its first ranks for each other."""
+        yield from self._rows.barrier()
+        if not self._lane:
+            leaders = [members[0] for members in self._hosts if members is not self._here]
+            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            incoming = {leader: torch.empty_like(token) for leader in leaders}
+            yield from self._requests.exchange(dict.fromkeys(leaders, token), incoming)
+        yield from self._rows.barrier()
 
     # --- reductions
 
@@ -75,14 +106,8 @@ class HierarchicalCollectives(HierarchicalBarrier):
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with the reduction of the ranks' tensors."""
         vector = tensor.view(-1)
-        call = Call.on(Kind.ALL_REDUCE, tensor, reduction=reduction.number)
         # Floats of 16 bits are rounded only once, at the end.
         wide = vector.float() if rounds(vector.dtype) else vector
-        if self._checked and self._is_short(wide):
-            short = ShortVector(wide, reduction.partial.fold_into_first, self._last_fold(reduction))
-            vector.copy_((yield from self._wait_with(call, short)))
-            return
-        yield from self._agree(call)
         for piece in torch.split(wide, PIECE_BYTES * self._lanes // wide.itemsize):
             parts = [piece[place] for place in cut(len(piece), self._lanes)]
             parts += [piece[:0]] * (len(self._here) - self._lanes)
@@ -92,14 +117,6 @@ class HierarchicalCollectives(HierarchicalBarrier):
             yield from self._share_rows(own, parts)
         if wide is not vector:
             vector.copy_(wide)
-
-    def _last_fold(self, reduction: Reduction) -> Callable[[Sequence[Tensor]], Tensor]:
-        def fold(found: Sequence[Tensor]) -> Tensor:
-            total = reduction.partial.fold_into_first(found)
-            reduction.finish(total, self.size)
-            return total
-
-        return fold
 
     def _fold_rows(self, parts: Sequence[Tensor], own: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `own` with the reduction of this host's `parts` for this rank."""
@@ -149,29 +166,12 @@ class HierarchicalCollectives(HierarchicalBarrier):
         )
 
     @collective
-    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on rank `root` with the reduction of the ranks' tensors."""
-        vector = tensor.view(-1)
-        yield from self._agree(Call.on(Kind.REDUCE, tensor, reduction=reduction.number, root=root))
-        for piece in torch.split(vector, PIECE_BYTES // vector.itemsize):
-            if self.rank != root:
-                yield from self._requests.exchange({root: piece}, {})
-            elif len(piece):
-                found = [torch.empty_like(piece) for _ in range(self.size)]
-                found[root].copy_(piece)
-                yield from self._requests.exchange({}, {rank: found[rank] for rank in self._others})
-                reduction.fold(found, piece)
-
-    @collective
-    def reduce_scatter(
-        self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction, shape: Sequence[int] = ()
-    ) -> Steps:
+    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with the reduction of the ranks' vectors for this rank.
 
         A host's vectors for a rank of another host are summed by the rank that has the same place here, and
         travel as one vector.
         """
-        yield from self._agree(call_on_parts(Kind.REDUCE_SCATTER, inputs, shape, reduction.number))
         if rounds(output.dtype):
             inputs = [vector.float() for vector in inputs]
         found = [torch.empty_like(inputs[self.rank]) for _ in self._hosts]
@@ -190,7 +190,9 @@ class HierarchicalCollectives(HierarchicalBarrier):
                     requests += self._requests.begin({owner: part}, {})
         yield from self._requests.finish(requests)
         if len(output):
-            output.copy_(self._last_fold(reduction)(found))
+            reduction.partial.fold(found, found[0])
+            reduction.finish(found[0], self.size)
+            output.copy_(found[0])
 
     def _turns(self, members: Sequence[int]) -> list[list[int | None]]:
         """The ranks of a host in turns of this host's number of ranks; the last is filled up with None."""
@@ -204,14 +206,7 @@ class HierarchicalCollectives(HierarchicalBarrier):
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
         vector = tensor.view(-1)
-        call = Call.on(Kind.BROADCAST, tensor, root=root)
         home = next(number for number, members in enumerate(self._hosts) if root in members)
-        if self._checked and self._is_short(vector):
-            place = self._hosts[home].index(root) if self._host == home else 0
-            short = ShortVector(vector, lambda found: found[place], lambda found: found[home])
-            vector.copy_((yield from self._wait_with(call, short)))
-            return
-        yield from self._agree(call)
         parts = [vector[place] for place in cut(len(vector), self._lanes)]
         parts += [vector[:0]] * (len(self._here) - self._lanes)
         if self._host == home and len(self._here) > 1:
@@ -242,17 +237,11 @@ class HierarchicalCollectives(HierarchicalBarrier):
 
         Each vector goes to one rank of every other host, and from there to the others.
         """
-        yield from self._agree(call_on_parts(Kind.ALL_GATHER, outputs, tensor.shape))
         yield from self._gather(tensor.view(-1), outputs)
 
     @collective
-    def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
-        """Tell all ranks some whole numbers, as part of `call`.
-
-        Returns:
-            The numbers of each rank.
-        """
-        yield from self._agree(call)
+    def all_gather_ints(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
+        """Gather some whole numbers of each rank."""
         mine = torch.tensor(numbers, device="cpu")
         table = [torch.empty_like(mine) for _ in range(self.size)]
         yield from self._gather(mine, table)
@@ -277,7 +266,6 @@ class HierarchicalCollectives(HierarchicalBarrier):
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
-        yield from self._agree(Call.on(Kind.GATHER, tensor, root=root))
         if self.rank != root:
             yield from self._requests.exchange({root: vector}, {})
         else:
@@ -287,7 +275,6 @@ class HierarchicalCollectives(HierarchicalBarrier):
     @collective
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with the one of rank `root`'s `inputs` for this rank; all are of one length."""
-        yield from self._agree(Call.on(Kind.SCATTER, vector, root=root))
         if self.rank != root:
             yield from self._requests.exchange({}, {root: vector})
         else:
@@ -298,8 +285,8 @@ class HierarchicalCollectives(HierarchicalBarrier):
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with each rank's input for this one; the ranks agree on the lengths first."""
         lengths = [len(one) for one in (*inputs, *outputs)]
-        table = yield from self.tell(lengths, Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
-        agree_on_lengths(table, self._global_ranks, self._mismatch)
+        table = yield from self.all_gather_ints(lengths, Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
+        agree_on_lengths(table, self._membership.global_ranks)
         outputs[self.rank].copy_(inputs[self.rank])
         yield from self._requests.exchange(
             {rank: inputs[rank] for rank in self._others}, {rank: outputs[rank] for rank in self._others}

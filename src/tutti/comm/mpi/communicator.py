@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import numpy
 import torch
@@ -23,12 +22,11 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator, Counter, by_color
 from tutti.comm.blocking import BlockingCommunicator
-from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter, ThreadSafeCounter
-from tutti.comm.mpi.barrier import HostState, host_state_bytes
+from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter
 from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import Membership, MpiGroup
-from tutti.comm.mpi.library import has_ulfm, load
+from tutti.comm.mpi.library import load
 from tutti.comm.mpi.transport import MpiMessages, MpiRequests
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.communicator import HostCommunicator
@@ -38,36 +36,11 @@ TAG: Final = 16_000
 """The tag of the groups of communicators; those of `torch_backend` have smaller ones."""
 
 
-def group_of(ranks: Sequence[int], tag: int) -> MpiGroup:
-    """Communicators for some ranks of MPI's world (collective over them; initialises MPI); see `MpiGroup`."""
-    return MpiGroup(load(), ranks, tag, has_ulfm())
-
-
-@dataclass(frozen=True)
-class MpiWorld:
-    """The state that all MPI communicators of a process share.
-
-    Attributes:
-        mpi: the module `mpi4py.MPI`.
-        ulfm: whether the library can go on after a rank died.
-        memberships: of the communicators in use.
-    """
-
-    mpi: Any
-    ulfm: bool
-    memberships: list[Membership] = field(default_factory=list)
-
-    def leave(self, lost: Sequence[int] = ()) -> None:
-        """Leave all communicators: the ranks that wait for this one are told, and which one it has `lost`."""
-        for membership in self.memberships:
-            membership.leave(lost)
-
-
 class MpiCommunicator(BlockingCommunicator):
     """Ranks on several hosts. Made by `MpiCommunicator.world` and by `split`.
 
     Args:
-        world: the state of the process's communicators.
+        memberships: of all MPI communicators of the process that are in use.
         global_ranks: the numbers of the ranks in MPI's world.
         node: those of them that are on this host, in the same order.
         hosts: the ranks on each host, in the order of their lowest ranks.
@@ -79,22 +52,17 @@ class MpiCommunicator(BlockingCommunicator):
 
     def __init__(
         self,
-        world: MpiWorld,
+        memberships: list[Membership],
         global_ranks: Sequence[int],
         node: HostCommunicator,
         hosts: Sequence[Sequence[int]],
     ) -> None:
-        mpi = MpiGroup(world.mpi, global_ranks, TAG, world.ulfm)
+        mpi = MpiGroup(global_ranks, TAG)
         self.rank, self.size, self.hosts = mpi.collectives.Get_rank(), len(global_ranks), len(hosts)
-        self._world, self._node, self._members, self._peers = world, node, hosts, node._peers
+        self._memberships, self._node, self._members, self._peers = memberships, node, hosts, node._peers
         self._group = Membership(mpi, self.rank, global_ranks, self._peers)
-        world.memberships.append(self._group)
-        state = HostState(
-            node._arena, node.reserve(host_state_bytes(node.size, self.size)), node.size, self.size
-        )
-        self._collectives = HierarchicalCollectives(
-            self._group, node._collectives, state, hosts, checked=False
-        )
+        memberships.append(self._group)
+        self._collectives = HierarchicalCollectives(self._group, node._collectives, hosts)
         self._messages = MpiMessages(self._group)
         self._counter_server: CounterServer | None = None
         self._counters = 0
@@ -122,7 +90,7 @@ class MpiCommunicator(BlockingCommunicator):
         node = HostCommunicator(group)
         if len(hosts) == 1:
             return node
-        return MpiCommunicator(MpiWorld(MPI, has_ulfm()), ranks, node, hosts)
+        return MpiCommunicator([], ranks, node, hosts)
 
     def _make_cross(self) -> MpiCommunicator | None:
         if self.size == self.hosts:
@@ -131,11 +99,13 @@ class MpiCommunicator(BlockingCommunicator):
         if lane >= min(map(len, self._members)):
             return None
         names = [self._group.global_ranks[ranks[lane]] for ranks in self._members]
-        return MpiCommunicator(self._world, names, self._node.cross, [[host] for host in range(self.hosts)])
+        hosts = [[host] for host in range(self.hosts)]
+        return MpiCommunicator(self._memberships, names, self._node.cross, hosts)
 
     @override
-    def _leave(self, lost: Sequence[int]) -> None:
-        self._world.leave(lost)
+    def _leave(self, lost: Sequence[int] = ()) -> None:
+        for membership in self._memberships:
+            membership.leave(lost)
 
     @override
     def _check_peers(self) -> None:
@@ -164,13 +134,12 @@ class MpiCommunicator(BlockingCommunicator):
         number, self._counters = self._counters, self._counters + 1
         counter: Counter = RemoteCounter(self._ask, number)
         if any(0 in ranks and self.rank in ranks for ranks in self._members):
-            counter = ThreadSafeCounter(self._node.counter())
-            self._counter_server.counters[number] = counter
+            counter = self._counter_server.counters[number] = self._node.counter()
         self.barrier()
         return counter
 
     def _open_counter_server(self) -> CounterServer:
-        mpi = self._world.mpi
+        mpi = self._group.mpi.module
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise TuttiError(
                 "a counter across hosts needs an MPI that gives MPI_THREAD_MULTIPLE, and this one does not; "
@@ -211,7 +180,7 @@ class MpiCommunicator(BlockingCommunicator):
         if node is None or len(spread) == 1:
             return node
         return MpiCommunicator(
-            self._world, [self._group.global_ranks[rank] for rank in members], node, spread
+            self._memberships, [self._group.global_ranks[rank] for rank in members], node, spread
         )
 
     @override
@@ -224,8 +193,8 @@ class MpiCommunicator(BlockingCommunicator):
             self._cross.close()
         if self._node._whole:
             # Without the ranks of this host nothing can go on that this rank takes part in.
-            self._world.leave()
+            self._leave()
         self._node.close()
         self._group.leave()
-        if self._group in self._world.memberships:
-            self._world.memberships.remove(self._group)
+        if self._group in self._memberships:
+            self._memberships.remove(self._group)

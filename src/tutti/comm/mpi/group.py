@@ -6,21 +6,20 @@
 A rank that leaves because it has lost another names that one in its notices. Whoever waits for a rank has a
 group in common with it, and looks for its notices: so a loss gets from rank to rank to all that wait.
 
-A rank that has left, and has received the notices of all others, knows that nothing is under way any more,
-and frees the communicators. No rank waits for that: it is tried when the next group begins or ends.
+Communicators are never freed: that would need all ranks of the group, and a process has few of them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
 import numpy
 
+from tutti.comm.mpi.library import load
 from tutti.comm.shm.liveness import LONGEST_NAP_S, Peers
-from tutti.errors import PeerLost
 
 LEAVE_TAG: Final = 32_766
 """The tag of a leave notice; no other message on a communicator for collectives has it."""
@@ -34,25 +33,17 @@ GRACE_S: Final = 0.2
 ANNOUNCE_S: Final = 0.1
 """Time of a rank that leaves to send its notices."""
 
-TOLD_WITHIN_S: Final = 1.0
-"""Time to wait until MPI says which rank died, when all it said is that one did."""
-
 _NONE: Final = -1
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class MpiGroup:
     """Two MPI communicators of some ranks of the job, with the names of MPI that their users need.
 
-    Making one is collective over these ranks.
+    Making one is collective over these ranks, and initialises MPI.
 
     Args:
-        mpi: the module `mpi4py.MPI`.
         ranks: their numbers in MPI's world, in the order of their new numbers.
         tag: distinguishes groups that are made at the same time.
-        ulfm: whether the library can go on after a rank died.
 
     Attributes:
         module: the module `mpi4py.MPI`.
@@ -60,44 +51,16 @@ class MpiGroup:
         messages: the one for messages between two ranks.
     """
 
-    def __init__(self, mpi: Any, ranks: Sequence[int], tag: int, ulfm: bool) -> None:
+    def __init__(self, ranks: Sequence[int], tag: int) -> None:
+        mpi = load()
         self.module, world = mpi, mpi.COMM_WORLD
         group = world.Get_group().Incl(list(ranks))
         self.collectives, self.messages = (world.Create_group(group, 2 * tag + which) for which in range(2))
         for comm in (self.collectives, self.messages):
             comm.Set_errhandler(mpi.ERRORS_RETURN)
         group.Free()
-        self.error, self.byte, self.any_source, self.status = (
-            mpi.Exception,
-            mpi.BYTE,
-            mpi.ANY_SOURCE,
-            mpi.Status,
-        )
+        self.byte, self.any_source, self.status = mpi.BYTE, mpi.ANY_SOURCE, mpi.Status
         self.largest_tag = cast("int", world.Get_attr(mpi.TAG_UB))
-        self._ulfm = ulfm
-
-    def failed(self) -> list[int]:
-        """The ranks, by their new numbers, that MPI knows to be dead; without ULFM it does not tell."""
-        if not self._ulfm:
-            return []
-        dead = self.collectives.Get_failed()
-        found = dead.Translate_ranks(range(dead.size), self.collectives.Get_group()) if dead.size else []
-        dead.Free()
-        return [int(rank) for rank in found]
-
-    def means_death(self, error: Exception) -> bool:
-        """Return whether an error of MPI's says that a rank died."""
-        mpi = self.module
-        return self._ulfm and cast("Any", error).Get_error_class() in (
-            mpi.ERR_PROC_FAILED,
-            mpi.ERR_PROC_FAILED_PENDING,
-            mpi.ERR_REVOKED,
-        )
-
-    def free(self) -> None:
-        """Free the communicators; nothing may be under way on them, in any rank."""
-        self.collectives.Free()
-        self.messages.Free()
 
 
 class Membership:
@@ -108,46 +71,29 @@ class Membership:
         rank: this process's number in the group.
         global_ranks: the ranks' numbers in the job.
         peers: the processes of this host, which are told of every loss.
-        lost: the error that a rank is lost.
 
     Attributes:
         begun: the number of collectives that this rank has begun.
         done: the number of those that it has finished.
     """
 
-    def __init__(
-        self,
-        mpi: MpiGroup,
-        rank: int,
-        global_ranks: Sequence[int],
-        peers: Peers,
-        lost: type[PeerLost] = PeerLost,
-    ) -> None:
+    def __init__(self, mpi: MpiGroup, rank: int, global_ranks: Sequence[int], peers: Peers) -> None:
         self.mpi, self.rank, self.global_ranks = mpi, rank, tuple(global_ranks)
         self.begun = self.done = 0
         self._others = [other for other in range(len(global_ranks)) if other != rank]
-        self._peers, self._lost = peers, lost
-        self._left: dict[int, tuple[int, float, int]] = {}
+        self._peers = peers
+        self._left: dict[int, tuple[int, float]] = {}
         self._lock, self._next_look_s = threading.Lock(), 0.0
-        self._notices: list[Any] = []
-        self._abandoned: list[Any] = []
         self._sent = False
-        _free_what_is_over()
 
     def early(self) -> list[int]:
         """The ranks that have left, and will not come to the latest collective.
-
-        In the place of one that has left because another did not come in time, that other.
 
         Raises:
             PeerLost: a rank is lost.
         """
         self.check()
-        return [
-            rank if late in (_NONE, self.global_ranks[self.rank]) else self.global_ranks.index(late)
-            for rank, (done, _, late) in tuple(self._left.items())
-            if done < self.begun
-        ]
+        return [rank for rank, (done, _) in tuple(self._left.items()) if done < self.begun]
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank has left, and no message from it can still come; raises as `early`."""
@@ -155,7 +101,7 @@ class Membership:
         return rank in self._left and time.monotonic() > self._left[rank][1] + GRACE_S
 
     def check(self) -> None:
-        """Receive the notices that have come, and ask MPI who is dead, at most every `PERIOD_S`.
+        """Receive the notices that have come, at most every `PERIOD_S`.
 
         Raises:
             PeerLost: a rank is lost.
@@ -164,98 +110,44 @@ class Membership:
             return
         with self._lock:
             self._next_look_s = time.monotonic() + PERIOD_S
-            lost = self.call(self._receive) + self._dead()
+            lost = self._receive()
         if lost:
             self._peers.report(lost[0])
             self._peers.check()
-
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function of MPI.
-
-        Raises:
-            PeerLost: MPI says that a rank died.
-        """
-        try:
-            return function(*args, **kwargs)
-        except self.mpi.error as error:
-            if not self.mpi.means_death(error):
-                raise
-            deadline = time.monotonic() + TOLD_WITHIN_S
-            while not (dead := self._dead()) and time.monotonic() < deadline:
-                time.sleep(LONGEST_NAP_S)
-            for name in dead[:1]:
-                self._peers.report(name)
-            raise self._lost(dead, f"MPI says: {error}") from error
 
     def _receive(self) -> list[int]:
         """Receive the notices that have come; return the lost ranks that they name, numbered in the job."""
         lost, status, comm = list[int](), self.mpi.status(), self.mpi.collectives
         while (message := comm.Improbe(self.mpi.any_source, LEAVE_TAG, status)) is not None:
-            words = numpy.zeros(3, numpy.int64)
+            words = numpy.zeros(2, numpy.int64)
             message.Recv(words)
-            done, dead, late = words.tolist()
-            self._left[status.Get_source()] = done, time.monotonic(), late
+            done, dead = words.tolist()
+            self._left[status.Get_source()] = done, time.monotonic()
             if dead != _NONE:
                 lost.append(dead)
         return lost
 
-    def _dead(self) -> list[int]:
-        return [self.global_ranks[rank] for rank in self.mpi.failed()]
-
     def abandon(self, requests: Sequence[Any]) -> None:
         """Keep requests under way, and their memory, although nobody waits for them any more."""
-        self._abandoned += requests
+        _unfinished.extend(requests)
 
-    def leave(self, lost: Sequence[int] = (), late: Sequence[int] = ()) -> None:
-        """Tell the others, once, that this rank leaves; the communicators are freed when all have.
+    def leave(self, lost: Sequence[int] = ()) -> None:
+        """Send the others, once, the notice that this rank leaves.
 
         Args:
             lost: the rank because of which it leaves, numbered in the job, if it has lost one.
-            late: the rank because of which it leaves, likewise, if one did not come in time.
         """
         if self._sent or self.mpi.module.Is_finalized():
             return
         self._sent = True
-        words = numpy.array([self.done, lost[0] if lost else _NONE, late[0] if late else _NONE])
-        for rank in self._others:
-            try:
-                # A request keeps its message alive.
-                self._notices.append(self.mpi.collectives.Isend(words, rank, LEAVE_TAG))
-            except self.mpi.error:
-                # That rank is dead; the others are still to be told.
-                continue
+        words = numpy.array([self.done, lost[0] if lost else _NONE])
+        # A request keeps its message alive.
+        notices = [self.mpi.collectives.Isend(words, rank, LEAVE_TAG) for rank in self._others]
+        self.abandon(notices)
         deadline = time.monotonic() + ANNOUNCE_S
-        try:
-            while not self._delivered() and time.monotonic() < deadline:
-                time.sleep(LONGEST_NAP_S)
-        except self.mpi.error:
-            return
-        _closing.append(self)
-        _free_what_is_over()
-
-    def _delivered(self) -> bool:
-        return all(request.Test() for request in self._notices)
-
-    def is_over(self) -> bool:
-        """Return whether all ranks have left, and nothing is under way."""
-        self._receive()
-        return (
-            len(self._left) == len(self._others)
-            and self._delivered()
-            and all(request.Test() for request in self._abandoned)
-        )
+        while not all(request.Test() for request in notices) and time.monotonic() < deadline:
+            time.sleep(LONGEST_NAP_S)
 
 
-_closing: Final[list[Membership]] = []
-
-
-def _free_what_is_over() -> None:
-    """Free the communicators of groups that all ranks have left."""
-    for membership in tuple(_closing):
-        try:
-            if membership.is_over():
-                _closing.remove(membership)
-                membership.mpi.free()
-        except membership.mpi.error:
-            # A rank of it died, and freeing it needs all of them.
-            _closing.remove(membership)
+_unfinished: Final[list[Any]] = []
+"""Requests that nobody waits for any more."""

@@ -24,16 +24,6 @@ def library() -> str:
     return " ".join(first.split(",")[0].split())
 
 
-def has_ulfm() -> bool:
-    """Return whether the MPI library can go on after a rank died: ULFM (initialises MPI)."""
-    MPI = load()
-    try:
-        MPI.COMM_SELF.Is_revoked()
-    except NotImplementedError:
-        return False
-    return True
-
-
 def library_file() -> str:
     """Return the path of the MPI library that this process has loaded; empty if none can be told."""
     lines = Path("/proc/self/maps").read_text().splitlines()

@@ -16,12 +16,10 @@ from tutti.comm.mpi.group import Membership
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.point_to_point import Receiving
 from tutti.comm.shm.rings import as_bytes
+from tutti.errors import CallsDiffer, UserError
 
 VECTORS: Final = 1
 """The tag, on the communicator for collectives, of vectors."""
-
-HEADERS: Final = 0
-"""The tag of the messages at the beginning of a collective."""
 
 Request = tuple[int, Any]
 """A rank of the group, and MPI's request for a message to it or from it."""
@@ -46,32 +44,25 @@ class MpiRequests:
 
     def send(self, array: numpy.ndarray[Any, Any], to: int, tag: int = VECTORS) -> Request:
         """Begin to send an array, which stays as it is until that is finished."""
-        return to, self._membership.call(self._comm.Isend, array, to, tag)
+        return to, self._comm.Isend(array, to, tag)
 
     def recv(self, array: numpy.ndarray[Any, Any], source: int, tag: int = VECTORS) -> Request:
         """Begin to receive an array; a shorter one may come."""
-        return source, self._membership.call(self._comm.Irecv, array, source, tag)
+        return source, self._comm.Irecv(array, source, tag)
 
     def finish(self, requests: Sequence[Request]) -> Steps:
-        """Wait for requests.
-
-        Raises:
-            PeerLost: MPI says that one cannot be fulfilled.
-        """
+        """Wait for requests."""
         self._pending = list(requests)
         try:
             while self._pending:
                 before = len(self._pending)
-                self._pending = self._membership.call(self._under_way)
+                self._pending = [one for one in self._pending if not one[1].Test()]
                 if self._pending:
                     yield len(self._pending) < before
         finally:
             # MPI may still write into the memory of requests that are given up.
             self._membership.abandon([request for _, request in self._pending])
             self._pending = []
-
-    def _under_way(self) -> list[Request]:
-        return [one for one in self._pending if not one[1].Test()]
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Steps:
         """Send vectors to some ranks, and receive them from some; empty ones do not travel."""
@@ -88,18 +79,10 @@ class MpiMessages:
 
     Args:
         membership: of the group.
-        mismatch: the error that a message has another length than what is to receive it.
-        unusable: the error that MPI has no such tag.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        mismatch: type[Exception] = ValueError,
-        unusable: type[Exception] = ValueError,
-    ) -> None:
+    def __init__(self, membership: Membership) -> None:
         self._membership, self._mpi = membership, membership.mpi
-        self._mismatch, self._unusable = mismatch, unusable
         self._receiving: list[Receiving] = []
 
     def send(self, vector: Tensor, to: int, tag: int) -> Steps:
@@ -113,7 +96,7 @@ class MpiMessages:
         """Overwrite `vector` with the next message that `receiving` asks for.
 
         Raises:
-            ValueError: (or what `mismatch` is) the message has another length than `vector`. It stays there.
+            CallsDiffer: the message has another length than `vector`. It stays there.
         """
         self._check_tag(receiving.tag)
         self._receiving.append(receiving)
@@ -122,7 +105,7 @@ class MpiMessages:
                 yield False
             if found != vector.nbytes:
                 names = self._membership.global_ranks
-                raise self._mismatch(
+                raise CallsDiffer(
                     f"rank {names[receiving.sender]} sent {found // vector.itemsize} elements of "
                     f"{vector.dtype} with tag {receiving.tag}, but the tensor to receive it in rank "
                     f"{names[self._membership.rank]} has {vector.numel()}; receive it into a tensor like the "
@@ -143,14 +126,14 @@ class MpiMessages:
             return None
         source = self._mpi.any_source if receiving.source == ANY else receiving.source
         status = self._mpi.status()
-        if not self._membership.call(self._mpi.messages.Iprobe, source, receiving.tag, status):
+        if not self._mpi.messages.Iprobe(source, receiving.tag, status):
             return None
         receiving.sender = status.Get_source()
         return int(status.Get_count(self._mpi.byte))
 
     def _check_tag(self, tag: int) -> None:
         if not 0 <= tag <= self._mpi.largest_tag:
-            raise self._unusable(
+            raise UserError(
                 f"the tag of a message between hosts is {tag}; give one of 0 to {self._mpi.largest_tag}"
             )
 

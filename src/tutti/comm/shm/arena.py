@@ -10,7 +10,7 @@ is given out twice: `release` gives up the memory and keeps the addresses, of wh
 what is allocated is always new, and zero.
 
 The file is a memfd: when the last process that has it open or mapped is gone, so is the file, however that
-process ended. Processes get it as an inherited descriptor, or open it through /proc. Its length is sealed.
+process ended. Processes get it as an inherited descriptor, or open it through /proc.
 
 POSIX takes all of a process's byte-range locks on a file away when the process closes *any* descriptor of
 that file. So a process keeps exactly one descriptor of an arena, and nothing here may duplicate it: mappings
@@ -29,7 +29,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from tutti.comm.shm import memfd
-from tutti.comm.shm.memfd import FIXED, LARGEST, FileAddress, grow
+from tutti.comm.shm.memfd import LARGEST, FileAddress
 from tutti.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,19 +78,14 @@ class Arena:
         """Make an empty arena.
 
         Args:
-            size: bytes that can be allocated in all; memory is taken when it is first written. Halved until
-                the system grants it, down to 4 GiB.
+            size: bytes that can be allocated in all; memory is taken when it is first written.
 
         Raises:
             UserError: the system grants none.
         """
-        fd = os.memfd_create("tutti", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            size = grow(fd, size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED)
-            arena = cls(fd)
+            arena = cls(memfd.make_roomy("arena", size))
         except OSError as error:
-            os.close(fd)
             raise UserError(
                 f"the system grants no shared memory: {error.strerror}; raise the limits on the size of "
                 "files and of memory: ulimit -f unlimited -v unlimited"
@@ -107,7 +102,7 @@ class Arena:
         Raises:
             ValueError: the descriptor is that of something else, or of another user's file.
         """
-        memfd.check(fd, FIXED)
+        memfd.check(fd)
         if os.fstat(fd).st_size < PAGE or (arena := cls(fd))._header[_MAGIC_WORD] != _MAGIC:
             raise ValueError(
                 f"descriptor {fd} is no arena: it has no such header; pass on the `fd` of an Arena"
@@ -124,7 +119,7 @@ class Arena:
             OSError: the process is gone, belongs to another user or lives in another container.
             ValueError: the file is no arena of this user.
         """
-        fd = address.open(seals=FIXED)
+        fd = address.open()
         try:
             return cls.attach(fd)
         except ValueError:

@@ -41,19 +41,18 @@ shared-memory multiprocessors", ACM Transactions on Computer Systems 9 (its barr
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Generator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
 import torch
-from torch import Tensor
 
-from tutti.comm.reductions import REDUCTION_NAMES
+from tutti.comm.reductions import REDUCTIONS
 from tutti.comm.shm.fence import ORDERED, fence
 from tutti.comm.shm.layout import CALL, PHASE, HostGroup
 from tutti.comm.shm.rings import DTYPE_NUMBERS, DTYPES
+from tutti.errors import CallsDiffer
 
 
 class Kind(IntEnum):
@@ -61,36 +60,30 @@ class Kind(IntEnum):
 
     BARRIER = 0
     ALL_REDUCE = 1
-    REDUCE = 2
-    REDUCE_SCATTER = 3
-    BROADCAST = 4
-    ALL_GATHER = 5
-    GATHER = 6
-    SCATTER = 7
-    ALL_TO_ALL = 8
-    BROADCAST_OBJECT = 9
-    ALL_GATHER_OBJECTS = 10
-    SHARED = 11
-    COUNTER = 12
-    LOCKS = 13
-    SPLIT = 14
+    REDUCE_SCATTER = 2
+    BROADCAST = 3
+    ALL_GATHER = 4
+    GATHER = 5
+    SCATTER = 6
+    ALL_TO_ALL = 7
+    BROADCAST_OBJECT = 8
+    ALL_GATHER_OBJECTS = 9
+    SHARED = 10
+    COUNTER = 11
+    LOCKS = 12
+    SPLIT = 13
 
 
-_ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.BROADCAST_OBJECT)
+_ROOTED = (Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.BROADCAST_OBJECT)
 _BARE = (Kind.BARRIER, Kind.ALL_GATHER_OBJECTS, Kind.COUNTER, Kind.SPLIT)
 
 
 class Call(int):
     """A collective and what its ranks must agree on, packed in one word, so that it is compared in one load.
 
-    62  59 58     55 54  49 48                              37 36              30 29            0
-    │ kind │ reduction │ dtype │ root, or check sum of lengths │ check of the shape │ length % 2^30 │
-
-    Attributes:
-        shape: of this rank's tensor; () for a vector, and where only the word is known.
+    62  59 58     55 54  49 48  37 36      0
+    │ kind │ reduction │ dtype │ root │ length │
     """
-
-    shape: tuple[int, ...] = ()
 
     @classmethod
     @lru_cache(maxsize=4096)
@@ -102,49 +95,21 @@ class Call(int):
         *,
         reduction: int = 0,
         root: int = 0,
-        shape: Sequence[int] = (),
     ) -> Call:
         """The word for a call."""
-        # Dimensions of one element are ignored: a scalar goes with a vector of one element.
-        dimensions = [rows for rows in shape if rows != 1]
-        several = len(dimensions) > 1 and all(dimensions)
         # The top bit stays 0: words are signed.
-        call = cls(
-            kind << 59
-            | reduction << 55
-            | DTYPE_NUMBERS[dtype] << 49
-            | (root & 0xFFF) << 37
-            | (zlib.crc32(repr(dimensions).encode()) % 0x7F + 1 if several else 0) << 30
-            | length & 0x3FFFFFFF
-        )
-        if several:
-            call.shape = tuple(shape)
-        return call
-
-    @classmethod
-    def on(cls, kind: Kind, tensor: Tensor, *, reduction: int = 0, root: int = 0) -> Call:
-        """The word for a call to which every rank gives such a tensor."""
-        shape = tensor.shape
-        return cls.of(kind, tensor.dtype, shape.numel(), reduction=reduction, root=root, shape=shape)
-
-    @property
-    def shape_check(self) -> int:
-        """The check sum of the shape; 0 for a vector."""
-        return self >> 30 & 0x7F
+        number = DTYPE_NUMBERS[dtype]
+        return cls(kind << 59 | reduction << 55 | number << 49 | (root & 0xFFF) << 37 | length & 0x1FFFFFFFFF)
 
     def __str__(self) -> str:
-        kind, root = Kind(self >> 59), self >> 37 & 0xFFF
+        kind = Kind(self >> 59)
         parts = []
-        if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
-            parts.append(REDUCTION_NAMES[self >> 55 & 0xF])
+        if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER):
+            parts.append(REDUCTIONS[self >> 55 & 0xF].name)
         if kind not in _BARE:
-            parts.append(f"{self & 0x3FFFFFFF} x {DTYPES[self >> 49 & 0x3F]}")
-        if self.shape_check:
-            parts.append(f"shape {self.shape}" if self.shape else "another shape")
+            parts.append(f"{self & 0x1FFFFFFFFF} x {DTYPES[self >> 49 & 0x3F]}")
         if kind in _ROOTED:
-            parts.append(f"root {root}")
-        elif root:
-            parts.append(f"sizes with check sum {root}")
+            parts.append(f"root {self >> 37 & 0xFFF}")
         return f"{kind.name.lower()}({', '.join(parts)})"
 
 
@@ -152,47 +117,27 @@ BARRIER: Final = Call(0)
 """The call that is no more than a barrier. It is 0, so that `if call` is the test for a call to compare."""
 
 
-def check_sum(lengths: Sequence[int]) -> int:
-    """The check sum of the ranks' lengths, in 12 bits; 0 if all are equal."""
-    if min(lengths) == max(lengths):
-        return 0
-    return zlib.crc32(repr(list(lengths)).encode()) % 0xFFF + 1
-
-
-def call_on_parts(kind: Kind, parts: Sequence[Tensor], shape: Sequence[int], reduction: int = 0) -> Call:
-    """The call to which each rank gives a tensor of `shape`, unless the ranks' vectors differ in length."""
-    lengths = [len(part) for part in parts]
-    uneven = check_sum(lengths)
-    shape = () if uneven else shape
-    return Call.of(kind, parts[0].dtype, sum(lengths), reduction=reduction, root=uneven, shape=shape)
-
-
 def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
     """The error message for two ranks, numbered in the job, that have called different things."""
-    if theirs.shape_check == call.shape_check:
-        theirs.shape = call.shape
     return (
         f"rank {rank} called {call} while rank {other} called {theirs}; all ranks of a group must call the "
-        "same collectives in the same order, with the same shapes and dtypes"
+        "same collectives in the same order, with the same sizes and dtypes"
     )
 
 
-def agree_on_lengths(
-    table: Sequence[Sequence[int]], global_ranks: Sequence[int], mismatch: type[Exception]
-) -> None:
-    """Check that in an all_to_all every rank expects what is sent to it; raise a `mismatch` if not.
+def agree_on_lengths(table: Sequence[Sequence[int]], global_ranks: Sequence[int]) -> None:
+    """Check that in an all_to_all every rank expects what is sent to it; raise `CallsDiffer` if not.
 
     Args:
         table: of each rank, how many elements it has for each, and then how many it expects from each.
         global_ranks: the ranks' numbers in the job.
-        mismatch: the error for a rank that expects something else.
     """
     size = len(global_ranks)
     for sender in range(size):
         for receiver in range(size):
             sent, expected = table[sender][receiver], table[receiver][size + sender]
             if sent != expected:
-                raise mismatch(
+                raise CallsDiffer(
                     f"rank {global_ranks[sender]} called all_to_all with {sent} elements for rank "
                     f"{global_ranks[receiver]}, which called it to receive {expected} from there; give "
                     "splits that agree"
@@ -287,7 +232,7 @@ class HostBarrier:
                 # meanwhile.
                 self._set = 0
                 names = self._group.global_ranks
-                raise self._group.mismatch(disagreement(names[self.rank], call, names[other], theirs))
+                raise CallsDiffer(disagreement(names[self.rank], call, names[other], theirs))
 
     def _arrive_and_wait(self, call: Call) -> Steps:
         """Enter the next phase and wait for all ranks, in a call that may take long: nobody spins here."""

@@ -47,7 +47,6 @@ from tutti.comm.shm.barrier import (
     Kind,
     Steps,
     agree_on_lengths,
-    call_on_parts,
 )
 from tutti.comm.shm.layout import ROW, HostGroup
 
@@ -223,7 +222,7 @@ class HostCollectives(HostBarrier):
             ]
             for rows in self._memory_of(dtype)
         ]
-        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number, shape=shape), sets
+        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
         self._short_plans[dtype, shape, number] = found
         return found
 
@@ -247,7 +246,7 @@ class HostCollectives(HostBarrier):
                 yield from rest
             return
         vector = tensor.view(-1)
-        call = Call.on(Kind.ALL_REDUCE, tensor, reduction=reduction.number)
+        call = Call.of(Kind.ALL_REDUCE, vector.dtype, len(vector), reduction=reduction.number)
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
         # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
@@ -288,42 +287,20 @@ class HostCollectives(HostBarrier):
             self._plans[dtype, length] = found
         return found
 
-    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on rank `root` with what the ranks' tensors make together."""
-        if self.size == 1:
-            reduction.finish(tensor, 1)
-            return
-        vector = tensor.view(-1)
-        call = Call.on(Kind.REDUCE, tensor, reduction=reduction.number, root=root)
-        most = ROW // vector.itemsize
-        for begin in range(0, max(len(vector), 1), most):
-            piece = _part(vector, begin, most)
-            self._set ^= 1
-            self._place(piece.dtype, self.rank, len(piece)).copy_(piece)
-            yield from self._arrive_and_wait(call)
-            if self.rank == root:
-                reduction.fold(
-                    [self._place(piece.dtype, other, len(piece)) for other in range(self.size)], piece
-                )
-            yield True
-
-    def reduce_scatter(
-        self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction, shape: Sequence[int] = ()
-    ) -> Steps:
+    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with what the ranks' vectors for this rank make together.
 
         Args:
             inputs: one vector for each rank.
             output: this rank's.
             reduction: what is made of them.
-            shape: on which the ranks must agree.
         """
         if self.size == 1:
             output.copy_(inputs[0])
             reduction.finish(output, 1)
             return
         dtype, rank = output.dtype, self.rank
-        call = call_on_parts(Kind.REDUCE_SCATTER, inputs, shape, reduction.number)
+        call = Call.of(Kind.REDUCE_SCATTER, dtype, sum(map(len, inputs)), reduction=reduction.number)
         most = ROW // dtype.itemsize // self.size
         for begin in range(0, max(*map(len, inputs), 1), most):
             self._set ^= 1
@@ -381,7 +358,7 @@ class HostCollectives(HostBarrier):
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
         vector = tensor.view(-1)
-        call = Call.on(Kind.BROADCAST, tensor, root=root)
+        call = Call.of(Kind.BROADCAST, vector.dtype, len(vector), root=root)
         moves = [(vector, root, 0)]
         puts, takes = (moves, []) if self.rank == root else ([], moves)
         return self._pass_on(call, len(vector), ROW // vector.itemsize, puts, takes)
@@ -389,7 +366,7 @@ class HostCollectives(HostBarrier):
     def all_gather(self, tensor: Tensor, outputs: Sequence[Tensor]) -> Steps:
         """Overwrite the vectors `outputs` with the ranks' tensors, contiguous, which may differ in length."""
         vector, mine = tensor.view(-1), outputs[self.rank]
-        call = call_on_parts(Kind.ALL_GATHER, outputs, tensor.shape)
+        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(map(len, outputs)))
         own = None if mine.data_ptr() == vector.data_ptr() else (mine, vector)
         puts, takes = [(vector, self.rank, 0)], [(outputs[other], other, 0) for other in self._others]
         return self._pass_on(call, max(map(len, outputs)), ROW // vector.itemsize, puts, takes, own)
@@ -397,7 +374,7 @@ class HostCollectives(HostBarrier):
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
-        call = Call.on(Kind.GATHER, tensor, root=root)
+        call = Call.of(Kind.GATHER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [(vector, self.rank, 0)], [])
@@ -406,7 +383,7 @@ class HostCollectives(HostBarrier):
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        call = Call.on(Kind.SCATTER, vector, root=root)
+        call = Call.of(Kind.SCATTER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [], [(vector, self.rank, 0)])
@@ -416,19 +393,15 @@ class HostCollectives(HostBarrier):
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
         call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
-        table = yield from self.tell([*map(len, inputs), *map(len, outputs)], call)
-        agree_on_lengths(table, self._group.global_ranks, self._group.mismatch)
+        table = yield from self.all_gather_ints([*map(len, inputs), *map(len, outputs)], call)
+        agree_on_lengths(table, self._group.global_ranks)
         rank, most = self.rank, ROW // inputs[0].itemsize // self.size
         puts = [(inputs[other], rank, other * most) for other in self._others]
         takes = [(outputs[other], other, rank * most) for other in self._others]
         yield from self._pass_on(call, max(map(max, table)), most, puts, takes, (outputs[rank], inputs[rank]))
 
-    def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
-        """Tell all ranks some whole numbers, as part of `call`.
-
-        Returns:
-            The numbers of each rank.
-        """
+    def all_gather_ints(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
+        """Gather some whole numbers of each rank, as part of `call`."""
         self._set ^= 1
         rows = [self._place(torch.int64, rank, len(numbers)) for rank in range(self.size)]
         rows[self.rank].copy_(torch.tensor(numbers, device="cpu"))

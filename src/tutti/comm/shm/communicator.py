@@ -59,7 +59,6 @@ class HostCommunicator(BlockingCommunicator):
     ) -> None:
         self.rank, self.size, self.hosts = group.rank, group.size, 1
         self._group, self._arena = group, group.arena
-        self._reserved = [(group.block, group.layout.nbytes)]
         self._closed = self._owns_arena = False
         self._whole = peers is None
         self._peers = peers or Peers(group, join_timeout_s, cores)
@@ -112,14 +111,8 @@ class HostCommunicator(BlockingCommunicator):
         offset = self._allocate(count, Call.of(Kind.LOCKS, torch.uint8, count))
         return [self._arena.lock(offset + number) for number in range(count)]
 
-    def reserve(self, nbytes: int) -> int:
-        """The offset of memory that is the communicator's until all its ranks have left (collective)."""
-        offset = self._allocate(nbytes, Call.of(Kind.SHARED, torch.uint8, nbytes))
-        self._reserved.append((offset, nbytes))
-        return offset
-
     def _allocate(self, nbytes: int, call: Call) -> int:
-        return self._tell(self._arena.allocate(nbytes) if self.rank == 0 else 0, call)[0]
+        return self._all_gather_ints(self._arena.allocate(nbytes) if self.rank == 0 else 0, call)[0]
 
     # --- groups, time, the end
 
@@ -141,7 +134,7 @@ class HostCommunicator(BlockingCommunicator):
         members = by_color(choices)[color]
         leads = color is not None and members[0] == self.rank
         block = self._arena.allocate(control_bytes(len(members))) if leads else 0
-        blocks = self._tell(block, Call.of(Kind.SPLIT))
+        blocks = self._all_gather_ints(block, Call.of(Kind.SPLIT))
         return None if color is None else self._part(blocks[members[0]], members)
 
     def _part(self, block: int, members: Sequence[int]) -> HostCommunicator:
@@ -166,8 +159,7 @@ class HostCommunicator(BlockingCommunicator):
             group.leave()
             all_left = group.all_have_left()
         if not self._whole and all_left:
-            for offset, nbytes in self._reserved:
-                self._arena.release(offset, nbytes)
+            self._arena.release(group.block, group.layout.nbytes)
         if self._whole:
             self._peers.close()
         if self._owns_arena:

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm.arena import PAGE, Arena
-from tutti.errors import CallsDiffer
 
 LINE: Final = 8
 """Words in a cache line."""
@@ -103,36 +102,28 @@ class HostGroup:
         block: where in it the group's control block of `control_bytes(size)` zero bytes begins.
         rank: this process's number in the group.
         global_ranks: the ranks' numbers in the job, by which errors name them.
-        mismatch: the error that ranks have called different things, or that a message does not fit.
 
     Attributes:
         words: the control words.
     """
 
-    def __init__(
-        self,
-        arena: Arena,
-        block: int,
-        rank: int,
-        global_ranks: Iterable[int],
-        mismatch: type[Exception] = CallsDiffer,
-    ) -> None:
-        self.arena, self.block, self.rank, self.mismatch = arena, block, rank, mismatch
+    def __init__(self, arena: Arena, block: int, rank: int, global_ranks: Iterable[int]) -> None:
+        self.arena, self.block, self.rank = arena, block, rank
         self.global_ranks = tuple(global_ranks)
         self.size = len(self.global_ranks)
         self.layout = ControlLayout(self.size)
         self.words = arena.words(block, self.layout.words)
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has left in an orderly way."""
+        """Return whether a rank has left in an orderly way."""
         return bool(self.words[self.layout.line(rank) + LEFT])
 
     def all_have_left(self) -> bool:
-        """Tell whether all ranks have left."""
+        """Return whether all ranks have left."""
         return all(map(self.has_left, range(self.size)))
 
     def leave(self) -> None:
-        """Tell the others that this rank has left."""
+        """Record that this rank has left."""
         self.words[self.layout.line(self.rank) + LEFT] = 1
 
 

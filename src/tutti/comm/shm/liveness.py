@@ -16,9 +16,6 @@ Whoever waits in [4] notices a rank that is gone, in this order:
     ─── fence ───
     [7] look once more for what is waited for, and raise only if it is not there
 
-A process that has begun to end runs no more code, though the kernel takes its memory back first, for tens of
-milliseconds: it counts as gone in [6].
-
 As [5] stores LEFT last, [7] sees all that the rank has stored before: it may have done what is waited for
 with its last breath. The kernel orders a process's stores before its end.
 """
@@ -29,7 +26,6 @@ import ctypes
 import os
 import select
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -60,9 +56,6 @@ ENDED: Final = "its process ended"
 
 _PR_SET_TIMERSLACK: Final = 29
 
-_ENDS: Final = 0x4 | 0x400
-"""Flags of a process, of Linux: it has begun to end; a signal is ending it."""
-
 
 class Peers:
     """The processes of the job on this host: who lives, who has left, who is lost.
@@ -78,7 +71,7 @@ class Peers:
 
     def __init__(self, group: HostGroup, join_timeout_s: float, cores: int | None) -> None:
         self.group, self._words = group, group.words
-        self._watch: Watch = _watch()
+        self._watch = ProcessWatch()
         self._first_step: int | None = None
         self._words[group.layout.line(group.rank) + PID] = os.getpid()
         try:
@@ -112,7 +105,7 @@ class Peers:
             self.check()
 
     def beat(self, steps: int | None) -> None:
-        """Tell who watches the ranks how many steps this one has made; None: it does something else."""
+        """Publish the number of steps that this rank has made; None: it does something else."""
         if steps is None:
             beat = 0
         else:
@@ -126,34 +119,29 @@ class Peers:
         return int(self._words[line + BEAT]), bool(self._words[line + WAITS])
 
     def waits(self, long: bool) -> None:
-        """Tell who watches the ranks whether this one has been waiting for others for more than a moment."""
+        """Publish whether this rank has been waiting for others for more than a moment."""
         self._words[self.group.layout.line(self.group.rank) + WAITS] = long
 
-    def check(self, needed: int | None = None) -> None:
+    def check(self) -> None:
         """Raise if a rank of the job died.
-
-        Args:
-            needed: the only rank of this host, numbered in the job, that matters; None: all do.
 
         Raises:
             PeerLost: one did.
         """
         # LEFT first: a rank that has said so and has ended since is not lost.
-        for rank in self._watch.ended(0.0) or self._watch.ending():
+        for rank in self._watch.ended(0.0):
             if self.group.has_left(rank):
                 self._watch.remove(rank)
                 continue
             self._words[LOST] = self._words[LOST] or 1 + rank
-            if self.group.global_ranks[rank] == needed:
-                raise PeerLost([needed], ENDED)
-        lost = 0 if needed is not None else self._words[LOST]
+        lost = self._words[LOST]
         if lost > 0:
             raise PeerLost([self.group.global_ranks[lost - 1]], ENDED)
         if lost < 0:
             raise PeerLost([-lost - 1], "on another host")
 
     def report(self, global_rank: int) -> None:
-        """Tell the ranks of this host that a rank of another host is lost."""
+        """Record for the ranks of this host that a rank of another host is lost."""
         if not self._words[LOST]:
             self._words[LOST] = -(1 + global_rank)
 
@@ -210,7 +198,7 @@ class Group(Protocol):
     global_ranks: tuple[int, ...]
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has left in an orderly way."""
+        """Return whether a rank has left in an orderly way."""
 
 
 def wait(
@@ -226,7 +214,7 @@ def wait(
         ready: what to wait for: cheap and without side effects that a repetition would harm.
         peers: the job's processes.
         group: the ranks of the communicator that waits.
-        needed: tells those of them without all of which `ready` cannot become true.
+        needed: returns the ranks that are waited for: if all of them leave, `ready` cannot become true.
         moving_s: as in `Backoff`.
 
     Raises:
@@ -259,8 +247,8 @@ def wait(
         peers.waits(False)
 
 
-class DescriptorWatch:
-    """Tells which of some processes have ended, by a descriptor (pidfd) of each: a death ends a wait at once.
+class ProcessWatch:
+    """Finds which of some processes have ended, by a pidfd of each: a death ends a wait at once.
 
     One that nobody has waited for (a zombie) has ended.
 
@@ -272,7 +260,6 @@ class DescriptorWatch:
         self._poll = select.epoll()
         self._fds: dict[int, int] = {}
         self._gone: set[int] = set()
-        self._pids: deque[tuple[int, int]] = deque()
 
     def add(self, rank: int, pid: int) -> None:
         """Watch the process `pid` of `rank`."""
@@ -281,13 +268,11 @@ class DescriptorWatch:
         except ProcessLookupError:
             self._gone.add(rank)
         else:
-            self._pids.append((rank, pid))
             self._poll.register(self._fds[rank], select.EPOLLIN)
 
     def remove(self, rank: int) -> None:
         """Stop watching a rank."""
         self._gone.discard(rank)
-        self._pids = deque(one for one in self._pids if one[0] != rank)
         if rank in self._fds:
             fd = self._fds.pop(rank)
             self._poll.unregister(fd)
@@ -298,86 +283,11 @@ class DescriptorWatch:
         events = {fd for fd, _ in self._poll.poll(0 if self._gone else timeout_s)}
         return sorted(self._gone | {rank for rank, fd in list(self._fds.items()) if fd in events})
 
-    def ending(self) -> list[int]:
-        """The rank, if its process is about to end, whose turn it is: each call looks at another one."""
-        if not self._pids:
-            return []
-        self._pids.rotate(-1)
-        rank, pid = self._pids[0]
-        return [rank] if _flags(pid) & _ENDS else []
-
     def close(self) -> None:
         """Stop watching."""
         for rank in list(self._fds):
             self.remove(rank)
         self._poll.close()
-
-
-class ProcWatch:
-    """The same by reading /proc, for kernels that have no process descriptors or refuse them."""
-
-    PERIOD_S: Final = 0.1
-
-    def __init__(self) -> None:
-        self._pids: dict[int, int] = {}
-        self._gone: set[int] = set()
-        self._next_look = 0.0
-
-    def add(self, rank: int, pid: int) -> None:
-        """Watch the process `pid` of `rank`."""
-        self._pids[rank] = pid
-
-    def remove(self, rank: int) -> None:
-        """Stop watching a rank."""
-        self._pids.pop(rank, None)
-        self._gone.discard(rank)
-
-    def ended(self, timeout_s: float) -> list[int]:
-        """The ranks whose processes have ended; waits up to `timeout_s` for the first."""
-        if timeout_s and not self._gone:
-            time.sleep(timeout_s)
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + self.PERIOD_S
-            self._gone = {rank for rank, pid in self._pids.items() if _has_ended(pid)}
-        return sorted(self._gone)
-
-    def ending(self) -> list[int]:
-        """None: `ended` reads all that is to be known."""
-        return []
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._pids.clear()
-        self._gone.clear()
-
-
-Watch = DescriptorWatch | ProcWatch
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state = file.read().rpartition(b")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state in (b"Z", b"X")
-
-
-def _flags(pid: int) -> int:
-    """The flags of a process; 0 if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[6])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-
-
-def _watch() -> Watch:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return ProcWatch()
-    return DescriptorWatch()
 
 
 def _allowed_cores(pids: Iterable[int]) -> int:

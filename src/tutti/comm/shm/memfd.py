@@ -1,14 +1,11 @@
 """Anonymous files (memfds) that processes of one user on one host share; no file system has a name for them.
 
-A process tells another one where it has such a file open: two numbers. Whoever opens it by them, or was
-handed a descriptor, looks at what it is before it is used: the numbers may have come through a store that
-other users of the host, or of the network, can write to.
+A process tells another one where it has such a file open: two numbers. They may have come through a store
+that other users can write to, so whoever opens the file by them looks at what it is before it is used.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -18,10 +15,7 @@ if TYPE_CHECKING:
 _PREFIX: Final = "tutti"
 
 LARGEST: Final = 1 << 44
-SMALLEST: Final = 1 << 32
-
-FIXED: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""The seals of a file whose length cannot change any more: no mapping of it can lose its pages."""
+"""Bytes: more than any host has."""
 
 
 class FileAddress(NamedTuple):
@@ -55,27 +49,19 @@ class FileAddress(NamedTuple):
     def __str__(self) -> str:
         return f"{self.process} {self.descriptor}"
 
-    def open(self, flags: int = 0, seals: int = 0) -> int:
+    def open(self, flags: int = 0) -> int:
         """A descriptor of the file, to read and to write, with a file description of its own.
 
         Args:
             flags: further ones of `os.open`.
-            seals: what the file must be sealed against, as for `check`.
 
         Raises:
             OSError: the process is gone, belongs to another user or lives in another container.
             ValueError: the file is not an anonymous one of this user.
         """
-        # The folder is held open, so that a process which gets the same number later cannot take its place.
-        folder = os.open(f"/proc/{self.process}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/{self.process}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC | flags)
         try:
-            # Opening something else could block, or act on a device: first see whose process it is.
-            _refuse_other_user(os.fstat(folder).st_uid, f"process {self.process}")
-            fd = os.open(f"fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC | flags, dir_fd=folder)
-        finally:
-            os.close(folder)
-        try:
-            check(fd, seals)
+            check(fd)
         except ValueError:
             os.close(fd)
             raise
@@ -87,38 +73,18 @@ def make(what: str) -> int:
     return os.memfd_create(f"{_PREFIX}-{what}", os.MFD_CLOEXEC)
 
 
-def make_roomy(what: str) -> int:
-    """The descriptor of a new file that need not grow: a limit on the size of files hits it now, or never."""
+def make_roomy(what: str, size: int = LARGEST) -> int:
+    """The descriptor of a new file of `size` bytes, of which only what is written takes memory.
+
+    It need not grow: a limit on the size of files hits it now, or never.
+    """
     fd = make(what)
     try:
-        grow(fd, LARGEST)
+        os.ftruncate(fd, size)
     except OSError:
         os.close(fd)
         raise
     return fd
-
-
-def grow(fd: int, size: int) -> int:
-    """Give a file its length, of which only what is written takes memory.
-
-    Args:
-        fd: of the file.
-        size: its length in bytes; halved until the system grants it, down to 4 GiB.
-
-    Returns:
-        The length.
-
-    Raises:
-        OSError: the system grants none.
-    """
-    while True:
-        try:
-            os.ftruncate(fd, size)
-            return size
-        except OSError as error:
-            if size <= SMALLEST or error.errno not in (errno.EFBIG, errno.EINVAL, errno.ENOMEM):
-                raise
-            size //= 2
 
 
 def make_for_all(what: str, comm: Communicator) -> int:
@@ -145,24 +111,8 @@ def open_of_rank(address: FileAddress, comm: Communicator) -> int:
         raise
 
 
-def check(fd: int, seals: int = 0) -> None:
-    """Refuse a descriptor of anything but an anonymous file of this user.
-
-    Args:
-        fd: the descriptor.
-        seals: what the file must be sealed against (`fcntl.F_SEAL_...`); only memfds can be.
-
-    Raises:
-        ValueError: it is something else.
-    """
+def check(fd: int) -> None:
+    """Raise a ValueError if a descriptor is not that of an anonymous file of this user."""
     what = os.readlink(f"/proc/self/fd/{fd}")
-    if not what.startswith(f"/memfd:{_PREFIX}"):
-        raise ValueError(f"descriptor {fd} is {what[:80]!r}, not shared memory of tutti")
-    _refuse_other_user(os.fstat(fd).st_uid, f"the file of descriptor {fd}")
-    if seals and fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals != seals:
-        raise ValueError(f"the file of descriptor {fd} is not sealed: its length could change")
-
-
-def _refuse_other_user(owner: int, what: str) -> None:
-    if owner != os.geteuid():
-        raise ValueError(f"{what} belongs to user {owner}, not to user {os.geteuid()}")
+    if not what.startswith(f"/memfd:{_PREFIX}") or os.fstat(fd).st_uid != os.geteuid():
+        raise ValueError(f"descriptor {fd} is {what[:80]!r}, not shared memory of tutti and of this user")

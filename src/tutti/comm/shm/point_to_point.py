@@ -26,6 +26,7 @@ from tutti.comm.base import ANY
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.layout import HostGroup
 from tutti.comm.shm.rings import HEADER, PIECE, Arrival, Inbox, Outbox, as_bytes
+from tutti.errors import CallsDiffer
 
 STALLS: Final = 8
 """The number of vain tries after which a sender makes room for others, who may wait to send to it, too."""
@@ -44,11 +45,11 @@ class Receiving:
         self.source, self.tag, self.sender = source, tag, source
 
     def competes(self, other: Receiving) -> bool:
-        """Tell whether one message could be for either of the two."""
+        """Return whether one message could be for either of the two."""
         return self.tag == other.tag and (ANY in (self.source, other.source) or self.source == other.source)
 
     def is_first(self, asked: Iterable[Receiving]) -> bool:
-        """Tell whether none of those that were asked for earlier may want the message that this one gets."""
+        """Return whether no receive that was asked for earlier may want the message that this one gets."""
         return not any(one.competes(self) for one in takewhile(lambda one: one is not self, asked))
 
 
@@ -98,8 +99,7 @@ class HostMessages:
         Receives that could get the same message get theirs in the order in which they were asked for.
 
         Raises:
-            ValueError: (or what `mismatch` is) the message has another length or dtype than `vector`. It
-                stays there.
+            CallsDiffer: the message has another length or dtype than `vector`. It stays there.
         """
         self._receiving.append(receiving)
         try:
@@ -109,7 +109,7 @@ class HostMessages:
             body = as_bytes(vector)
             if not arrival.fits(vector):
                 names = self._group.global_ranks
-                raise self._group.mismatch(
+                raise CallsDiffer(
                     f"rank {names[inbox.sender]} sent {arrival} with tag {arrival.tag}, but the tensor "
                     f"to receive it in rank {names[self._rank]} has {vector.numel()} elements of "
                     f"{vector.dtype}; receive it into a tensor like the one that is sent"

@@ -82,7 +82,7 @@ class Arrival:
         return self.body is not None and self.filled == self.nbytes
 
     def fits(self, vector: Tensor) -> bool:
-        """Tell whether `vector` can receive it."""
+        """Return whether `vector` can receive it."""
         return self.nbytes == vector.nbytes and self.dtype == vector.dtype
 
     def __str__(self) -> str:

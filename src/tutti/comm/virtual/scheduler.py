@@ -22,8 +22,6 @@ from torch import Tensor
 
 from tutti.errors import PeerLost
 
-_FAULT: Final = -1
-"""The stamp of an event that kills its rank; it comes before all other events of that time and rank."""
 _SHOWN: Final = 16
 """Limit on the waiting ranks that the message of a deadlock lists."""
 
@@ -52,20 +50,10 @@ class Fault:
     Args:
         rank: who dies, numbered in the world.
         operation: it dies when it begins this operation (0 is its first; `compute` and `clock` do not count).
-        at_s: it dies at this virtual time, whatever it does.
-
-    Raises:
-        ValueError: not exactly one of `operation` and `at_s` is given, or it is negative.
     """
 
     rank: int
-    operation: int | None = None
-    at_s: float | None = None
-
-    def __post_init__(self) -> None:
-        moments = [moment for moment in (self.operation, self.at_s) if moment is not None]
-        if len(moments) != 1 or not moments[0] >= 0:
-            raise ValueError(f"{self} needs one of operation=N and at_s=SECONDS, 0 or more")
+    operation: int
 
 
 @dataclass(frozen=True)
@@ -156,10 +144,7 @@ class Scheduler:
         for task in self.tasks:
             task.due = 0.0
         for fault in faults:
-            if fault.operation is not None:
-                self.tasks[fault.rank].last_operation = fault.operation
-            elif fault.at_s is not None:
-                heapq.heappush(self._heap, (fault.at_s, fault.rank, _FAULT))
+            self.tasks[fault.rank].last_operation = fault.operation
 
     def run(self) -> None:
         """Run until every rank has returned or was killed. The first exception of a rank ends the run.
@@ -175,13 +160,7 @@ class Scheduler:
                     continue
                 time, rank, stamp = heapq.heappop(self._heap)
                 task = self.tasks[rank]
-                if task.done:
-                    continue
-                if stamp == _FAULT:
-                    task.clock = time
-                    self.kill(task, f"killed at {time:g} s")
-                    task.body.throw(Ended())
-                elif stamp == task.stamp:
+                if stamp == task.stamp and not task.done:
                     task.clock, task.due, task.wait = time, None, None
                     task.state.restore()
                     task.body.switch()
@@ -236,8 +215,8 @@ class Scheduler:
         """Mark `task` as dead and tell all who wait for it."""
         task.lost = why
         self._left -= 1
-        for tell in task.on_death:
-            tell()
+        for notify in task.on_death:
+            notify()
         for other in self.tasks:
             waiting = other.wait if other.due is None and not other.done else None
             if waiting and task.rank in waiting.peers:

@@ -39,11 +39,7 @@ class Program(ABC):
     @staticmethod
     @abstractmethod
     def check() -> None:
-        """Refuse to write such a program if a package that it takes is not installed.
-
-        Raises:
-            BadOption: the message names the package.
-        """
+        """Refuse to write such a program if a package that it takes is not installed."""
 
     @staticmethod
     @abstractmethod

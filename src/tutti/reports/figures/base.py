@@ -43,14 +43,7 @@ def _nothing(_: Results) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the page.
-
-    Attributes:
-        place: on the page: figures stand in the order of these numbers.
-        title: the words above it.
-        draw: makes the chart; None where the records have nothing to draw.
-        says: makes the sentences below it.
-    """
+    """One figure of the page."""
 
     place: int
     title: str
@@ -183,14 +176,7 @@ def repeated(
     values: Callable[[Run], Sequence[float]],
     middle: Callable[[Row, Sequence[float]], float | None] = lambda _, found: median(found),
 ) -> Picture:
-    """Draw a bar for each way to train, and a tick for each single value.
-
-    Args:
-        results: those to draw.
-        title: of the axis, with the unit.
-        values: of one run.
-        middle: the length of the bar, from all values; None: there is no bar.
-    """
+    """Draw a tick for each single value, and a bar for each way to train where `middle` gives its length."""
     ticks: Data = [
         {"way": row.combination.name, "repeat": repeat + 1, "value": value}
         for row, repeat, run in results.each()

@@ -110,14 +110,3 @@ def weak_scaling(results: Results) -> Picture:
 def throughput(results: Results) -> Picture:
     """Training samples per second of each repeat, and their median."""
     return repeated(results, "samples/s", lambda run: [run.samples_per_s])
-
-
-@part("latency")
-@figure(70, "Time of an epoch")
-def latency(results: Results) -> Picture:
-    """Seconds of each epoch of training, and their median."""
-    return repeated(results, "seconds of an epoch, without validation", _whole_epochs)
-
-
-def _whole_epochs(run: Any) -> list[float]:
-    return [s for s, record in zip(run.epoch_seconds, run.history, strict=True) if record.complete]

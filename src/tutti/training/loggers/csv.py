@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import CSV
-from tutti.records.untrusted import open_unlinked
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, figures_of
 
@@ -30,7 +29,7 @@ class Csv(Logger):
 
     def _append(self, records: Sequence[EpochRecord]) -> None:
         self._folder.refuse_lost()
-        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="", opener=open_unlinked) as file:
+        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="") as file:
             for row in map(_row, records):
                 if not self._columns:
                     self._columns = list(row)

@@ -1,9 +1,11 @@
-"""A program in ONNX, which many other programs run."""
+"""Programs that tracing a model makes: of ONNX, which many other programs run, and of torch.export."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -52,3 +54,32 @@ class OnnxProgram(Program):
         session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
         (outputs,) = session.run([OUTPUTS], {INPUTS: inputs.numpy()})
         return torch.from_numpy(outputs)
+
+
+@part("torch-export")
+class TorchProgram(Program):
+    """One file for torch.export.load: the whole model with its scale; it runs without the model's code"""
+
+    suffix = ".pt2"
+
+    @override
+    @staticmethod
+    def check() -> None:
+        return
+
+    @override
+    @staticmethod
+    def write(path: Path, module: nn.Module, example: Tensor, facts: Mapping[str, str]) -> None:
+        samples = torch.export.Dim("samples")
+        program = torch.export.export(module, (example,), dynamic_shapes=({0: samples},))
+        buffer = io.BytesIO()  # Of a disk that becomes full torch's writer ends the process.
+        torch.export.save(program, buffer, extra_files=dict(facts))
+        path.write_bytes(buffer.getbuffer())
+
+    @override
+    @staticmethod
+    def run(path: Path, inputs: Tensor) -> Tensor:
+        with open(path, "rb") as file:
+            program = torch.export.load(file)
+        with torch.no_grad():
+            return cast("Tensor", program.module()(inputs))

@@ -1,18 +1,16 @@
-"""Signs of life: written whole, read whole, and what becomes of those that cannot be read."""
+"""Records of a run that is under way: heartbeats of its ranks, samples of its hosts."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tutti.records.heartbeat import FAILED, TRAINING, Heartbeat
-from tutti.records.json_lines import decode, to_json
+from tutti.records.heartbeat import TRAINING, Heartbeat
+from tutti.records.json_lines import append_line
 from tutti.records.run_folder import RunFolder
+from tutti.records.usage import RankUsage, UsageRecord
 
 BEAT = Heartbeat(
     rank=1,
@@ -37,24 +35,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "beat", [BEAT, replace(BEAT, began=None), replace(BEAT, state=FAILED, error="KeyError: 'x'")]
-)
-def test_a_heartbeat_survives_json(beat: Heartbeat) -> None:
-    assert decode(Heartbeat, json.loads(to_json(beat))) == beat
-
-
 def test_the_newest_sign_of_each_rank_is_read_in_the_order_of_ranks(run: Path) -> None:
     for rank in (10, 2):
         RunFolder(run).write_heartbeat(replace(BEAT, rank=rank))
     RunFolder(run).write_heartbeat(replace(BEAT, rank=10, step=41))
     beats = RunFolder(run).heartbeats().records
     assert [(beat.rank, beat.step) for beat in beats] == [(2, 40), (10, 41)]
-
-
-def test_nothing_but_the_signs_is_left_in_their_folder(run: Path) -> None:
-    RunFolder(run).write_heartbeat(BEAT)
-    assert [path.name for path in (run / "ranks").iterdir()] == ["1.json"]
 
 
 @pytest.mark.parametrize("text", ["", '{"rank": 1, "ho', "[]", "{}"])
@@ -68,12 +54,10 @@ def test_a_sign_that_is_cut_off_is_left_out_and_reported(run: Path, text: str) -
     assert str(path) in found.damage[0]
 
 
-def test_a_run_without_signs_has_none(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path).heartbeats().records == []
-
-
-def test_heartbeats_need_neither_torch_nor_numpy() -> None:
-    program = (
-        "import sys, tutti.records.heartbeat; sys.exit(bool({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+def test_the_samples_of_all_hosts_come_in_the_order_of_time(tmp_path: Path) -> None:
+    ranks = [RankUsage(0, 123_456_789, 99.5, "running"), RankUsage(1, None, 0.0, "gone")]
+    for time, host in ((1.0, None), (3.0, None), (2.0, "b"), (4.0, "c")):
+        append_line(RunFolder(tmp_path).usage_file(host), UsageRecord(time, host or "a", [98.0], ranks))
+    found = RunFolder(tmp_path).usage()
+    assert [(one.time, one.host) for one in found.records] == [(1.0, "a"), (2.0, "b"), (3.0, "a"), (4.0, "c")]
+    assert (found.records[0].ranks, found.damage) == (ranks, [])
