@@ -4,8 +4,7 @@
 
 Each side trains the same epochs with strategy sync on the same ranks, in turn, in one process tree; a side's
 time is the median of its epochs. "off" looks at the clock twice an epoch; "stages" is what every run does;
-"trace" is `--trace`, without the writing of the file, which comes after the run. "as estimated" is what runs
-say of themselves: their looks at the clock, at what one costs.
+"trace" is `--trace`, without the writing of the file, which comes after the run.
 """
 
 from __future__ import annotations
@@ -51,26 +50,23 @@ def main() -> None:
         rows.append([side, f"{seconds:.3f}", spread, f"{seconds / off - 1:+.2%}", f"{more:+.2%}", verdict])
     heads = ["measured", "seconds", "shortest, longest", "of medians", "median of ratios", "wanted"]
     print(table(heads, rows))
-    print(f"\nas estimated: stages {median(found['estimated']):.3%} of the time")
 
 
 def work(comm, payload):
     """On each rank: train every side in turn."""
     settings = json.loads(payload)
     part = data(comm)
-    found = {side: [] for side in (*SIDES, "estimated")}
+    found = {side: [] for side in SIDES}
     for turn in range(settings["rounds"] + 1):
         for side in SIDES:
-            seconds, estimated = train(comm, part, settings["model"], side)
+            seconds = train(comm, part, settings["model"], side)
             if turn:
                 found[side].append(seconds)
-                if side == "stages":
-                    found["estimated"].append(estimated)
     return found
 
 
-def train(comm, part, model: str, side: str) -> tuple[float, float]:
-    """Seconds of an epoch, and which share of them measuring took, as the run itself says."""
+def train(comm, part, model: str, side: str) -> float:
+    """Return the seconds of an epoch."""
     import torch
 
     from tutti import models, strategies
@@ -98,18 +94,17 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
         hooks=Hooks(trace=trace),
     )
     if side == "off":
-        trainer._stages = trainer._gradient._stages = blind(StageTimer)
+        trainer._work.stages = trainer._gradient._stages = blind(StageTimer)
         worker.updating = Blind()
     comm.barrier()
     (record,) = trainer.fit()
-    measuring = sum(rank.measuring_s for rank in record.ranks)
-    return record.seconds["total"], measuring / sum(sum(rank.stages.values()) for rank in record.ranks)
+    return record.seconds["total"]
 
 
 class Blind:
     """A stopwatch that looks at no clock."""
 
-    seconds, looks, trace = 1.0, 0, None
+    seconds, trace = 1.0, None
 
     def __enter__(self) -> None:
         return None

@@ -8,7 +8,7 @@ import pytest
 
 from tutti.records.run import EpochRecord, Evaluation, RankRecord
 from tutti.records.run_folder import StrategyFacts
-from tutti.reports.advice import advice, measuring_share, stages_by_rank, where_the_time_went
+from tutti.reports.advice import advice, stages_by_rank, where_the_time_went
 from tutti.run.config import TrainConfig
 from tutti.strategies import STRATEGIES
 
@@ -98,12 +98,11 @@ def record(*ranks: RankRecord) -> EpochRecord:
 
 
 def test_stages_are_added_up_over_the_epochs_for_each_rank() -> None:
-    first = RankRecord(samples=5, stages={"forward": 1.0, "wait": 0.5}, measuring_s=0.25)
+    first = RankRecord(samples=5, stages={"forward": 1.0, "wait": 0.5})
     second = RankRecord(samples=7, stages={"forward": 2.0})
     one, other = stages_by_rank([record(first, second), record(first, second)])
-    assert (one["forward"], one["wait"], one["samples"], one["measuring"]) == (2.0, 1.0, 10, 0.5)
-    assert (other["forward"], other["wait"], other["samples"], other["measuring"]) == (4.0, 0.0, 14, 0.0)
-    assert measuring_share([one, other]) == 0.5 / 7.0
+    assert (one["forward"], one["wait"], one["samples"]) == (2.0, 1.0, 10)
+    assert (other["forward"], other["wait"], other["samples"]) == (4.0, 0.0, 14)
 
 
 def test_advice_on_the_last_ranks_says_so() -> None:
@@ -114,4 +113,3 @@ def test_advice_on_the_last_ranks_says_so() -> None:
     assert where_the_time_went([two, two], config, facts).startswith("waiting for others takes 50% of")
     changed = where_the_time_went([alone, two, two], config, facts)
     assert changed.startswith("on 2 ranks, as at the end, waiting for others takes 50% of the time: try ")
-    assert changed.endswith("; measuring took 0.00%")

@@ -14,7 +14,7 @@ from tutti.replica import Replica
 from tutti.run.build import graph_of
 from tutti.run.config import TrainConfig
 from tutti.training.evaluation import Objective
-from tutti.training.losses import LOSSES, Loss
+from tutti.training.losses import Loss
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("nothing_beside")
 def test_a_loss_with_a_denominator_of_its_own_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(Part(torch.zeros(4, 2), torch.zeros(4)), 4)
     monkeypatch.setattr(Part, "device", property(lambda _: torch.device("cuda")))
-    own = Loss("own", lambda outputs, targets: (outputs.sum(), 4), LOSSES["mse"].fit, weighed=True)
+    own = Loss("own", lambda outputs, targets: (outputs.sum(), 4), weighed=True)
     rest: Any = Objective(own), Replica(nn.Linear(2, 1)), batches
     assert graph_of(TrainConfig(cuda_graph="auto"), *rest) is None
     with pytest.raises(BadOption, match=r"denominator of its own; use --cuda-graph off"):

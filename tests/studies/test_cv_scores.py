@@ -18,7 +18,7 @@ from tutti.studies.cross_validation.scores import MEASURES, Scores, out_of_fold,
 from tutti.studies.cross_validation.study import Findings, best_first, of_labels
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, named_metrics
-from tutti.training.reading import labelled, predicted
+from tutti.training.targets import labelled, predicted
 
 RANDOM = np.random.default_rng(0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -77,31 +76,3 @@ def test_a_rank_three_times_slower_gets_a_third_of_the_samples_and_the_weights_s
     assert [rank.samples for rank in record.ranks] == [1200, 400]
     assert balanced_s < equal_s / 1.4
     assert (weights - expected).norm() < 1e-12 * expected.norm()
-
-
-def test_ranks_of_equal_speed_keep_their_equal_parts() -> None:
-    _, record, weights = run([1.0, 1.01, 1.0], balanced=True)
-    _, equal, expected = run([1.0, 1.01, 1.0], balanced=False)
-    assert [rank.samples for rank in record.ranks] == [rank.samples for rank in equal.ranks]
-    assert torch.equal(weights, expected)
-
-
-def test_a_very_slow_rank_keeps_two_samples() -> None:
-    _, record, _ = run([1.0, 1000.0], balanced=True)
-    assert [rank.samples for rank in record.ranks] == [1520, 80]
-
-
-def test_a_rank_that_recovers_gets_its_part_back() -> None:
-    def program(comm: Communicator) -> list[int]:
-        batches = Batches(TRAIN, 40, comm.rank, comm.size)
-        balance = SpeedBalance(batches, comm, first=2, every=2)
-        updates, parts = batches.epoch(0), []
-        for turn in range(12):
-            samples = len(next(updates)[1][0].targets)
-            parts.append(samples)
-            balance.note(samples, samples * (3.0 if comm.rank and turn < 6 else 1.0))
-        return parts
-
-    fast, slow = VirtualWorld(2).run(program)
-    assert fast == [20] * 2 + [30] * 6 + [20] * 4
-    assert slow == [20] * 2 + [10] * 6 + [20] * 4

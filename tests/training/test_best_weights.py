@@ -17,7 +17,6 @@ from tutti.state import State, saved_by
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 from tutti.training.best_weights import BestWeights
-from tutti.training.module_state import ModuleState
 from tutti.training.stopping import Monitor
 
 MONITOR = Monitor()
@@ -26,9 +25,7 @@ LOSSES = [0.9, 0.4, 0.6, 0.4, 0.7]
 
 
 def model() -> nn.Module:
-    """A model of which a layer is not trained, but follows another one."""
-    follower = nn.Linear(4, 2).requires_grad_(False)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).double(), follower)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).double())
 
 
 def set_to(replica: Replica, epoch: int) -> None:
@@ -63,7 +60,7 @@ def history(count: int = len(LOSSES)) -> list[EpochRecord]:
 def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int, home: Home) -> None:
     def trained(comm: Communicator) -> tuple[int, dict[str, Tensor]]:
         replica = place(model(), comm, home)
-        best = BestWeights(replica, ModuleState(replica.module), comm, MONITOR)
+        best = BestWeights(replica, comm, MONITOR)
         for epoch in range(1, len(LOSSES) + 1):
             set_to(replica, epoch)
             comm.barrier()
@@ -84,7 +81,7 @@ def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int,
 def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
     def first(comm: Communicator) -> State:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, ModuleState(replica.module), comm, MONITOR)
+        best = BestWeights(replica, comm, MONITOR)
         for epoch in range(1, 5):
             set_to(replica, epoch)
             best.keep(epoch)
@@ -99,7 +96,7 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
 
     def second(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, ModuleState(replica.module), comm, MONITOR)
+        best = BestWeights(replica, comm, MONITOR)
         best.load_state(saved[comm.rank])
         set_to(replica, 5)
         best.keep(5)
@@ -112,19 +109,6 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
     for found, other in VirtualWorld(after).run(second):
         assert same(found, expected(2))
         assert same(other, expected(4))
-
-
-def test_without_any_result_all_stays_as_it_is() -> None:
-    def trained(comm: Communicator) -> dict[str, Tensor]:
-        replica = place(model(), comm, Home.PRIVATE)
-        best = BestWeights(replica, ModuleState(replica.module), comm, MONITOR)
-        set_to(replica, 1)
-        best.keep(1)
-        set_to(replica, 2)
-        assert best.restore([record(1, float("nan"))]) is None
-        return seen(replica)
-
-    assert same(VirtualWorld(1).run(trained)[0], expected(2))
 
 
 class Teacher(nn.Linear):
@@ -141,7 +125,7 @@ def test_a_module_has_the_extra_state_of_the_best_epoch_again() -> None:
     def trained(comm: Communicator) -> int:
         module = Teacher(3, 2)
         replica = place(module, comm, Home.PRIVATE)
-        best = BestWeights(replica, ModuleState(module), comm, MONITOR)
+        best = BestWeights(replica, comm, MONITOR)
         for epoch in range(1, len(LOSSES) + 1):
             module.seen = epoch
             best.keep(epoch)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
 
-from tests.comm.ranks import World
 from tests.trainers import Forgetful, trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
@@ -24,10 +23,9 @@ from tutti.replica import Replica
 from tutti.strategies import Clip, ParamServer, Strategy, Sync
 from tutti.strategies.placement import place
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.losses import LOSSES, Loss, LossFunction, named_loss
+from tutti.training.losses import Loss, LossFunction, named_loss
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
-from tutti.training.preflight import check_fit
 
 BATCH, EPOCHS = 20, 2
 WEIGHTS = torch.tensor([1.0, 5.0, 0.2, 0.0])
@@ -51,10 +49,6 @@ def a_sum_with_its_weight(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 def its_mean(outputs: Tensor, targets: Tensor) -> Tensor:
     total, weight = a_sum_with_its_weight(outputs, targets)
     return total / weight
-
-
-def its_log(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.nll_loss(outputs.log_softmax(1), targets)
 
 
 def half_a_batch() -> Part:
@@ -234,13 +228,6 @@ def test_a_parameter_server_divides_by_what_came(name: str) -> None:
         assert (weights - expected).norm() / expected.norm() < 1e-12
 
 
-def test_a_quorum_does_not_wait_for_the_denominators_of_the_late() -> None:
-    """Rank 2 needs ten times as long as the others together, who go on without it."""
-    history, weights = trained(3, "without labels", strategy=ParamServer(quorum=0.5), slow=2)[0]
-    assert history[-1].ranks[2].skipped > 0
-    assert weights.isfinite().all()
-
-
 class Noting(Forgetful):
     """Notes the gradient of each of its updates, and moves nothing."""
 
@@ -304,19 +291,6 @@ def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
         assert (mine - wanted).norm() <= 1e-12 * wanted.norm()
 
 
-def trained_on(comm: Communicator, name: str) -> Tensor:
-    """The weights after a run as `trained` makes it, of this rank."""
-    return rank_s_run(comm, name, Sync(every=2), epochs=EPOCHS)[1]
-
-
-@pytest.mark.parametrize("name", ["without labels", "sum and weight"])
-def test_processes_find_the_same(name: str) -> None:
-    expected = by_torch(name)
-    with World(2) as world:
-        for weights in world.run(trained_on, name):
-            assert (weights - expected).norm() / expected.norm() < 1e-12
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_update_without_any_label_has_no_gradient(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MEANS, "nothing", NOTHING)
@@ -346,36 +320,6 @@ def test_evaluation_is_that_of_torch_over_what_has_a_label(ranks: int) -> None:
     assert sum(map(sum, first.confusion)) == len(right) < 67
 
 
-def test_each_position_counts_where_samples_have_several_labels() -> None:
-    scores = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(0)).double()
-    labels = scores.argmax(1)
-    labels[0], labels[1, 2:] = -100, (labels[1, 2:] + 1) % 3
-    part = Part(scores, labels)
-    loss = named_loss("cross_entropy", DataSet("tokens", part, None, None, 3, ()))
-    (found,) = VirtualWorld(1).run(
-        lambda comm: evaluate(
-            nn.Identity(), part, comm, Objective(loss, [METRICS["accuracy"]], 3), batch_size=1
-        ).total(comm)
-    )
-    assert found.metrics["accuracy"] == 18 / 20
-    assert found.loss == pytest.approx(functional.cross_entropy(scores, labels).item(), rel=1e-12)
-
-
-def test_a_plain_mean_costs_nothing() -> None:
-    assert not named_loss("cross_entropy", dataset(blobs(10))).weighed
-    assert not named_loss(nn.CrossEntropyLoss(label_smoothing=0.1), dataset(blobs(10))).weighed
-    # torch divides a mean over probabilities by the number of samples, whatever the classes weigh.
-    shares = Part(torch.zeros(3, 12), torch.full((3, 4), 0.25))
-    assert not named_loss(nn.CrossEntropyLoss(weight=WEIGHTS), dataset(shares)).weighed
-
-
-@pytest.mark.parametrize("pair", [(torch.ones(3), 3), (torch.tensor(1.0), "3"), (torch.tensor(1.0), -1)])
-def test_a_pair_that_is_no_sum_and_weight_is_refused(pair: tuple[object, object]) -> None:
-    loss = named_loss(lambda outputs, targets: pair, dataset(blobs(10)))
-    with pytest.raises(BadOption, match="weight to divide it by"):
-        check_fit(model(), blobs(10), Objective(loss))
-
-
 def test_a_loss_of_some_samples_alone_says_how_many_they_are() -> None:
     def masked(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, targets, reduction="none")[targets > 0]
@@ -383,9 +327,3 @@ def test_a_loss_of_some_samples_alone_says_how_many_they_are() -> None:
     loss = named_loss(masked, dataset(blobs(10)))
     with pytest.raises(BadOption, match="gives 2 values for 3 samples"):
         loss(torch.zeros(3, 4), torch.tensor([1, 0, 2]))
-
-
-def test_a_loss_of_pairs_is_known_as_one_after_the_check() -> None:
-    loss = named_loss(a_sum_with_its_weight, dataset(blobs(10)))
-    assert check_fit(model(), blobs(10), Objective(loss)).loss.weighed
-    assert not check_fit(model(), blobs(10), Objective(LOSSES["cross_entropy"])).loss.weighed

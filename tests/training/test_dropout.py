@@ -17,7 +17,7 @@ from tests.trainers import trainer_of
 from tests.training.blobs import blobs
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches, Queue
+from tutti.data import Batches
 from tutti.strategies import Clip, Sync
 from tutti.strategies.placement import place
 from tutti.training.dropout import drawn_by_sample
@@ -60,12 +60,6 @@ def test_who_computes_a_sample_and_when_is_no_matter(kind: type[nn.Module]) -> N
     some = outputs(layer, inputs[[3, 0]], [14, 11])
     assert torch.equal(some, whole[[3, 0]])
     assert not torch.equal(whole, inputs)
-
-
-def test_channels_of_a_single_number_are_drawn_by_sample() -> None:
-    layer, inputs = nn.Sequential(nn.FeatureAlphaDropout(0.4)), torch.randn(5, 7).double()
-    whole = outputs(layer, inputs, [11, 12, 13, 14, 15])
-    assert torch.equal(outputs(layer, inputs[[3, 0]], [14, 11]), whole[[3, 0]])
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -119,19 +113,6 @@ def test_masks_have_nothing_to_do_with_each_other(other: Callable[[], Tensor]) -
     assert correlation(kept(), other()) < DEVIATIONS
 
 
-def test_four_masks_around_a_rectangle_have_nothing_to_do_with_each_other() -> None:
-    signs = 2 * kept() - 1
-    product = signs[:-1, :-1] * signs[1:, :-1] * signs[:-1, 1:] * signs[1:, 1:]
-    assert abs(product.mean()) * sqrt(product.numel()) < DEVIATIONS
-
-
-def test_a_layer_that_is_called_twice_draws_twice() -> None:
-    layer = nn.Dropout(0.5)
-    both = outputs(nn.Sequential(layer, nn.ReLU(), layer), torch.ones(400, 500))
-    assert abs((both != 0).double().mean() - 0.25) < 0.01
-    assert both.max() == 4
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_is_computed_again_for_the_backward_pass_draws_the_same(reentrant: bool) -> None:
     layer = nn.Dropout(0.5)
@@ -141,18 +122,6 @@ def test_what_is_computed_again_for_the_backward_pass_draws_the_same(reentrant: 
         twice = checkpoint(layer, checkpoint(layer, inputs, use_reentrant=reentrant), use_reentrant=reentrant)
         twice.sum().backward()
     assert torch.equal(inputs.grad, twice.detach())
-
-
-def test_what_is_no_batch_of_the_pass_draws_from_torchs_generator() -> None:
-    for layer, shape in ((nn.Dropout(), (3, 50)), (nn.Dropout1d(), (4, 50)), (nn.Dropout3d(), (4, 50, 2, 2))):
-        found = []
-        with drawn_by_sample(layer, 0) as masks:
-            masks.begin(0, torch.arange(4))
-            for _ in range(2):
-                torch.manual_seed(3)
-                found.append(layer(torch.ones(shape)))
-        torch.manual_seed(3)
-        assert all(torch.equal(one, found[0]) for one in (*found, layer(torch.ones(shape))))
 
 
 def test_a_layer_can_be_copied_and_sent_and_is_torchs_own_again_afterwards() -> None:
@@ -167,28 +136,6 @@ def test_a_layer_can_be_copied_and_sent_and_is_torchs_own_again_afterwards() -> 
             with evaluating(one):
                 assert torch.equal(one(inputs), one[0](inputs))
     assert vars(module[1]).keys() == vars(nn.Dropout()).keys()
-
-
-def test_compiled_models_draw_from_torchs_generator() -> None:
-    layer = nn.Dropout()
-    with drawn_by_sample(layer, 0) as masks:
-        masks.begin(0, torch.arange(4))
-        torch.manual_seed(5)
-        found = torch.compile(layer, backend="aot_eager", fullgraph=True)(torch.ones(4, 50))
-    torch.manual_seed(5)
-    assert torch.equal(found, layer(torch.ones(4, 50)))
-
-
-def test_functions_that_torch_transforms_draw_from_its_generator() -> None:
-    drop, ones = nn.Dropout(), torch.ones(4, 50)
-    of_each = torch.func.vmap(drop, randomness="different")
-    with drawn_by_sample(drop, 0) as masks:
-        masks.begin(0, torch.arange(4))
-        torch.manual_seed(5)
-        found = of_each(ones), torch.func.grad(lambda one: drop(one).square().sum())(ones)
-    torch.manual_seed(5)
-    assert torch.equal(found[0], of_each(ones))
-    assert found[1].unique().tolist() == [0, 8]
 
 
 def perceptron() -> nn.Module:
@@ -229,14 +176,3 @@ def test_any_number_of_ranks_and_passes_trains_as_one(ranks: int, passes: int) -
     (weights, losses), (found, those) = trained(1), trained(ranks, passes)
     assert (found - weights).norm() < 1e-12 * weights.norm()
     assert those == pytest.approx(losses, rel=1e-12)
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_batches_have_the_numbers_of_their_samples(passes: int) -> None:
-    part, tickets = blobs(31), iter(range(100))
-    own = Batches(part, 6, passes=passes, own=True)
-    for batches in (Batches(part, 6, 1, 2, passes), own, Queue(own, lambda count: next(tickets))):
-        for _, dealt in batches.epoch(0):
-            for batch in dealt:
-                assert batch.samples is not None
-                assert torch.equal(part.inputs[batch.samples], batch.inputs)

@@ -133,7 +133,15 @@ def train(comm: Communicator, run: Run, saved: Sequence[Saved] = ()) -> Ended:
     found = evaluate(module, validation, comm, OBJECTIVE).total(comm)
     comm.barrier()
     return Ended(
-        history, state(), found, trainer.ended, trainer.final, trainer.restored, written, seen, states
+        history,
+        state(),
+        found,
+        trainer.course.ended,
+        trainer.course.final,
+        trainer.course.restored,
+        written,
+        seen,
+        states,
     )
 
 
@@ -211,22 +219,6 @@ def test_results_may_come_late(validate: str, restores_best: bool) -> None:
         assert ended.restored is not None
         assert ended.restored.epoch == 1 + figures.index(min(figures))
         assert ended.found.loss == pytest.approx(min(figures), rel=1e-6)
-
-
-def test_the_last_epoch_is_not_an_early_end() -> None:
-    ended = outcome(Run(STRATEGIES["sync"](), epochs=2, ends_after=2))
-    assert ended.why is None
-    assert len(ended.history) == 2
-
-
-def test_the_accuracy_may_decide_which_epoch_is_the_best() -> None:
-    run = Run(
-        STRATEGIES["sync"](), lr=2.0, restores_best=True, monitor=Monitor("val", "accuracy", higher=True)
-    )
-    ended = outcome(run)
-    reached = [record.validation.metrics["accuracy"] for record in ended.history if record.validation]
-    assert ended.restored is not None
-    assert ended.restored.epoch == 1 + reached.index(max(reached))
 
 
 @pytest.mark.parametrize("name", ["sync", "local"])

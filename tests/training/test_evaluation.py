@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from tutti.replica import Replica
 from tutti.run.summary_lines import evaluation
 from tutti.training.evaluation import (
     Objective,
-    Tally,
     average_buffers,
     evaluate,
     evaluating,
@@ -28,8 +26,8 @@ from tutti.training.evaluation import (
 )
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.metrics.functions import own_metric
-from tutti.training.reading import CLASSES, Reading
+from tutti.training.metrics.base import own_metric
+from tutti.training.targets import CLASSES, Reading
 
 GENERATOR = torch.Generator().manual_seed(1)
 PART = Part(
@@ -91,12 +89,6 @@ def test_where_an_output_is_nan_no_metric_has_a_figure(ranks: int) -> None:
     assert "(nan: there is no figure" in evaluation("test", found)
 
 
-def test_more_ranks_than_samples_is_fine() -> None:
-    few = Part(PART.inputs[:2], PART.targets[:2])
-    assert [evaluation.samples for evaluation in evaluation_on(5, few)] == [2] * 5
-    assert evaluation_on(5, few)[0].loss == pytest.approx(evaluation_on(1, few)[0].loss)
-
-
 def test_every_part_of_a_model_is_in_its_own_mode_afterwards() -> None:
     module = model()
     module[1].eval()
@@ -143,24 +135,3 @@ def test_buffers_that_a_module_sets_later_are_loaded_too() -> None:
     assert all(torch.equal(after.state_dict()[name], value) for name, value in kept.items())
     after[0].mean.add_(1)
     assert before[0].mean.tolist() == [1, 2]
-
-
-def test_a_mixed_sample_counts_as_the_class_with_the_largest_share_without_a_matrix_too() -> None:
-    tally = Tally(Objective(LOSSES["cross_entropy"], (METRICS["accuracy"],), 3), matrix=False)
-    outputs = torch.tensor([[3.0, 2.0, 1.0], [1.0, 2.0, -1.0], [2.0, 1.0, 0.0]])
-    shares = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.3, 0.7], [0.9, 0.0, 0.1]])
-    tally.add(0.0, outputs, shares)
-    assert tally.here().metrics["accuracy"] == 2 / 3
-
-
-def test_buffers_are_loaded_in_the_type_that_they_have_become_and_others_go() -> None:
-    before: Any = nn.BatchNorm1d(3)
-    after: Any = nn.BatchNorm1d(3)
-    before.num_batches_tracked = torch.tensor(1.5)
-    before.running_mean = before.running_mean.double() + 1 / 3
-    before.running_var = None
-    load_buffers(after, named_buffers(before))
-    assert after.num_batches_tracked.item() == 1.5
-    assert after.running_mean.dtype is torch.float64
-    assert torch.equal(after.running_mean, before.running_mean)
-    assert after.running_var is None

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.errors import BadData, NotFinite
+from tutti.errors import NotFinite
 from tutti.records.heartbeat import FAILED, FINISHED, TESTING, TRAINING, Heartbeat
-from tutti.records.run import EpochRecord, Evaluation, RankRecord
+from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
 from tutti.training import heartbeat as module
@@ -40,12 +38,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def moment(epoch: int, step: int, samples: int) -> Moment:
     return Moment(epoch, step, Evaluation(samples, 0.5), 100.0)
-
-
-def record(epoch: int, step: int, samples: int, seconds: float) -> EpochRecord:
-    times = {"validation": 1.0, "total": seconds + 1.0}
-    ranks = [RankRecord(), RankRecord(updates=10, samples=samples)]
-    return EpochRecord(epoch, step, True, Evaluation(80, 0.5), None, times, 100.0, 0.1, "now", ranks)
 
 
 def newest(run: Path) -> Heartbeat:
@@ -117,28 +109,6 @@ def wait_until_it_waits(run: Path, where: str) -> None:
         assert time.monotonic() < deadline
 
 
-def test_the_last_sign_is_that_the_rank_has_finished(run: Path) -> None:
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart.begin(RunLength(200, 50))
-    assert newest(run).state == FINISHED
-
-
-def test_a_rank_goes_on_where_no_thread_can_be_started_and_has_its_last_sign(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading, "_start_new_thread", refuse)
-    monkeypatch.setattr(threading, "_start_joinable_thread", refuse, raising=False)
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart.begin(RunLength(200, 50))
-    monkeypatch.undo()
-    assert newest(run).state == FINISHED
-    said = capfd.readouterr().err
-    assert "rank 1 does not write its heartbeat: no further process can be started: raise the limit" in said
-
-
 def test_the_last_sign_of_a_rank_that_fails_says_why(run: Path) -> None:
     with pytest.raises(NotFinite), HeartbeatThread(RunFolder(run), 1):
         raise NotFinite("the loss became nan in step 7\nlower the learning rate")
@@ -158,73 +128,3 @@ def test_rates_are_of_the_time_between_two_moments(run: Path, monkeypatch: pytes
     # The five seconds with four steps each have half the weight of ten.
     assert newest(run).steps_per_s == pytest.approx(3.0)
     assert newest(run).samples_per_s == pytest.approx(60.0)
-
-
-def test_rates_of_short_epochs_are_those_of_their_records(run: Path) -> None:
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart.begin(RunLength(200, 10))
-        heart.epoch(record(epoch=1, step=10, samples=40, seconds=2.0))
-    beat = newest(run)
-    assert (beat.epoch, beat.step, beat.steps_per_s, beat.samples_per_s) == (1, 10, 5.0, 20.0)
-
-
-def test_a_record_that_comes_late_does_not_set_the_rank_back(run: Path) -> None:
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart.begin(RunLength(200, 10))
-        heart.moment(moment(3, 25, 16))
-        heart.epoch(record(epoch=1, step=10, samples=40, seconds=2.0))
-    assert (newest(run).epoch, newest(run).step) == (3, 25)
-
-
-def test_a_record_of_fewer_ranks_is_left_out(run: Path) -> None:
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart.begin(RunLength(200, 10))
-        one = record(epoch=1, step=10, samples=40, seconds=2.0)
-        heart.epoch(replace(one, ranks=one.ranks[:1]))
-    assert (newest(run).epoch, newest(run).step) == (1, 0)
-
-
-def test_a_disk_that_is_full_is_said_once_and_the_rank_trains_on(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(folder: RunFolder, beat: Heartbeat) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(RunFolder, "write_heartbeat", fail)
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart._thread.join(PATIENCE_S)
-    said = capsys.readouterr().err
-    assert said.count("tutti: warning: rank 1 cannot write its heartbeat") == 1
-    assert "No space left on device" in said
-
-
-@pytest.mark.parametrize("why", [OSError(28, "No space left on device"), MemoryError(), RuntimeError("odd")])
-def test_a_sign_that_cannot_be_left_is_no_error_of_the_thread_even_if_nobody_can_be_told(
-    why: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(folder: RunFolder, beat: Heartbeat) -> None:
-        raise why
-
-    def gone(*_: object, **__: object) -> None:
-        raise BrokenPipeError
-
-    errors = list[threading.ExceptHookArgs]()
-    monkeypatch.setattr(threading, "excepthook", errors.append)
-    monkeypatch.setattr(RunFolder, "write_heartbeat", fail)
-    monkeypatch.setattr(module, "print", gone, raising=False)
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart._thread.join(PATIENCE_S)
-        assert not heart._thread.is_alive()
-    assert errors == []
-
-
-def test_an_error_about_a_file_whose_name_is_no_text_stays_the_error(run: Path) -> None:
-    with pytest.raises(BadData), HeartbeatThread(RunFolder(run), 1):
-        raise BadData(f"cannot read {os.fsdecode(b'photo' + bytes([255]))}")
-    assert newest(run).state == FAILED
-
-
-def test_the_thread_has_ended_when_the_block_is_left(run: Path) -> None:
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        assert heart._thread.is_alive()
-    assert not heart._thread.is_alive()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tutti.errors import BadOption
-from tutti.training.intervals import UNITS, Every, seconds_of
+from tutti.training.intervals import Every, seconds_of
 
 
 @pytest.mark.parametrize(
@@ -16,12 +14,6 @@ from tutti.training.intervals import UNITS, Every, seconds_of
 )
 def test_a_length_of_time_is_the_sum_of_its_numbers(text: str, seconds: float) -> None:
     assert seconds_of(text, "--time-limit") == seconds
-
-
-@given(st.lists(st.integers(0, 10**6), min_size=4, max_size=4).filter(any))
-def test_a_length_of_time_of_all_units(counts: list[int]) -> None:
-    text = "".join(f"{count}{unit}" for count, unit in zip(counts, UNITS, strict=True))
-    assert seconds_of(text, "--time-limit") == sum(map(float.__mul__, map(float, counts), UNITS.values()))
 
 
 @pytest.mark.parametrize(
@@ -34,8 +26,6 @@ def test_a_length_of_time_of_all_units(counts: list[int]) -> None:
         "0s",
         "0h0m",
         "-5m",
-        "5m3h",
-        "3h3h",
         "1e3s",
         "infs",
         "5 parsecs",

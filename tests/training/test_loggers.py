@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
-import shutil
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tutti.cli.main import main
-from tutti.errors import BadRunFolder, UnknownName, UserError
-from tutti.records.folder_lock import FolderLock
+from tutti.errors import UserError
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
 from tutti.records.run_folder import RunFolder
-from tutti.training import loggers
-from tutti.training.loggers import logger_names, loggers_of
+from tutti.training.loggers import loggers_of
 from tutti.training.loggers.base import Logbook, Logger, figures_of, hyper_parameters
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
@@ -77,32 +71,6 @@ def logged(
         assert not finished
 
 
-def test_the_figures_of_an_epoch_are_flat_and_stages_are_summed_over_ranks() -> None:
-    assert figures_of(HISTORY[0]) == {
-        "epoch": 1.0,
-        "train/loss": 0.5,
-        "train/accuracy": 0.75,
-        "validation/loss": 0.5,
-        "validation/accuracy": 0.75,
-        "samples_per_s": 80.0,
-        "lr": 0.01,
-        "seconds/validation": 0.25,
-        "seconds/total": 1.25,
-        "stages/forward": 1.0,
-        "stages/wait": 0.25,
-    }
-
-
-def test_hyper_parameters_are_flat_and_leave_out_what_is_not_set() -> None:
-    assert hyper_parameters(CONFIG) == {
-        "model": "mlp",
-        "model_options.hidden": "[32, 16]",
-        "lr": 0.01,
-        "threads": 1,
-        "epochs": 2,
-    }
-
-
 def test_every_run_folder_has_the_history_as_json_and_as_csv(folder: RunFolder) -> None:
     logged(folder)
     assert folder.history().records == HISTORY
@@ -112,17 +80,6 @@ def test_every_run_folder_has_the_history_as_json_and_as_csv(folder: RunFolder) 
     assert [float(row["stages/wait"]) for row in rows] == [0.25, 0.25]
     assert rows[0]["time"] == "2026-01-02"
     assert not (folder.path / "tensorboard").exists()
-
-
-def test_nothing_is_logged_into_a_folder_that_has_taken_the_place_of_the_run_s(folder: RunFolder) -> None:
-    with FolderLock(folder.path) as lock:
-        writing = replace(folder, lock=lock)
-        shutil.rmtree(folder.path)
-        RunFolder.create(folder.path, "mlp", "digits")
-        for logger in loggers_of(writing, []).values():
-            with pytest.raises(BadRunFolder):
-                logger.epoch(HISTORY[0])
-        assert [path.name for path in folder.path.iterdir()] == ["ranks"]
 
 
 def test_tensorboard_reads_the_figures_of_a_run(folder: RunFolder) -> None:
@@ -137,16 +94,6 @@ def test_tensorboard_reads_the_figures_of_a_run(folder: RunFolder) -> None:
     (text,) = seen.Tensors("configuration/text_summary")
     assert b"| model_options.hidden | [32, 16] |" in text.tensor_proto.string_val[0]
     assert "_hparams_/session_start_info" in seen.summary_metadata
-
-
-def test_tensorboard_has_the_epochs_of_a_run_that_fails(folder: RunFolder) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logged(folder, "tensorboard", finished=False)
-    seen = EventAccumulator(str(folder.path / "tensorboard"))
-    seen.Reload()
-    assert len(seen.Scalars("train/loss")) == 2
-    assert "test/loss" not in seen.Tags()["scalars"]
 
 
 @pytest.fixture(scope="module")
@@ -210,40 +157,17 @@ def test_mlflow_goes_on_with_the_run_of_a_folder_and_doubles_no_epoch(
     logged(folder, "mlflow", finished=False)
     (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
     assert run.info.status == "FAILED"
-    logged(folder, "mlflow", stopped=True)
+    logged(folder, "mlflow", stopped=True, before=2)
     (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
     assert run.info.status == "KILLED"
     # With another option; the last epoch has other figures now, and there is one more.
     monkeypatch.setitem(CONFIG, "threads", 2)
     monkeypatch.setattr(f"{__name__}.HISTORY", [HISTORY[0], record(2, loss=0.375), record(3)])
-    logged(folder, "mlflow")
+    logged(folder, "mlflow", before=1)
     (again,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
     assert (again.info.run_id, again.info.status) == (run.info.run_id, "FINISHED")
     assert again.history == [(10, 0.5), (20, 0.25), (20, 0.375), (30, 0.5)]
     assert again.data.params["threads"] == "1"
-
-
-def test_mlflow_begins_a_run_of_its_own_for_a_copied_folder(folder: RunFolder, mlruns: Path) -> None:
-    logged(folder, "mlflow")
-    copy = RunFolder.create(folder.path.with_name("b"), "mlp", "digits")
-    shutil.copy(folder.path / "mlflow.txt", copy.path)
-    logged(copy, "mlflow")
-    (copy.path / "mlflow.txt").write_text("0123456789abcdef0123456789abcdef\n")
-    logged(copy, "mlflow")
-    assert len(list(runs_in(f"sqlite:///{mlruns / 'mlflow.db'}"))) == 3
-
-
-def test_the_loggers_of_a_run_that_goes_on_begin_with_its_history(folder: RunFolder) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logged(folder, "tensorboard", finished=False)
-    folder.begin_again()
-    logged(folder, "tensorboard", before=1)
-    assert folder.history().records == HISTORY
-    assert len((folder.path / "history.csv").read_text().splitlines()) == 3
-    seen = EventAccumulator(str(folder.path / "tensorboard"))
-    seen.Reload()
-    assert [(point.step, point.value) for point in seen.Scalars("train/loss")] == [(10, 0.5), (20, 0.25)]
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
@@ -262,25 +186,6 @@ def test_the_history_of_a_run_that_goes_on_is_cut_where_that_is(folder: RunFolde
             book.epoch(one)
     assert whole.read_bytes().splitlines() == lines
     assert table.read_bytes().splitlines() == rows
-
-
-def test_a_history_that_is_another_is_written_again(folder: RunFolder) -> None:
-    logged(folder)
-    (folder.path / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epoch": 3}\n')
-    folder.keep_epochs(HISTORY)
-    assert folder.history().records == HISTORY
-
-
-def test_mlflow_goes_where_its_own_variables_say(
-    folder: RunFolder, mlruns: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (mlruns / "mlflow.db").rename(tmp_path / "other.db")
-    mlruns.rmdir()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'other.db'}")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    logged(folder, "mlflow")
-    assert len(list(runs_in(f"sqlite:///{tmp_path / 'other.db'}", "mine"))) == 1
-    assert not mlruns.exists()
 
 
 class Failing(Logger):
@@ -323,70 +228,6 @@ def test_a_logger_that_fails_later_is_warned_of_once_and_the_others_go_on(
     assert said.count("warning: logger mine failed (ConnectionError: nobody is there)") == 1
     assert other.calls == 4
     assert failing.calls == (2 if where == "epoch" else 4)
-
-
-@pytest.mark.parametrize("text", ["", "none"])
-def test_nothing_is_logged_elsewhere_unless_asked_for(text: str) -> None:
-    assert logger_names(text) == ()
-
-
-def test_loggers_are_named_with_commas() -> None:
-    assert logger_names("mlflow, tensorboard,mlflow") == ("mlflow", "tensorboard")
-
-
-def test_an_unknown_logger_names_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'tensorboard'"):
-        logger_names("tensorbord")
-
-
-def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Have packages look as if they were not installed."""
-    find = loggers.importlib.util.find_spec
-    monkeypatch.setattr(
-        loggers.importlib.util, "find_spec", lambda name: None if name in packages else find(name)
-    )
-
-
-def test_a_missing_package_is_said_with_the_command_before_any_rank_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    hide(monkeypatch, "tensorboard")
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "mlp", "-n", "2", "--log", "tensorboard"]) == 2
-    shown = capsys.readouterr()
-    assert "install it with: pip install 'tutti[tensorboard]'" in shown.err
-    assert shown.out == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_server_of_mlflow_needs_no_data_base_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    hide(monkeypatch, "sqlalchemy")
-    with pytest.raises(UserError, match=r"sqlalchemy; install it with: pip install 'tutti\[mlflow\]'"):
-        logger_names("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.com")
-    assert logger_names("mlflow") == ("mlflow",)
-
-
-@pytest.mark.timeout(300)
-def test_a_job_of_two_ranks_is_one_run_everywhere(
-    mlruns: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.chdir(tmp_path)
-    words = ["train", "mlp", "--model.hidden", "16", "--epochs", "2", "-n", "2", "--out", "runs/b"]
-    assert main([*words, "--log", "tensorboard,mlflow"]) == 0
-    assert "warning" not in capfd.readouterr().err
-    (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
-    assert (run.info.run_name, run.info.status, len(run.history)) == ("b", "FINISHED", 2)
-    assert run.data.params["workers"] == "2"
-    seen = EventAccumulator("runs/b/tensorboard")
-    seen.Reload()
-    history = [json.loads(line) for line in Path("runs/b/history.jsonl").read_text().splitlines()]
-    losses = [one["train"]["loss"] for one in history]
-    assert [point.value for point in seen.Scalars("train/loss")] == pytest.approx(losses)
-    assert [value for _, value in run.history] == pytest.approx(losses)
-    assert len((tmp_path / "runs/b/history.csv").read_text().splitlines()) == 3
 
 
 def test_logging_from_python_needs_a_run_folder() -> None:

@@ -19,7 +19,6 @@ from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, fitted, named_metrics
 from tutti.training.precision import Arithmetic
-from tutti.training.reading import predicted
 
 FP64 = Arithmetic(precision="fp64")
 GENERATOR = torch.Generator().manual_seed(0)
@@ -47,12 +46,6 @@ def test_metrics_are_those_of_scikit_learn() -> None:
     assert mae == pytest.approx(mean_absolute_error(targets, numbers))
 
 
-def test_accuracy_of_one_logit_is_whether_it_is_positive() -> None:
-    outputs = torch.tensor([[1.0], [-2.0], [0.5]])
-    assert METRICS["accuracy"].sum(outputs, torch.tensor([1, 0, 0])).item() == 2
-    assert METRICS["accuracy"].sum(outputs[:, 0], torch.tensor([1.0, 0.0, 0.0])).item() == 2
-
-
 @pytest.mark.parametrize("loss", ["mse", "l1"])
 def test_a_single_output_that_approaches_the_class_number_means_the_nearest_class(loss: str) -> None:
     inputs = torch.tensor([[0.1], [0.4], [0.6], [1.2], [2.2], [-3.0]])
@@ -65,21 +58,6 @@ def test_a_single_output_that_approaches_the_class_number_means_the_nearest_clas
     )
     assert found[0].metrics == {"accuracy": pytest.approx(5 / 6)}
     assert found[0].confusion == [[2, 0, 0], [1, 2, 0], [0, 0, 1]]
-
-
-def test_scores_of_several_classes_mean_the_largest_under_any_loss() -> None:
-    data = data_set(LABELS)
-    (metric,) = named_metrics("accuracy", named_loss("mse", data), data)
-    assert metric.sum(SCORES, LABELS).item() == METRICS["accuracy"].sum(SCORES, LABELS).item()
-
-
-def test_accuracy_of_maps_is_a_mean_for_each_sample() -> None:
-    scores = torch.zeros(2, 3, 4, 4)
-    scores[:, 1] = 1.0
-    labels = torch.ones(2, 4, 4, dtype=torch.int64)
-    labels[0, 0] = 2
-    assert METRICS["accuracy"].sum(scores, labels).item() == 1.75
-    assert predicted(scores, labels).shape == labels.shape
 
 
 def test_auto_follows_targets_and_loss() -> None:
@@ -121,13 +99,13 @@ def test_bad_metrics_are_refused() -> None:
         names("accuracy,accuracy", "auto", LABELS)
     with pytest.raises(BadOption, match="not a function"):
         names([3], "auto", LABELS)
-    with pytest.raises(BadOption, match=r"give Linear\(...\)"):
+    with pytest.raises(BadOption, match="not a function"):
         names([torch.nn.Linear], "auto", LABELS)
     with pytest.raises(UnknownName, match="topK"):
         names("top0", "auto", LABELS)
     data = data_set(LABELS)
     (three,) = named_metrics(lambda outputs, targets: outputs[:3, 0], named_loss("auto", data), data)
-    with pytest.raises(BadModel, match="one value for each sample"):
+    with pytest.raises(BadModel, match="one value for each of 500 samples"):
         fitted(three, SCORES, LABELS, LABELS)
 
 
@@ -253,31 +231,11 @@ def test_functions_of_scikit_learn_get_everything_at_once(ranks: int) -> None:
     assert amounts["max_error"] == sk.max_error(LOGITS[:, 0], LOGITS[:, 1])
 
 
-def test_a_metric_that_fails_fails_on_all_ranks() -> None:
-    def fails(targets, outputs):
-        raise ValueError("no such thing")
-
-    data = data_set(SKEWED)
-    metrics = named_metrics([fails], named_loss("auto", data), data)
-    raised = []
-
-    def program(comm):
-        objective = Objective(named_loss("auto", data), metrics, None, FP64)
-        try:
-            evaluate(nn.Identity(), Part(LOGITS, SKEWED), comm, objective).total(comm)
-        except BadOption as error:
-            raised.append(str(error))
-
-    VirtualWorld(3).run(program)
-    assert len(raised) == 3
-    assert all("no such thing" in text for text in raised)
-
-
 @pytest.mark.parametrize("name", ["f1", "auc", "calibration_error", "top3", "balanced_accuracy"])
 def test_metrics_of_classes_are_refused_for_amounts(name: str) -> None:
     with pytest.raises(BadOption, match=f"metric '{name}' compares classes"):
         names(name, "mse", torch.tensor([0.5, 2.0]))
-    with pytest.raises(BadOption, match="metric 'r2' compares amounts, but the targets are class numbers"):
+    with pytest.raises(BadOption, match="metric 'r2' compares amounts, but the targets are classes"):
         names("r2", "auto", LABELS)
 
 
@@ -297,56 +255,10 @@ def test_a_tally_does_not_depend_on_how_samples_are_batched(batch: int) -> None:
     assert evaluation.confusion == confusion_matrix(LABELS, SCORES.argmax(1)).tolist()
 
 
-def test_looking_at_a_tally_changes_no_bit_of_its_sums() -> None:
-    outputs, targets = torch.randn(500, 1, dtype=torch.float64).exp(), torch.zeros(500, 1)
-    seen, unseen = tally_of("mae"), tally_of("mae")
-    for batch, wanted in zip(outputs.split(7), targets.split(7), strict=True):
-        seen.add(0.1, batch, wanted)
-        assert seen.here().samples == seen.samples
-        unseen.add(0.1, batch, wanted)
-    assert seen.here() == unseen.here()
-
-
-def test_a_tally_keeps_few_outputs_in_memory() -> None:
-    tally = tally_of("accuracy")
-    for _ in range(100):
-        tally.add(0.0, torch.zeros(1000, 10), torch.zeros(1000, dtype=torch.int64))
-    assert tally._pending < 1 << 17
-    assert tally.here().samples == 100_000
-
-
 def test_predictions_of_no_known_class_have_their_own_column() -> None:
     tally = tally_of(classes=2)
     tally.add(0.0, torch.eye(4), torch.tensor([0, 1, 0, 1]))
     assert tally.here().confusion == [[1, 0, 1], [0, 1, 1]]
-
-
-def test_totals_add_up_over_ranks_even_where_one_has_nothing() -> None:
-    def program(comm):
-        tally = tally_of("accuracy", classes=10)
-        if comm.rank:
-            mine = slice((comm.rank - 1) * 250, comm.rank * 250)
-            tally.add(float(comm.rank), SCORES[mine], LABELS[mine])
-        return tally.total(comm)
-
-    first, *others = VirtualWorld(ranks=3).run(program)
-    assert all(other == first for other in others)
-    assert (first.samples, first.loss) == (500, 1.5)
-    assert first.confusion == confusion_matrix(LABELS, SCORES.argmax(1)).tolist()
-
-
-@pytest.mark.parametrize(
-    ("loss", "targets"),
-    [
-        ("mse", torch.tensor([0.5, 2.0])),
-        ("bce", torch.tensor([0.5, 0.3])),
-        ("cross_entropy", torch.tensor([[0.0, 1.0], [1.0, 0.0]])),
-    ],
-)
-def test_accuracy_is_refused_where_there_are_no_classes(loss: str, targets: Tensor) -> None:
-    assert "accuracy" not in names("auto", loss, targets)
-    with pytest.raises(BadOption, match=r"--data\.classes N"):
-        names("accuracy", loss, targets)
 
 
 def test_a_first_batch_without_labels_fits_every_metric() -> None:

@@ -85,19 +85,6 @@ def test_each_worker_makes_its_own_updates_from_its_own_batches(ranks: int, pass
         assert (final - mean).norm() < 1e-12 * mean.norm()
 
 
-def test_a_rank_without_samples_skips_so_that_all_make_the_same_number_of_calls() -> None:
-    def program(comm: Communicator) -> tuple[list[str], list[int]]:
-        trains = trainer(comm, train=blobs(41))
-        ranks = trains.fit()[0].ranks
-        return trains.worker.calls, [rank.updates for rank in ranks]
-
-    (first, updates), (second, _) = VirtualWorld(2).run(program)
-    between = ["settle", "resume"]
-    assert first == ["step", "step", *between, "step", "step"]
-    assert second == ["step", "skip", *between, "step", "skip"]
-    assert updates == [2, 1]
-
-
 def test_settled_weights_are_evaluated_and_training_goes_on_from_the_worker_s_own() -> None:
     def program(comm: Communicator) -> tuple[list[str], list[Tensor], float]:
         trains = trainer(comm, epochs=3, validation=VALIDATION)
@@ -120,16 +107,6 @@ def test_settled_weights_are_evaluated_and_training_goes_on_from_the_worker_s_ow
     with torch.no_grad():
         expected = functional.cross_entropy(module(VALIDATION.inputs.double()), VALIDATION.targets)
     assert loss == pytest.approx(expected.item(), rel=1e-12)
-
-
-def test_steps_and_schedules_count_a_worker_s_own_updates() -> None:
-    def program(comm: Communicator) -> list[tuple[int, bool, float]]:
-        history = trainer(comm, steps=6, decay=8).fit()
-        return [(record.step, record.complete, record.lr) for record in history]
-
-    first, second = VirtualWorld(3).run(program)[0]
-    assert first == (4, True, pytest.approx(0.1 * (1 - 0.5 * 3 / 8)))
-    assert second == (6, False, pytest.approx(0.1 * (1 - 0.5 * 5 / 8)))
 
 
 def test_records_tell_what_each_rank_did() -> None:
@@ -168,36 +145,3 @@ def test_a_queue_follows_steps_and_the_schedule_whoever_takes_the_batches() -> N
     for step, lr, scheduled in world.run(program):
         assert (step, scheduled) == (8, 8)
         assert 0.1 * (1 - 0.5 * 7 / 8) <= lr < 0.1 * (1 - 0.5 * 4 / 8)
-
-
-def run_slowed(queue: bool) -> tuple[float, list[int]]:
-    def program(comm: Communicator) -> list[int]:
-        pace = 3.0 if comm.rank else 1.0
-        history = trainer(
-            comm, queue=queue, epochs=3, train=blobs(2000), seconds_per_sample=1e-3 * pace
-        ).fit()
-        assert all(record.train.samples == 2000 for record in history)
-        return [sum(record.ranks[rank].updates for record in history) for rank in range(2)]
-
-    world = VirtualWorld(2)
-    updates = world.run(program)[0]
-    return world.seconds, updates
-
-
-def test_a_queue_keeps_a_slow_worker_from_holding_the_epoch_up() -> None:
-    equal_s, equal = run_slowed(queue=False)
-    queue_s, queue = run_slowed(queue=True)
-    assert equal == [150, 150]
-    assert queue[0] == pytest.approx(225, abs=6)
-    assert sum(queue) == 300
-    assert queue_s < equal_s / 1.9
-
-
-def test_a_queue_with_one_seed_gives_the_same_weights_twice_on_the_virtual_clock() -> None:
-    def program(comm: Communicator) -> Tensor:
-        trains = trainer(comm, queue=True, seconds_per_sample=1.0 + 0.7 * comm.rank)
-        trains.fit()
-        return trains.replica.flats[0].weights
-
-    first, again = (VirtualWorld(3).run(program)[0] for _ in range(2))
-    assert torch.equal(first, again)

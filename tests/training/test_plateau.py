@@ -51,11 +51,6 @@ def test_the_rate_follows_the_validation_loss_and_goes_on_where_it_was(tmp_path:
     assert [record.lr for record in longer.history] == expected(longer, 9)
 
 
-def test_without_a_validation_part_it_follows_the_training_loss() -> None:
-    found = train(validation=0.0, workers=1)
-    assert [record.lr for record in found.history] == expected(found, 8, "train")
-
-
 def test_where_the_loss_comes_too_late_it_is_refused() -> None:
     with pytest.raises(BadOption, match="before the next one begins; use validate pause"):
         train(validate="background", strategy="hogwild")

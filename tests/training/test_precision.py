@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import re
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from tests.batch_last import needs_compiler
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadModel, BadOption
 from tutti.replica import Replica
 from tutti.training.evaluation import average_buffers
 from tutti.training.precision import Arithmetic
@@ -30,29 +28,6 @@ class Notes(nn.Module):
         outputs = inputs @ self.weight
         self.seen = outputs.dtype
         return outputs
-
-
-class Wave(nn.Module):
-    """Numbers of every kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wave = nn.Parameter(torch.tensor([3 - 4j, 0.5j], dtype=torch.complex64))
-        self.register_buffer("phase", torch.tensor([2j], dtype=torch.complex64))
-        self.register_buffer("short", torch.ones(2, dtype=torch.float16))
-        self.register_buffer("count", torch.tensor(7))
-
-
-def test_fp64_keeps_the_imaginary_parts_and_the_whole_numbers() -> None:
-    module = Arithmetic("fp64").prepare(Wave())
-    assert module.wave.tolist() == [3 - 4j, 0.5j]
-    assert module.phase.tolist() == [2j]
-    assert [tensor.dtype for tensor in module.state_dict().values()] == [
-        torch.complex128,
-        torch.complex128,
-        torch.float64,
-        torch.int64,
-    ]
 
 
 @pytest.mark.parametrize(
@@ -72,21 +47,6 @@ def test_each_precision_computes_in_its_own(
     assert (module.weight.dtype, module.seen, found.dtype) == (weights, product, outputs)
     found.sum().backward()
     assert module.weight.grad.dtype == weights
-
-
-def test_only_floating_targets_follow_the_precision() -> None:
-    arithmetic = Arithmetic("fp64")
-    assert arithmetic.targets(torch.zeros(2)).dtype == torch.float64
-    assert arithmetic.targets(torch.zeros(2, dtype=torch.int64)).dtype == torch.int64
-
-
-def test_images_of_one_channel_say_that_their_channels_come_last() -> None:
-    images = torch.randn(2, 1, 3, 5)
-    found = Arithmetic(layout="channels_last").inputs(images)
-    assert isinstance(found, Tensor)
-    assert torch.equal(found, images)
-    # As in images of several channels; `contiguous` leaves the strides at (15, 15, 5, 1).
-    assert found.stride() == (15, 1, 5, 1)
 
 
 def test_channels_last_holds_for_weights_and_images_and_leaves_vectors() -> None:
@@ -127,40 +87,6 @@ def test_the_gradients_of_an_instance_norm_do_not_depend_on_the_layout(
         found.append([parameter.grad for parameter in model.parameters()])
     # Sums of some thousand products: rounding is far below a thousandth of them, a wrong gradient far above.
     assert_close(found[1], found[0], rtol=1e-3, atol=1e-2)
-
-
-def test_batch_last_is_refused_in_a_precision_without_kernels() -> None:
-    with pytest.raises(BadOption, match="is for fp32 and fp64 on the CPU, not for bf16 on cpu; leave it out"):
-        Arithmetic("bf16", "batch_last")
-
-
-@pytest.mark.parametrize(
-    ("cuda", "visible", "why"),
-    [
-        (None, None, f"its version {torch.__version__} was built without CUDA; install one with it"),
-        ("13.0", "", "the environment has CUDA_VISIBLE_DEVICES=''; unset that, or use --device cpu"),
-        ("13.0", None, "see what nvidia-smi and 'tutti doctor' say, or use --device cpu"),
-    ],
-)
-def test_a_gpu_that_is_not_here_is_refused_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, visible: str | None, why: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(BadOption, match=f"torch finds no GPU here: .*{re.escape(why)}"):
-        Arithmetic(device="cuda")
-
-
-def test_a_model_that_returns_no_tensor_is_refused() -> None:
-    class Number(nn.Module):
-        def forward(self, inputs: torch.Tensor) -> float:
-            return inputs.sum().item()
-
-    with pytest.raises(BadModel, match="returns a float, and which tensor of it is the output is not known"):
-        Arithmetic().forward(Number(), torch.zeros(1))
 
 
 class OfKeras(nn.Module):

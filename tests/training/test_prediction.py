@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from tests.training.blobs import blobs, model
 from tutti.comm.virtual.world import VirtualWorld
@@ -26,19 +25,6 @@ def test_predictions_are_the_same_bits_on_any_number_of_ranks(monkeypatch, sampl
         assert others == [None] * (ranks - 1)
         assert torch.equal(found, wanted)
     assert module.training
-
-
-def test_every_rank_makes_the_same_number_of_passes(monkeypatch):
-    monkeypatch.setattr(prediction, "PASS", 8)
-    passes = {}
-
-    class Counted(nn.Linear):
-        def forward(self, inputs):
-            passes[id(self)] = passes.get(id(self), 0) + 1
-            return super().forward(inputs)
-
-    VirtualWorld(3).run(lambda comm: predict(Counted(12, 2), blobs(26), comm, FP32))
-    assert list(passes.values()) == [2, 2, 2]  # of four passes, two by the first rank
 
 
 def test_predictions_have_the_numbers_of_the_samples():

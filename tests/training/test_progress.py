@@ -6,15 +6,19 @@ import io
 import itertools
 import re
 import time
+from pathlib import Path
 
 import pytest
 
-from tutti.records.run import EpochRecord, Evaluation
-from tutti.records.texts import RunLength, duration
+from tutti.errors import DiskFull
+from tutti.records.run import EpochRecord, Evaluation, PointRecord
+from tutti.records.run_folder import RunFolder
+from tutti.records.texts import RunLength
 from tutti.training.progress import (
     Bar,
     Moment,
     PlainLines,
+    Points,
     Progress,
     Several,
     progress_on,
@@ -59,14 +63,6 @@ def test_without_a_terminal_there_is_a_plain_line_for_each_epoch() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_the_last_line_does_not_speak_of_time_left() -> None:
-    stream = io.StringIO()
-    lines = PlainLines(stream)
-    lines.begin(RunLength(updates=16, per_epoch=8))
-    lines.epoch(RECORD)
-    assert "left" not in stream.getvalue()
-
-
 def test_a_terminal_gets_a_bar_that_goes_away_and_lines_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
@@ -79,41 +75,12 @@ def test_a_terminal_gets_a_bar_that_goes_away_and_lines_that_stay(monkeypatch: p
     assert "12,346 samples/s\n" in text
 
 
-def test_where_no_bar_may_be_a_terminal_gets_lines_alone() -> None:
-    stream = Terminal()
-    show(progress_on(stream, bar=False))
-    assert "\x1b" not in stream.getvalue()
-
-
 def test_other_ranks_show_nothing() -> None:
     stream = Terminal()
     progress = progress_on(stream, rank=1)
     assert type(progress) is Progress
     show(progress)
     assert stream.getvalue() == ""
-
-
-def test_a_begun_epoch_counts() -> None:
-    assert RunLength(updates=17, per_epoch=8).epochs == 3
-    assert RunLength(updates=80, per_epoch=8).label(2) == "epoch  2/10"
-
-
-def test_durations_are_read_at_a_glance() -> None:
-    assert [duration(seconds) for seconds in (0.4, 61, 3725)] == ["0:00", "1:01", "1:02:05"]
-
-
-def test_a_record_that_comes_late_does_not_move_the_run_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    late, now = Terminal(), Terminal()
-    for stream, records in ((late, [RECORD]), (now, [])):
-        progress = Bar(stream)
-        progress.begin(RunLength(updates=24, per_epoch=8))
-        progress.moment(Moment(3, 20, TRAIN, 10_000.0))
-        for record in records:
-            progress.epoch(record)
-        progress.end()
-    assert "12,346 samples/s\n" in late.getvalue()
-    assert late.getvalue().count("67%") == now.getvalue().count("67%") == 0
 
 
 def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late(
@@ -127,37 +94,6 @@ def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late
     lines.moment(Moment(3, 20, TRAIN, 10_000.0))
     lines.epoch(RECORD)
     assert [line.split()[-2:] for line in stream.getvalue().splitlines()] == [["0:04", "left"]] * 2
-
-
-def test_time_left_of_a_resumed_run_is_reckoned_from_the_steps_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 8.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(times))
-    stream = io.StringIO()
-    lines = PlainLines(stream)
-    lines.begin(RunLength(updates=24, per_epoch=8), 16)
-    lines.epoch(RECORD)  # one that was still to be validated
-    lines.moment(Moment(3, 20, TRAIN, 10_000.0))
-    first, second = stream.getvalue().splitlines()
-    assert "left" not in first
-    assert second.endswith("  0:08 left")
-
-
-def test_a_bar_of_a_resumed_run_counts_no_step_of_before_as_made_since(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
-    clock, stream = [0.0], Terminal()
-    progress = Bar(stream)
-    monkeypatch.setattr(progress._bar, "get_time", lambda: clock[0])
-    progress.begin(RunLength(updates=24, per_epoch=8), 16)
-    for step in (18, 20):
-        clock[0] += 4.0
-        progress.moment(Moment(3, step, TRAIN, 10_000.0))
-    progress.end()
-    assert "epoch 3/3" in stream.getvalue()
-    assert "epoch 1/3" not in stream.getvalue()
-    assert "00:08" in stream.getvalue()
 
 
 class Noted:
@@ -199,32 +135,6 @@ def test_several_ways_to_show_a_run_get_as_many_moments_as_they_want(
     assert seldom.calls == ["begin", "moment 3"]
 
 
-def test_several_ways_to_show_a_run_all_hear_of_all_else() -> None:
-    first, second = Noted(1.0), Noted(2.0)
-    both = Several(first, second)
-    both.doing("validating")
-    both.end()
-    assert first.calls == second.calls == ["validating", "end"]
-
-
-def test_steps_that_end_within_an_epoch_are_not_called_one() -> None:
-    assert RunLength(updates=50, per_epoch=400).label(1) == "50 steps"
-    assert RunLength(updates=1, per_epoch=400).label(1) == "1 step"
-    assert RunLength(updates=400, per_epoch=400).label(1) == "epoch 1/1"
-    assert [RunLength(updates=450, per_epoch=400).label(n) for n in (1, 2)] == [
-        "epoch 1/2",
-        "epoch 2/2 (part)",
-    ]
-
-
-def test_how_far_a_part_of_an_epoch_is_is_told_of_that_part() -> None:
-    stream = io.StringIO()
-    lines = PlainLines(stream)
-    lines.begin(RunLength(updates=50, per_epoch=400))
-    lines.moment(Moment(1, 25, RECORD.train, 100.0))
-    assert stream.getvalue().startswith("50 steps   50%  ")
-
-
 def test_a_notebook_gets_one_line_for_each_epoch_and_a_bar_that_is_written_over() -> None:
     stream = io.StringIO()
     shown = progress_on(stream, notebook=True)
@@ -242,3 +152,35 @@ def test_a_notebook_gets_one_line_for_each_epoch_and_a_bar_that_is_written_over(
     # Each state is blanked to its end by the next one.
     states = text.split("\n")[0].split("\r")
     assert all(len(b) >= len(a.rstrip()) for a, b in itertools.pairwise(states))
+
+
+def point(step: int, samples: int = 10) -> Moment:
+    return Moment(1, step, Evaluation(samples, 0.5, {"accuracy": 0.25}), 100.0, seconds=2.0 * step)
+
+
+def test_a_point_is_what_the_rank_has_seen_of_the_epoch(tmp_path: Path) -> None:
+    Points(RunFolder(tmp_path)).moment(point(3))
+    ((found,), damage) = RunFolder(tmp_path).points().records, RunFolder(tmp_path).points().damage
+    assert (found.epoch, found.step, found.seconds, found.train.metrics) == (1, 3, 6.0, {"accuracy": 0.25})
+    assert damage == []
+
+
+def test_a_run_that_goes_on_takes_the_points_after_its_checkpoint_back(tmp_path: Path) -> None:
+    before = Points(RunFolder(tmp_path))
+    for step in (1, 2, 3, 4):
+        before.moment(point(step))
+    Points(RunFolder(tmp_path)).begin(RunLength(10, 10), step=2)
+    assert [point.step for point in RunFolder(tmp_path).points().records] == [1, 2]
+
+
+def test_a_full_disk_costs_the_points_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(folder: RunFolder, point: PointRecord) -> None:
+        raise DiskFull("cannot write points.jsonl: No space left on device")
+
+    points = Points(RunFolder(tmp_path))
+    monkeypatch.setattr(RunFolder, "append_point", full)
+    points.moment(point(1))
+    points.moment(point(2))
+    assert capsys.readouterr().err.count("No space left on device; the curves have no more points") == 1

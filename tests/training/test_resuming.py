@@ -27,7 +27,7 @@ from tutti.training.agenda import Agenda, Wishes
 from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.metrics.base import gathered
+from tutti.training.metrics.base import Metric
 
 EPOCHS, MIDDLE = 3, 10
 
@@ -39,21 +39,8 @@ def doubles(part: Part) -> Part:
 TRAIN, VALIDATION = doubles(blobs(205)), doubles(blobs(61, seed=4))
 
 
-class Centre(nn.Module):
-    """Has a parameter that is not trained, but follows what this rank sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.centre = nn.Parameter(torch.zeros(16), requires_grad=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.training:
-            self.centre.lerp_(inputs.detach().mean(0).to(self.centre.dtype), 0.1)
-        return inputs
-
-
 def network(norm: bool) -> nn.Module:
-    middle = nn.Sequential(nn.BatchNorm1d(16), Centre()) if norm else nn.LayerNorm(16)
+    middle = nn.BatchNorm1d(16) if norm else nn.LayerNorm(16)
     layers = nn.Linear(12, 16), middle, nn.Dropout(0.2), nn.Tanh(), nn.AlphaDropout(0.1), nn.Linear(16, 4)
     return nn.Sequential(*layers).double()
 
@@ -74,7 +61,7 @@ class Finished:
 
 
 # Each row of all ranks, once.
-SEEN = gathered("seen", lambda outputs, targets: len(outputs) + 1000 * int(targets.sum()))
+SEEN = Metric(name="seen", function=lambda one, its: len(one) + 1000 * int(its.sum()), width=0)
 
 
 def run(

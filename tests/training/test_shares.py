@@ -2,44 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import pytest
-
-from tests.contracts.training import Run, clouds, train
+from tests.contracts.training import Run, train
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.strategies import ParamServer, Sync
-from tutti.strategies.sync import SyncWorker
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The shares that `sync`'s workers have at their steps."""
-    shares: list[float] = []
-    step = SyncWorker.step
-
-    def noting(worker: SyncWorker) -> None:
-        shares.append(worker.share)
-        step(worker)
-
-    monkeypatch.setattr(SyncWorker, "step", noting)
-    return shares
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_worker_is_told_its_share_of_each_update(told: list[float], passes: int) -> None:
-    VirtualWorld(4).run(train, Run(Sync(every=passes), data=partial(clouds, 9), epochs=1))
-    assert sorted(told) == [0.0] * 3 + [0.25] * 4 + [1.0]
-
-
-def test_the_last_sample_of_an_epoch_counts_as_much_on_any_number_of_ranks() -> None:
-    """An update of one sample is one worker's, whatever the others' reduction would do with theirs."""
-    run = Run(Sync(reduce="adasum"), data=partial(clouds, 1), epochs=3)
-    alone, many = [VirtualWorld(ranks).run(train, run)[0].weights for ranks in (1, 5)]
-    assert float((alone - many).abs().max()) < 1e-6
-    assert (
-        float((alone - VirtualWorld(1).run(train, Run(run.strategy, data=run.data))[0].weights).norm()) > 0.01
-    )
+from tutti.strategies import ParamServer
 
 
 def test_a_late_worker_leaves_out_what_the_others_have_done() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -78,11 +76,6 @@ def test_of_every_built_in_metric_it_is_known_which_values_are_better() -> None:
     assert (better["loss"], better["mae"], better["accuracy"]) == ("lower", "lower", "higher")
 
 
-def test_early_stopping_needs_no_torch() -> None:
-    program = "import sys, tutti.training.stopping; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
 def test_the_end_has_a_reason() -> None:
     history = losses(0.9, 0.4, 0.5, 0.4)
     why = Ending(patience=2).why(history)
@@ -90,16 +83,6 @@ def test_the_end_has_a_reason() -> None:
     why = Ending(Monitor("train", "accuracy", higher=True), target=0.5).why(history)
     assert why == "training accuracy was 50.00% in epoch 1; the target is 0.5"
     assert Ending().why(history) is None
-
-
-def test_the_first_epoch_is_better_than_none() -> None:
-    assert end(Ending(patience=1), losses(1.0, 1.0)) == 2
-    assert end(Ending(patience=1), losses(math.nan, math.nan)) == 2
-
-
-def test_epochs_without_validation_are_not_counted() -> None:
-    history = [record(epoch, 1.0, validated=epoch % 2 == 0) for epoch in range(1, 9)]
-    assert end(Ending(patience=2), history) == 6
 
 
 @given(st.lists(values, max_size=12), st.integers(1, 5), values.filter(math.isfinite), st.booleans())
@@ -120,18 +103,3 @@ def test_a_run_ends_after_the_first_epoch_of_which_its_rule_is_true(
     numbers = range(1, len(column) + 1)
     assert end(Ending(monitor, patience), history) == next(filter(stands, numbers), None)
     assert end(Ending(monitor, target=target), history) == next(filter(reached, numbers), None)
-
-
-def test_the_best_epoch_is_the_first_of_the_best() -> None:
-    best = Monitor().best(losses(math.nan, 0.5, 0.25, math.nan, 0.25))
-    assert best is not None
-    assert best.epoch == 3
-    assert Monitor().best([]) is None
-    assert Monitor().best(losses(math.nan)) is None
-
-
-def test_the_score_of_an_epoch_is_higher_if_it_is_better() -> None:
-    epoch = record(1, 0.25, accuracy=0.75)
-    assert Monitor().score(epoch) == -0.25
-    assert Monitor("val", "accuracy", higher=True).score(epoch) == 0.75
-    assert Monitor().score(record(1, 0.25, validated=False)) is None

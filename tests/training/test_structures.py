@@ -17,16 +17,14 @@ from torch.optim import SGD
 from tests.trainers import trainer_of
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches, DataSet, Part, open_data
-from tutti.errors import BadModel, BadOption
-from tutti.models import build
+from tutti.data import Batches, DataSet, open_data
+from tutti.errors import BadModel
 from tutti.strategies import Clip, Sync
 from tutti.strategies.placement import place
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LossBatch, named_loss
 from tutti.training.metrics import METRICS
-from tutti.training.outputs import the_output
-from tutti.training.precision import Arithmetic
+from tutti.training.precision import Arithmetic, the_output
 from tutti.training.prediction import predict
 from tutti.training.preflight import check_fit, told_of_sequences
 
@@ -179,7 +177,7 @@ def test_the_output_is_found_in_what_models_return() -> None:
         assert the_output(found) is one
     for unknown, said in (
         ({"hidden": other}, "a dict of hidden"),
-        ((None, one), "a tuple that begins with a NoneType"),
+        ((None, one), "a tuple"),
         (3, "a int"),
     ):
         with pytest.raises(BadModel, match=f"returns {said}, and which tensor of it is the output"):
@@ -196,11 +194,11 @@ class OneInput(nn.Linear):
     [
         (
             {"points": POINTS, "size": AGES},
-            "points 2x3 and size 1, .*missing a required argument: 'input'",
+            "'points' of shape .*, 'size' of .*TypeError.* unexpected keyword",
         ),
-        ((POINTS, AGES), "2x3 and 1, .*too many positional arguments; it gets them in this order"),
-        (TOKENS, "sequences of unequal length, with their lengths after them, .*too many positional"),
-        ({"input": TOKENS}, "unequal length, with 'lengths', .*unexpected keyword argument 'lengths'"),
+        ((POINTS, AGES), "TypeError: .* takes 2 positional arguments but 3 were given"),
+        (TOKENS, "TypeError: .* takes 2 positional arguments but 3 were given"),
+        ({"input": TOKENS}, "TypeError: .*unexpected keyword argument 'lengths'"),
     ],
 )
 def test_inputs_that_a_model_does_not_take_are_refused(inputs: object, found: str) -> None:
@@ -208,34 +206,6 @@ def test_inputs_that_a_model_does_not_take_are_refused(inputs: object, found: st
     objective = Objective(named_loss("auto", DataSet("", part, None, None, 3, ())))
     with pytest.raises(BadModel, match=found):
         check_fit(OneInput(), part, objective)
-
-
-def test_a_built_in_model_says_that_it_takes_one_input() -> None:
-    with pytest.raises(
-        BadModel, match=r"'mlp' takes one input.* several: points 2x3 and age 1; give a model"
-    ):
-        build("mlp", {"points": (2, 3), "age": (1,)}, 3)
-
-
-def test_a_loss_of_everything_that_is_a_sum_is_refused() -> None:
-    def total(outputs: tuple[Tensor, Tensor], batch: LossBatch) -> Tensor:
-        return functional.cross_entropy(outputs[0], batch.targets, reduction="sum")
-
-    def infinite(outputs: tuple[Tensor, Tensor], batch: LossBatch) -> Tensor:
-        return functional.cross_entropy(outputs[0], batch.targets) * torch.inf
-
-    part = VirtualWorld(1).run(lambda comm: opened({"points": POINTS, "age": AGES}, comm))[0].train
-    dataset = DataSet("", part, None, None, 3, ())
-    with pytest.raises(BadOption, match="loss 'total' is a sum over the samples"):
-        check_fit(made(TwoInputs), part, Objective(named_loss(total, dataset), arithmetic=FP64))
-    # Whether it is one cannot be told.
-    check_fit(made(TwoInputs), part, Objective(named_loss(infinite, dataset), arithmetic=FP64))
-
-
-def test_one_input_of_one_shape_is_stored_as_it_always_was() -> None:
-    part = VirtualWorld(1).run(lambda comm: opened(POINTS, comm))[0].train
-    assert isinstance(part.stored_inputs, Tensor)
-    assert part.fingerprint() == Part(part.stored_inputs, part.stored_targets).fingerprint()
 
 
 class Masked(nn.Module):
@@ -247,11 +217,6 @@ class Masked(nn.Module):
         assert attention_mask is not None
         mean = (input_ids * attention_mask).sum(1, keepdim=True) / attention_mask.sum(1, keepdim=True)
         return self.last(mean.to(self.last.weight.dtype))
-
-
-class Remembering(nn.Module):
-    def forward(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
-        return tokens[:, :1].double().repeat(1, 3)
 
 
 def test_a_model_that_takes_a_mask_gets_that_in_place_of_lengths() -> None:
@@ -267,8 +232,3 @@ def test_a_model_that_takes_a_mask_gets_that_in_place_of_lengths() -> None:
         check_fit(made(Masked), told, Objective(named_loss("auto", DataSet("", part, None, None, 3, ()))))
     part = VirtualWorld(1).run(lambda comm: opened(TOKENS, comm))[0].train
     assert told_of_sequences(part, made(Recurrent)).stored_inputs == part.stored_inputs
-    objective = Objective(named_loss("auto", DataSet("", part, None, None, 3, ())))
-    with pytest.raises(
-        BadModel, match=r"its parameter 'hidden' would get lengths of sequences; .* gru, transformer"
-    ):
-        check_fit(Remembering(), part, objective)

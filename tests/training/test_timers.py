@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 from tests.contracts.strategy import NAMES, brisk, world
-from tests.contracts.training import Outcome, Run, tiny, train
+from tests.contracts.training import Outcome, Run, train
+from tests.trainers import trainer_of
+from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.records.run import STAGES
-from tutti.strategies import STRATEGIES, Sync
+from tutti.data.batches import Batches
+from tutti.records.run import STAGES, EpochRecord, by_rank
+from tutti.records.stragglers import straggler
+from tutti.strategies import STRATEGIES, Clip, Sync
 from tutti.strategies.measurements import Stopwatch, Traffic
-from tutti.training.timers import EXCHANGE, StageTimer, look_s
+from tutti.strategies.placement import place
+from tutti.training.losses import LOSSES
+from tutti.training.timers import EXCHANGE, StageTimer
 
 SLOW = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)
 COST = 0.25
@@ -44,24 +46,14 @@ def test_each_lap_belongs_to_its_stage_and_a_start_to_none() -> None:
     assert stages.start() == 100.0
     hand.now = 101.0
     stages.lap("copy")
-    taken, measuring_s = stages.take(0.125)
+    taken = stages.take()
     assert {stage: seconds for stage, seconds in taken.items() if seconds} == {
         "data": 2.0,
         "forward": 2.0,
         "backward": 3.0,
         "copy": 1.0,
     }
-    assert measuring_s == 5 * 0.125
-    assert stages.take(1.0) == (dict.fromkeys(STAGES, 0.0), 0.0)
-
-
-def test_no_stage_has_more_of_a_lap_than_there_is() -> None:
-    hand = Hand()
-    stages = StageTimer(hand)
-    for now, waited in ((1.0, 0.75), (2.0, 5.0)):  # the second has waited before the lap began, too
-        hand.now = now
-        stages.lap("data", {"extract": waited})
-    assert {stage: s for stage, s in stages.seconds().items() if s} == {"extract": 1.75, "data": 0.25}
+    assert stages.take() == dict.fromkeys(STAGES, 0.0)
 
 
 def test_an_exchange_is_divided_into_waiting_updating_and_the_rest() -> None:
@@ -73,15 +65,9 @@ def test_an_exchange_is_divided_into_waiting_updating_and_the_rest() -> None:
     hand.now = 10.0
     stages.lap(EXCHANGE)
     stages.divide(Traffic(wait_s=1.5), updating)
-    taken, _ = stages.take(0.0)
+    taken = stages.take()
     assert (taken["wait"], taken["update"], taken["reduce"]) == (1.5, 3.0, 5.5)
     assert updating.seconds == 0.0
-
-
-def test_a_look_at_the_clock_costs_something_in_real_time_and_nothing_in_virtual() -> None:
-    assert look_s(Hand()) == 0.0
-    ticks = iter(range(10_000))
-    assert look_s(lambda: float(next(ticks))) == 1.01
 
 
 def outcomes(run: Run, on: VirtualWorld) -> list[Outcome]:
@@ -112,33 +98,39 @@ def test_no_strategy_counts_more_than_its_steps_took(name: str) -> None:
         assert all(min(rank.stages.values()) >= 0.0 for rank in record.ranks)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_optimizers_work_is_an_update(name: str) -> None:
-    strategy = brisk(STRATEGIES[name])
+PER_SAMPLE_S = 1e-3
 
-    def program(comm: Communicator) -> tuple[float, float]:
-        calls, before = [], []
 
-        class Slow(torch.optim.SGD):
-            def step(self) -> None:
-                calls.append(COST)
-                comm.compute(COST)
-                super().step()
+def trained(slow: int | None, meets: bool = True) -> list[EpochRecord]:
+    """The epochs of three ranks, one of which takes twice as long for a sample."""
 
-        def model() -> nn.Module:
-            made = tiny()
-            made.register_forward_pre_hook(lambda *_: before.append(sum(calls)))
-            return made
+    def run(comm: Communicator) -> list[EpochRecord]:
+        replica = place(model(), comm, Sync.home)
+        optimizer = torch.optim.SGD(replica.module.parameters(), lr=0.1)
+        return trainer_of(
+            comm=comm,
+            replica=replica,
+            worker=Sync().worker(replica, comm, optimizer, Clip()),
+            optimizer=optimizer,
+            batches=Batches(blobs(60), 12, comm.rank, comm.size),
+            loss=LOSSES["cross_entropy"],
+            metrics=[],
+            epochs=2,
+            seconds_per_sample=PER_SAMPLE_S * (2 if comm.rank == slow else 1),
+            meets=meets,
+        ).fit()
 
-        def optimizer(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-            return Slow(parameters, lr=0.1)
+    return VirtualWorld(3).run(run)[0]
 
-        found = train(comm, replace(Run(strategy), model=model, optimizer=optimizer))
-        assert found is not None
-        updates = sum(record.ranks[comm.rank].stages["update"] for record in found.history)
-        return updates, sum(calls) - before[0]
 
-    found = world(strategy).run(program)
-    for updates, worked in found:
-        assert updates == pytest.approx(worked)
-    assert sum(updates for updates, _ in found) > 0
+def test_a_delay_that_hides_in_the_exchange_is_laid_to_who_has_it() -> None:
+    history = trained(slow=1)
+    assert [(rank.compared, rank.last) for rank in history[-1].ranks] == [(5, 0), (5, 5), (5, 0)]
+    assert history[-1].ranks[0].own_s == torch.tensor(4 * PER_SAMPLE_S).item()
+    found = straggler(by_rank(history))
+    assert found is not None
+    assert (found.rank, found.share, round(found.ratio, 6)) == (1, 1.0, 2.0)
+
+
+def test_nothing_is_compared_of_workers_that_do_not_meet() -> None:
+    assert [rank.compared for rank in trained(slow=1, meets=False)[-1].ranks] == [0, 0, 0]

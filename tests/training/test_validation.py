@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import cast
 
@@ -22,19 +21,17 @@ from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
-from tutti.errors import BadOption, TuttiError, UnknownName
-from tutti.launch.exit_reports import cause, failure
+from tutti.errors import BadOption, TuttiError
 from tutti.load_object import load_object
-from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.run import EpochRecord
 from tutti.replica import Memory, Replica
-from tutti.state import State, saved_by
-from tutti.training.evaluation import Objective, Tally, evaluate
+from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.metrics.base import gathered
+from tutti.training.metrics.base import Metric
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.validation import VALIDATIONS, ValidationTask, background
-from tutti.training.validation.background import Background, BackgroundEvaluator
+from tutti.training.validation.background import Background
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
 LOSS = LOSSES["cross_entropy"]
@@ -48,7 +45,7 @@ def no_process_is_left() -> Iterator[None]:
 
 
 # Each row of all ranks, once.
-SEEN = gathered("seen", lambda outputs, targets: len(outputs) + 1000 * int(targets.sum()))
+SEEN = Metric(name="seen", function=lambda one, its: len(one) + 1000 * int(its.sum()), width=0)
 
 
 def run(
@@ -123,52 +120,6 @@ def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(val
         assert found[1] != expected
 
 
-@pytest.mark.parametrize(("ranks", "others"), [(1, "pause"), (2, "background"), (3, "distributed")])
-@pytest.mark.parametrize("validate", ["distributed", "background"])
-def test_results_that_are_under_way_come_after_a_resume(validate: str, ranks: int, others: str) -> None:
-    def weights(module: nn.Module, epoch: int) -> None:
-        torch.manual_seed(epoch)
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                if tensor.is_floating_point():
-                    tensor.uniform_(0.1, 1.0)
-
-    def leave(comm: Communicator) -> tuple[list[Evaluation], State]:
-        replica = Replica(model(norm=True))
-        validation = VALIDATIONS[validate](task(replica, comm))
-        for epoch in range(2):
-            weights(replica.module, epoch)
-            validation.begin()
-        weights(replica.module, 7)
-        comm.barrier()
-        state = deepcopy(validation.state())
-        left = validation.collect(everything=True)
-        validation.close()
-        return left, state
-
-    def go_on(comm: Communicator) -> list[Evaluation]:
-        replica = Replica(model(norm=True))
-        weights(replica.module, 7)
-        validation = VALIDATIONS[others](task(replica, comm))
-        validation.load_state(saved[comm.rank])
-        validation.begin()
-        found = validation.collect(everything=True)
-        validation.close()
-        return found
-
-    (expected, first), (_, second) = VirtualWorld(2).run(leave)
-    assert len(expected) == 2
-    saved = saved_by([first, second], ranks)
-    for found in VirtualWorld(ranks).run(go_on):
-        assert found[:-1] == expected
-        assert found[-1].loss not in [one.loss for one in expected]
-
-
-def test_a_way_to_validate_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'background'"):
-        run("backgrund", 1)
-
-
 def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> ValidationTask:
     return ValidationTask(
         replica, VALIDATION, comm, Objective(LOSS, [METRICS["accuracy"], SEEN], 4, arithmetic)
@@ -204,46 +155,24 @@ def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_f
     VirtualWorld(1).run(program)
 
 
-def test_weights_that_processes_share_are_not_touched() -> None:
-    shared = torch.zeros(4096).share_memory_()
-
-    def program(comm: Communicator) -> None:
-        replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
-        background = Background(task(replica, comm))
-        background.begin()
-        replica.flats[0].weights.zero_()
-        (found,) = background.collect(everything=True)
-        background.close()
-        assert found.loss == evaluate(model(), VALIDATION, comm, Objective(LOSS)).total(comm).loss
-        assert not shared.any()
-
-    VirtualWorld(1).run(program)
+def beside(comm: Communicator, function: Callable[[], float], module: nn.Module | None = None) -> Background:
+    """One that computes a metric of all samples by a function, in the other process or here."""
+    metric = Metric(name="own", function=lambda outputs, targets: function(), width=0)
+    return Background(ValidationTask(Replica(module or model()), VALIDATION, comm, Objective(LOSS, [metric])))
 
 
-def wait_for_result(process: BackgroundEvaluator) -> None:
+def found_beside(comm: Communicator, one: Background) -> dict[str, float]:
     """Training never waits for the other process; these tests do."""
-    process._connection.poll(100)
-    assert process.poll() == 1
+    one.begin()
+    assert one._connection.poll(100)
+    one._poll()
+    (found,) = one.collect(everything=False)
+    one.close()
+    return found.metrics
 
 
-def test_what_the_other_process_has_done_is_not_done_again() -> None:
-    def count() -> Tally:
-        nonlocal here
-        here += 1
-        tally = Tally(Objective(LOSS))
-        tally.samples = os.getpid()
-        return tally
-
-    here = 0
-    process = BackgroundEvaluator(Replica(model()), count)
-    process.snapshot()
-    wait_for_result(process)
-    process.snapshot()
-    process.finish()
-    assert process.poll() == 2
-    first, second = (int(process.take().counts[0]) for _ in range(2))
-    assert first != os.getpid()
-    assert (second == os.getpid()) == (here == 1)
+def alone(program: Callable[[Communicator], None]) -> None:
+    VirtualWorld(1).run(program)
 
 
 class Counting(nn.Module):
@@ -251,19 +180,18 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(2, 1)
+        self.layer = nn.Linear(12, 4)
         self.register_buffer("mean", torch.zeros(3))
         self.register_buffer("seen", torch.tensor(0))
 
+    def forward(self, inputs: Tensor) -> Tensor:
+        held = {float(n) for one in (*self.parameters(), *self.buffers()) for n in one.detach().flatten()}
+        assert len(held) == 1
+        return torch.full((len(inputs), 4), held.pop())
+
     def put(self, number: int) -> None:
-        """Set all of it."""
         for tensor in (*self.parameters(), *self.buffers()):
             tensor.detach().fill_(number)
-
-    def held(self) -> set[float]:
-        """The numbers that are there."""
-        held = (*self.parameters(), *self.buffers())
-        return {float(n) for tensor in held for n in tensor.detach().flatten()}
 
 
 class OfKeras(Counting):
@@ -273,89 +201,97 @@ class OfKeras(Counting):
 
     def __init__(self) -> None:
         super().__init__()
-        self.variance = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+        self.built, self.variance = True, nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+
+    def forward(self, inputs: Tensor, training: bool = False) -> Tensor:
+        return super().forward(inputs)
 
 
 @pytest.mark.parametrize("kind", [Counting, OfKeras])
-@pytest.mark.parametrize("beside_training", [True, False])
-def test_statistics_are_evaluated_as_they_were_with_the_weights(
-    kind: type[Counting], beside_training: bool
+def test_statistics_are_evaluated_as_they_were_with_the_weights(kind: type[Counting]) -> None:
+    def program(comm: Communicator) -> None:
+        module = kind()
+        first = Metric(name="first", function=lambda outputs, targets: float(outputs[0, 0]), width=0)
+        one = Background(ValidationTask(Replica(module), VALIDATION, comm, Objective(LOSS, [first])))
+        for number in (1, 2):
+            module.put(number)
+            one.begin()
+        module.put(3)
+        assert [found.metrics for found in one.collect(everything=True)] == [{"first": 1.0}, {"first": 2.0}]
+        one.close()
+        assert module(torch.zeros(1, 12))[0, 0] == 3
+
+    alone(program)
+
+
+def test_it_runs_in_another_process_on_time_that_nobody_else_wants() -> None:
+    def program(comm: Communicator) -> None:
+        # What is gathered is computed here; what the other process says of itself its outputs have.
+        assert found_beside(comm, beside(comm, lambda: 1.0, Telling())) == {"own": 1.0}
+
+    class Telling(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(12, 4)
+            self.parent = os.getpid()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            assert os.getpid() != self.parent
+            assert os.getpriority(os.PRIO_PROCESS, 0) == 19
+            return super().forward(inputs)
+
+    alone(program)
+
+
+class Broken(nn.Linear):
+    """Fails in another process: by an error, or by a signal."""
+
+    def __init__(self, killed: bool) -> None:
+        super().__init__(12, 4)
+        self.killed, self.parent = killed, os.getpid()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if os.getpid() != self.parent:
+            if self.killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("no such class")
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("killed", "error", "said"),
+    [
+        (False, RuntimeError, r"(?s)beside training failed.*no such class"),
+        (True, TuttiError, r"was killed; .*--validate pause"),
+    ],
+)
+def test_what_fails_beside_training_is_an_error_of_training(
+    killed: bool, error: type[Exception], said: str
 ) -> None:
-    here, module = os.getpid(), kind()
+    def program(comm: Communicator) -> None:
+        one = beside(comm, lambda: 1.0, Broken(killed))
+        try:
+            with pytest.raises(error, match=said):
+                found_beside(comm, one)
+        finally:
+            one.close()
 
-    def check() -> Tally:
-        tally = Tally(Objective(LOSS))
-        while not beside_training and os.getpid() != here:
-            signal.pause()
-        (tally.samples,) = map(int, module.held())
-        return tally
-
-    process = BackgroundEvaluator(Replica(module), check)
-    for number in (1, 2):
-        module.put(number)
-        process.snapshot()
-    module.put(3)
-    while beside_training and process.poll() < 2:
-        process._connection.poll(100)
-    process.finish()
-    assert [int(process.take().counts[0]) for _ in range(2)] == [1, 2]
-    assert module.held() == {3.0}
-
-
-def test_an_error_beside_training_is_an_error_of_training() -> None:
-    def broken() -> Tally:
-        raise ValueError("no such class")
-
-    process = BackgroundEvaluator(Replica(model()), broken)
-    process.snapshot()
-    with pytest.raises(RuntimeError, match=r"(?s)beside training failed.*no such class"):
-        wait_for_result(process)
-    process.close()
-
-
-def test_a_killed_process_beside_training_is_named_with_the_remedy() -> None:
-    process = BackgroundEvaluator(Replica(model()), lambda: os.kill(os.getpid(), signal.SIGKILL))
-    process.snapshot()
-    with pytest.raises(TuttiError, match=r"was killed; .*--validate pause") as caught:
-        wait_for_result(process)
-    process.close()
-    report = failure(1, caught.value, caught.tb)
-    error, _ = cause([report], [])
-    assert (str(error), type(error)) == (str(caught.value), TuttiError), "one sentence, no traceback"
-
-
-def test_it_runs_on_time_that_nobody_else_wants() -> None:
-    def report() -> Tally:
-        tally = Tally(Objective(LOSS))
-        tally.samples = os.getpriority(os.PRIO_PROCESS, 0)
-        return tally
-
-    process = BackgroundEvaluator(Replica(model()), report)
-    process.snapshot()
-    wait_for_result(process)
-    process.close()
-    assert int(process.take().counts[0]) == 19
+    alone(program)
 
 
 def test_a_model_that_no_other_process_can_have_is_refused_with_the_remedy() -> None:
-    module = model()
-    module.lock = threading.Lock()
-    with pytest.raises(BadOption, match=r"cannot be done \(TypeError: .*lock.*; use --validate distributed"):
-        BackgroundEvaluator(Replica(module), lambda: Tally(Objective(LOSS)))
+    def program(comm: Communicator) -> None:
+        module = model()
+        module.lock = threading.Lock()
+        with pytest.raises(
+            BadOption, match=r"cannot be done \(TypeError: .*lock.*; use --validate distributed"
+        ):
+            beside(comm, lambda: 1.0, module)
+
+    alone(program)
 
 
 def test_a_model_of_a_file_is_evaluated_by_the_same_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("import torch\nclass Mine(torch.nn.Linear):\n    def samples(self): return 7\n")
-    module = cast("Callable[..., nn.Module]", load_object(f"{file}:Mine", "model"))(2, 1)
-
-    def count() -> Tally:
-        tally = Tally(Objective(LOSS))
-        tally.samples = module.samples()
-        return tally
-
-    process = BackgroundEvaluator(Replica(module), count)
-    process.snapshot()
-    wait_for_result(process)
-    process.close()
-    assert int(process.take().counts[0]) == 7
+    file.write_text("import torch\nclass Mine(torch.nn.Linear):\n    pass\n")
+    module = cast("Callable[..., nn.Module]", load_object(f"{file}:Mine", "model"))(12, 4)
+    alone(lambda comm: found_beside(comm, beside(comm, lambda: 1.0, module)))

@@ -30,8 +30,12 @@ from tutti.state import Saved, State, Values, found_under, name_of, put_under, w
 from tutti.strategies.base import Pace
 from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
-from tutti.training.module_state import ModuleState, PlainAttributes
-from tutti.training.random_state import load_random_state, random_state
+from tutti.training.module_state import (
+    ModuleState,
+    PlainAttributes,
+    load_random_state,
+    random_state,
+)
 
 WEIGHTS: Final = "weights"
 """The first word of the names of a model's weights."""

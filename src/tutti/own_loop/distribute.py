@@ -34,7 +34,7 @@ from tutti.parameter_server.base import Centre
 from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.training.evaluation import average_buffers
-from tutti.training.forward_writes import max_norm_of
+from tutti.training.preflight import max_norm_of
 
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)

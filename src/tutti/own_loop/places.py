@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from tutti.errors import BadOption
 from tutti.object_state import load_state_of, state_of
 from tutti.state import Values
-from tutti.training.random_state import load_random_state, random_state
+from tutti.training.module_state import load_random_state, random_state
 
 T = TypeVar("T")
 

@@ -92,8 +92,6 @@ class RankRecord(Record):
         samples: training samples that it computed.
         stages: its seconds by stage, one of `STAGES`. Where validation is distributed, those since the record
             before: the time of a validation is in the next record, of the last one in the last.
-        measuring_s: the seconds that measuring took, estimated from the cost of reading the clock once; they
-            are contained in `stages`.
         exchanges: the number of exchanges with other ranks.
         bytes_sent: what it sent or wrote for others to read, in bytes.
         dropped: gradients of its own that came too late and were not used.
@@ -112,7 +110,6 @@ class RankRecord(Record):
     updates: int = 0
     samples: int = 0
     stages: dict[str, float] = field(default_factory=dict)
-    measuring_s: float = 0.0
     exchanges: int = 0
     bytes_sent: int = 0
     dropped: int = 0

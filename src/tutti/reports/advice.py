@@ -31,14 +31,14 @@ _UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer
 def where_the_time_went(
     history: Sequence[EpochRecord], config: Mapping[str, Any], facts: StrategyFacts | None
 ) -> str:
-    """Advise a run by its epochs, and say what the measuring took; "" if there are none."""
+    """Advise a run by its epochs; "" if there are none."""
     ranks = stages_by_rank(history)
     if not ranks:
         return ""
     changed = any(len(epoch.ranks) != len(ranks) for epoch in history)
     on = f"on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}, as at the end, " if changed else ""
     said = advice(ranks, config, facts, straggler(by_rank(history)))
-    return f"{on}{said}; measuring took {measuring_share(ranks):.2%}"
+    return on + said
 
 
 def advice(
@@ -78,20 +78,13 @@ def advice(
 
 
 def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
-    """Sum each rank's seconds by stage over the epochs, with those of measuring, and its samples."""
+    """Sum each rank's seconds by stage over the epochs, and its samples."""
     found = []
     for ranks in by_rank(history):
         totals = {stage: sum(rank.stages.get(stage, 0.0) for rank in ranks) for stage in STAGES}
-        totals["measuring"] = sum(rank.measuring_s for rank in ranks)
         totals["samples"] = sum(rank.samples for rank in ranks)
         found.append(totals)
     return found
-
-
-def measuring_share(ranks: Sequence[Mapping[str, float]]) -> float:
-    """Return the share of the time that measuring it took, in [0, 1]."""
-    whole = sum(rank.get(stage, 0.0) for rank in ranks for stage in STAGES)
-    return sum(rank.get("measuring", 0.0) for rank in ranks) / whole if whole else 0.0
 
 
 def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: int) -> str:

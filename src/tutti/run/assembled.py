@@ -37,10 +37,9 @@ from tutti.training.evaluation import named_buffers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.losses import weights_in
-from tutti.training.losses.class_weights import BALANCED
-from tutti.training.points import Points
+from tutti.training.losses.weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
-from tutti.training.progress import Progress, Several, progress_on
+from tutti.training.progress import Points, Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.trainer import Trainer
 from tutti.training.weights import refuse_unstorable, weights_to_bytes
@@ -144,9 +143,9 @@ class AssembledRun:
                 outputs_for(data),
                 None,
             )
-            if trainer.stopped is not None:
+            if trainer.course.stopped is not None:
                 assert saver is not None, "nothing else stops a run"
-                return self._stopped(outcome, trainer.stopped, saver, book)
+                return self._stopped(outcome, trainer.course.stopped, saver, book)
             heartbeat.doing(TESTING)
             summary = self._judge(trainer, history)
             self._predict(folder)
@@ -229,15 +228,15 @@ class AssembledRun:
     def _judge(self, trainer: Trainer, history: list[EpochRecord]) -> Summary:
         """Evaluate the model that the run has ended with (collective)."""
         task, monitor = self.parts.task, self.parts.ending.monitor
-        best = trainer.restored or monitor.best(history)
+        best = trainer.course.restored or monitor.best(history)
         test = task.evaluate(task.dataset.test, self.parts.workers.comm)
         return replace(
             Summary.of(history, test, task.parameters, self.start.world),
-            validation=trainer.final,
-            ended_early=trainer.ended,
+            validation=trainer.course.final,
+            ended_early=trainer.course.ended,
             best_epoch=None if best is None else best.epoch,
             best_by=str(monitor),
-            restored=trainer.restored is not None,
+            restored=trainer.course.restored is not None,
         )
 
     def _predict(self, folder: RunFolder | None) -> None:

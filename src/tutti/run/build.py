@@ -58,7 +58,7 @@ from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending, Monitor
-from tutti.training.target_kinds import are_flags
+from tutti.training.targets import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
 

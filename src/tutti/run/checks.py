@@ -22,7 +22,7 @@ from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.training.losses import LOSSES, with_options
-from tutti.training.losses.class_weights import given_weights
+from tutti.training.losses.weights import given_weights
 from tutti.training.metrics import better_of_names, check_metrics
 from tutti.training.stopping import Ending, Monitor
 

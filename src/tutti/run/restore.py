@@ -160,7 +160,7 @@ def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> 
     begun = training["epoch"] * per_epoch
     # Of other workers nobody has counted yet what is left of the epoch for them.
     alike = training.get("per_epoch", per_epoch) == per_epoch
-    made = begun + training["places"][0]["round"] if alike else begun
+    made = begun + saved.shared["batches"]["rounds"][0] if alike else begun
     if max(made, begun + 1) > schedule.updates:
         raise BadOption(
             f"the run would end after {schedule.updates:,} steps, and {checkpoint.path} was made after "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -18,8 +18,6 @@ LATEST: Final = 10_000
 
 EXACT: Final = 64
 """From here on a record counts staleness by powers of two."""
-
-_SUMMED: Final = ("exchanges", "bytes_sent", "dropped", "skipped")
 
 
 @dataclass
@@ -70,29 +68,14 @@ class Traffic:
     def values(self) -> Values:
         """Return the counts, to be loaded another time."""
         ages_s = torch.tensor(list(self.ages_s), dtype=torch.float64)
-        return {**vars(self), **self.counts(), "ages_s": ages_s}
-
-    def counts(self) -> Values:
-        """Return what may be added to that of other workers: all but times."""
         staleness = {str(updates): count for updates, count in self.staleness.items()}
-        return {**{name: getattr(self, name) for name in _SUMMED}, "staleness": staleness}
-
-    def load_counts(self, workers: Iterable[Values]) -> None:
-        """Count on from what `counts` has returned of several workers, together."""
-        for counts in workers:
-            for name in _SUMMED:
-                setattr(self, name, getattr(self, name) + counts.get(name, 0))
-            self._add_staleness(counts.get("staleness", {}))
+        return {**vars(self), "staleness": staleness, "ages_s": ages_s}
 
     def load(self, values: Values) -> None:
         """Count on from the counts that `values` has returned."""
         vars(self).update(values)
-        self.staleness = Counter()
-        self._add_staleness(values["staleness"])
+        self.staleness = Counter({int(updates): count for updates, count in values["staleness"].items()})
         self.ages_s = deque(values["ages_s"].tolist(), maxlen=LATEST)
-
-    def _add_staleness(self, counts: Mapping[str, int]) -> None:
-        self.staleness.update({int(updates): count for updates, count in counts.items()})
 
     def figures(self) -> dict[str, Any]:
         """Return the counts for a record; ages as mean, 99th percentile and maximum."""
@@ -125,12 +108,11 @@ class Stopwatch:
     Attributes:
         clock: what it looks at, in seconds.
         seconds: since they were last taken.
-        looks: how often it has looked at the clock.
         trace: where each time is noted as an update; None: nowhere.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self.clock, self.seconds, self.looks = clock, 0.0, 0
+        self.clock, self.seconds = clock, 0.0
         self.trace: Trace | None = None
 
     def __enter__(self) -> None:
@@ -139,6 +121,5 @@ class Stopwatch:
     def __exit__(self, *_: object) -> None:
         ended = self.clock()
         self.seconds += ended - self._began
-        self.looks += 2
         if self.trace is not None:
             self.trace.add("update", self._began, ended)

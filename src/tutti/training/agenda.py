@@ -83,15 +83,7 @@ class Decision:
 
 
 class Agenda:
-    """The meetings of a run's ranks (collective over the ranks).
-
-    Args:
-        comm: the ranks.
-        wishes: the reasons to meet.
-
-    Attributes:
-        free: the workers wait for nobody.
-    """
+    """The meetings of a run's ranks (collective). Attribute `free`: the workers wait for nobody."""
 
     def __init__(self, comm: Communicator, wishes: Wishes) -> None:
         self._comm, self._wishes = comm, wishes
@@ -111,22 +103,13 @@ class Agenda:
         self._look_after(step, LOOK_STEPS if self.free else 1)
 
     def calls(self, step: int) -> bool:
-        """Tell whether the ranks meet after this step; cheap where they do not.
-
-        Args:
-            step: updates that this rank has made.
-        """
+        """Return whether the ranks meet after so many updates of this rank; cheap where they do not."""
         if step < self._next:
             return False
         return self._look(step) if self._counter is None else self._count(step)
 
     def decide(self, step: int, epoch: int) -> Decision:
-        """Decide, when the ranks have met (collective).
-
-        Args:
-            step: updates that this rank has made.
-            epoch: epochs that are complete.
-        """
+        """Decide, when the ranks have met, after so many updates and complete epochs (collective)."""
         stops, saves, copies = self._wants_stop(), self._wants_save(step, epoch), self._wants_copy()
         votes = torch.tensor([float(stops), float(saves), float(copies)])
         self._comm.all_reduce(votes)
@@ -149,11 +132,7 @@ class Agenda:
         self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
 
     def keeps_end(self, early: bool) -> bool:
-        """Tell whether the state is saved at the end of the run: the same on all ranks.
-
-        Args:
-            early: it ends early, and may be resumed with another rule.
-        """
+        """Return whether the state is saved at the end of the run, which may be early; on all ranks alike."""
         kept = early or self._wishes.end or self._has_saved
         return self._wishes.every is not None and kept
 
@@ -200,7 +179,7 @@ class Agenda:
         return bool(meets) or by_steps
 
     def _count(self, step: int) -> bool:
-        """Ask for a meeting if one is wanted here; tell whether one is wanted anywhere."""
+        """Ask for a meeting if one is wanted here; return whether one is wanted anywhere."""
         assert self._counter is not None
         self._look_after(step, LOOK_STEPS)
         wanted = self._wants_stop() or self._wants_copy() or self._wants_save(step, self._saved_epoch)

@@ -29,11 +29,7 @@ class SpeedBalance:
         rank 0        ■■■■■■■■■■■■■│■■■■■■■■■■■■■│  speeds 3 : 1  │■■■■■■■■■■■■■■■■■■■■■│
         rank 1 slow   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■│■■■■■■■■■■■■■■■■■■■■■│
 
-    Args:
-        batches: this rank's batches; one update is split over all ranks.
-        comm: all ranks of the job.
-        first: updates before the first comparison.
-        every: updates between two comparisons after that.
+    `first` updates are made before the first comparison, `every` between two after that.
     """
 
     def __init__(

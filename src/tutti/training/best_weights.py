@@ -21,12 +21,12 @@ from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
 from tutti.state import Held, Saved, State, TensorPiece, Values, fill, find, name_of, pieces_of, whole_piece
-from tutti.training.evaluation import load_buffers, named_buffers, untrained
+from tutti.training.evaluation import load_buffers, named_buffers
 from tutti.training.module_state import ModuleState
 from tutti.training.stopping import Monitor
 
 EPOCHS: Final = "epochs"
-"""The first word of the names of kept weights, in a checkpoint; the number of the epoch follows."""
+"""The first word of the names of kept weights in a checkpoint, before the number of the epoch."""
 
 
 @dataclass(frozen=True)
@@ -36,43 +36,29 @@ class KeptEpoch:
     Attributes:
         pieces: this rank's slice of the weights, and its parts of those that torch.distributed has divided.
         buffers: all by name, the same on every rank that holds them.
-        untrained: parameters that are not trained, which a forward pass may change.
         extra: the extra states of its modules.
     """
 
     pieces: list[TensorPiece]
     buffers: dict[str, Tensor]
-    untrained: dict[str, Tensor]
     extra: Values
 
 
 class BestWeights:
-    """The weights of the best epoch so far, and of those of which it is not known yet how good they are.
+    """The weights of the best epoch so far, and of those of which it is not known yet how good they are."""
 
-    Args:
-        replica: the model.
-        module_state: the extra states of its modules.
-        comm: the ranks that hold the same weights.
-        monitor: decides which epoch is the best.
-    """
-
-    def __init__(
-        self,
-        replica: Replica,
-        module_state: ModuleState,
-        comm: Communicator,
-        monitor: Monitor,
-    ) -> None:
+    def __init__(self, replica: Replica, comm: Communicator, monitor: Monitor | None) -> None:
         self._replica, self._comm, self._monitor = replica, comm, monitor
+        self._module_state = ModuleState(replica.module)
         self._kept: dict[int, KeptEpoch] = {}
-        self._module_state = module_state
 
     def keep(self, epoch: int) -> None:
-        """Copy the weights and all else that the replica has after an epoch (collective)."""
+        """Copy all that the replica has after an epoch (collective)."""
+        if self._monitor is None:
+            return
         pieces = [replace(piece, values=piece.values.clone()) for piece in self._pieces(epoch)]
         buffers = {name: buffer.clone() for name, buffer in named_buffers(self._replica.module).items()}
-        fixed = {name: parameter.clone() for name, parameter in untrained(self._replica).items()}
-        self._kept[epoch] = KeptEpoch(pieces, buffers, fixed, deepcopy(self._module_state.extra()))
+        self._kept[epoch] = KeptEpoch(pieces, buffers, deepcopy(self._module_state.extra()))
         # Ranks that see the same weights must not train on before all have their copy.
         self._comm.barrier()
 
@@ -100,52 +86,41 @@ class BestWeights:
             for flat in self._replica.flats:
                 self._comm.all_gather(flat.weights)
         load_buffers(self._replica.module, kept.buffers)
-        with torch.no_grad():
-            for name, parameter in untrained(self._replica).items():
-                parameter.copy_(kept.untrained[name])
         self._module_state.load_extra(kept.extra)
         return best
 
     def state(self) -> State:
         """Return all that is kept."""
         joint = Held([piece for kept in self._kept.values() for piece in kept.pieces])
-        buffers = {str(epoch): kept.buffers for epoch, kept in self._kept.items()}
-        fixed = {str(epoch): kept.untrained for epoch, kept in self._kept.items()}
-        extra = {str(epoch): kept.extra for epoch, kept in self._kept.items()}
-        return State(joint, shared={"buffers": buffers, "untrained": fixed, "extra": extra})
+        epochs = {str(epoch): [kept.buffers, kept.extra] for epoch, kept in self._kept.items()}
+        return State(joint, shared={"epochs": epochs})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on with what was kept."""
-        shared = saved.shared
-        for epoch, buffers in shared.get("buffers", {}).items():  # without --restore-best nothing was kept
-            pieces = list(self._read(saved, int(epoch)))
-            fixed, extra = shared["untrained"][epoch], shared["extra"][epoch]
-            self._kept[int(epoch)] = KeptEpoch(pieces, buffers, fixed, extra)
+        """Go on with what was kept, if this run keeps something."""
+        if self._monitor is not None:
+            for name, (buffers, extra) in saved.shared["epochs"].items():
+                self._kept[int(name)] = KeptEpoch(list(self._read(saved, int(name))), buffers, extra)
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
-        return self._monitor.best(record for record in history if record.epoch in self._kept)
+        known = (record for record in history if record.epoch in self._kept)
+        return None if self._monitor is None else self._monitor.best(known)
 
     def _read(self, saved: Saved, epoch: int) -> Iterator[TensorPiece]:
         for flat in self._replica.flats:
             vector, mine = torch.zeros_like(flat.weights), self._mine(flat)
-            fill(saved.joint.tensors, prefix_of(epoch), flat, vector, mine)
-            for piece in pieces_of(prefix_of(epoch), flat, vector, mine):
+            fill(saved.joint.tensors, f"{EPOCHS}/{epoch}", flat, vector, mine)
+            for piece in pieces_of(f"{EPOCHS}/{epoch}", flat, vector, mine):
                 yield replace(piece, values=piece.values.clone())
         for name, parameter in self._replica.scattered:
-            full, part = name_of(prefix_of(epoch), name), local(parameter.detach())
+            full, part = name_of(f"{EPOCHS}/{epoch}", name), local(parameter.detach())
             yield whole_piece(full, torch.empty_like(part).copy_(find(saved.joint.tensors, full, part)))
 
     def _pieces(self, epoch: int) -> Iterator[TensorPiece]:
-        """The pieces of the weights that this rank keeps, under the names that they are kept by."""
+        """Yield the pieces of the weights that this rank keeps, under the names that they are kept by."""
         for flat in self._replica.flats:
-            yield from pieces_of(prefix_of(epoch), flat, flat.weights, self._mine(flat))
+            yield from pieces_of(f"{EPOCHS}/{epoch}", flat, flat.weights, self._mine(flat))
         for name, parameter in self._replica.scattered:
-            yield whole_piece(name_of(prefix_of(epoch), name), local(parameter.detach()))
+            yield whole_piece(name_of(f"{EPOCHS}/{epoch}", name), local(parameter.detach()))
 
     def _mine(self, flat: Flat) -> slice:
         return cut(len(flat.weights), self._comm.size)[self._comm.rank]
-
-
-def prefix_of(epoch: int | str) -> str:
-    """Return what the names of the weights of an epoch begin with."""
-    return f"{EPOCHS}/{epoch}"

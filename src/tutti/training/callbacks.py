@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import cloudpickle
@@ -16,6 +14,7 @@ from tutti.load_object import load_object
 from tutti.object_state import has_state_dict, load_state_of, state_of
 from tutti.records.run import EpochRecord
 from tutti.state import Values
+from tutti.terminal import warn_on_stderr
 
 
 @dataclass
@@ -75,12 +74,7 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of a run on one rank.
-
-    Args:
-        given: objects, or names of them or of their classes.
-        comm: the ranks that train.
-        model: what they train.
+    """The callbacks of a run on one rank: objects, or names of them or of their classes.
 
     Raises:
         UserError: a name finds nothing, or an object is no callback.
@@ -106,39 +100,31 @@ class Callbacks:
     def begin(self, step: int, history: Sequence[EpochRecord]) -> None:
         """Tell them that training begins after so many updates, and where further records will be."""
         self._course.step, self._course.history = step, history
-        with self._looking_on():
-            for one in self._all:
-                one.begin(self._course)
+        self._tell(self._all, "begin")
 
     def step(self, step: int) -> None:
         """Tell them of an update, the `step`-th of the run."""
         self._course.step = step
         if self._of_steps:
-            with self._looking_on():
-                for one in self._of_steps:
-                    one.step(self._course)
+            self._tell(self._of_steps, "step")
 
     def epoch(self, record: EpochRecord) -> None:
         """Tell them of an epoch, whose record is in the history."""
-        with self._looking_on():
-            for one in self._all:
-                one.epoch(self._course, record)
+        self._tell(self._all, "epoch", record)
 
     def end(self) -> None:
         """Tell them that the final weights are in place."""
-        with self._looking_on():
-            for one in self._all:
-                one.end(self._course)
+        self._tell(self._all, "end")
 
-    @contextmanager
-    def _looking_on(self) -> Iterator[None]:
+    def _tell(self, callbacks: Sequence[Callback], moment: str, *more: EpochRecord) -> None:
         """Keep the gradients that they compute, and the modes that they set, out of the training."""
         model = self._course.model
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         modes = [(module, module.training) for module in model.modules()]
         for parameter, _ in gradients:
             parameter.grad = None
-        yield
+        for one in callbacks:
+            getattr(one, moment)(self._course, *more)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         for module, mode in modes:
@@ -155,11 +141,7 @@ class Callbacks:
             self._course.stop(reason)
 
     def state(self) -> Values:
-        """Return the states of those that have one.
-
-        Raises:
-            BadOption: one has something that no checkpoint can have.
-        """
+        """Return the states of those that have one."""
         return {name: state_of(one, name) for name, one in self._lasting()}
 
     def load_state(self, values: Values) -> None:
@@ -176,7 +158,16 @@ class Callbacks:
 
     def attributes(self) -> list[bytes | None]:
         """Return what each of the caller's objects has become, pickled; None if it cannot be."""
-        return [_pickled(one, warns=self._comm.rank == 0) for one in self._given]
+        found: list[bytes | None] = []
+        for one in self._given:
+            try:
+                found.append(bytes(cloudpickle.dumps(vars(one))))
+            except Exception as error:
+                found.append(None)
+                if self._comm.rank == 0:
+                    name = type(one).__name__
+                    warn_on_stderr(f"what the callback {name} has noted stays on rank 0: {error}")
+        return found
 
 
 def _found(one: object) -> Callback:
@@ -187,17 +178,3 @@ def _found(one: object) -> Callback:
         name = one if isinstance(one, str) else type(one).__name__
         raise BadOption(f"'{name}' is no callback; derive its class from tutti.Callback")
     return found
-
-
-def _pickled(one: Callback, warns: bool) -> bytes | None:
-    try:
-        return bytes(cloudpickle.dumps(vars(one)))
-    except Exception as error:
-        if warns:
-            print(
-                f"tutti: warning: what the callback {type(one).__name__} has noted stays on rank 0 and is "
-                f"lost, as it cannot be pickled: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-        return None

@@ -29,19 +29,7 @@ from tutti.training.run_parts import Computed
 WARM: Final = 3
 """Steps that are told operation by operation before one is recorded."""
 
-KNOWN: Final = frozenset(
-    (
-        "activation",
-        "batchnorm",
-        "container",
-        "conv",
-        "dropout",
-        "flatten",
-        "linear",
-        "normalization",
-        "pooling",
-    )
-)
+KNOWN: Final = "activation batchnorm container conv dropout flatten linear normalization pooling"
 """The modules of `torch.nn.modules` whose layers do the same in each step, and never wait for the GPU."""
 
 Pass = tuple[Tensor, Tensor, Tensor]
@@ -63,19 +51,11 @@ def _is_known(layer: nn.Module) -> bool:
     package, _, name = type(layer).__module__.rpartition(".")
     # BatchNorm without momentum asks the GPU how many batches there were.
     waits = getattr(layer, "momentum", 0.0) is None
-    return package == "torch.nn.modules" and name in KNOWN and not waits and not any(hooks)
+    return package == "torch.nn.modules" and name in KNOWN.split() and not waits and not any(hooks)
 
 
 class GraphedPass:
-    """The gradients of batches on a GPU, most of them computed by one graph.
-
-    Args:
-        replica: the model; gradients are added to its vectors.
-        batches: on the GPU. From now on they deal positions of samples: the graph gets the samples itself.
-        objective: of the run; its loss is the mean over the samples of a batch. For metrics, outputs and
-            targets must outlast the next batch.
-        recorder: records the graph.
-    """
+    """The gradients of batches on a GPU, most of them computed by one graph."""
 
     def __init__(
         self,
@@ -97,13 +77,9 @@ class GraphedPass:
         batches.take = lambda positions: (positions, positions)
 
     def __call__(self, batch: Batch) -> Computed:
-        """Add the gradient of a batch, weighted by its share of the update.
+        """Add the gradient of a batch of positions, weighted by its share of the update.
 
-        Args:
-            batch: with positions of shape (samples,), int64, in place of inputs and targets.
-
-        Returns:
-            The loss, a scalar that the next batch overwrites; the outputs, and the targets.
+        The next batch overwrites the loss that this returns.
 
         Raises:
             BadModel: the model cannot be recorded.

@@ -45,11 +45,7 @@ _LAYERS: Final = (nn.Dropout, nn.AlphaDropout, *_CHANNELS)
 
 
 class SampleMasks:
-    """The masks of a pass, by sample.
-
-    Args:
-        seed: of the run.
-    """
+    """The masks of a pass, by sample, in a run with this seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed, self._epoch = seed, 0
@@ -59,12 +55,7 @@ class SampleMasks:
         self._called: Counter[str] = Counter()
 
     def begin(self, epoch: int, samples: Tensor | None) -> None:
-        """Begin a pass.
-
-        Args:
-            epoch: its number, from 0.
-            samples: their numbers, of shape (samples,), int64; None: they have none.
-        """
+        """Begin a pass of an epoch (from 0) on samples of these numbers, int64; None: they have none."""
         self._epoch, self._samples, self._keys = epoch, samples, None
         self._calls.clear()
         self._called.clear()
@@ -117,13 +108,7 @@ def _of_rows(keys: Words, sizes: Sequence[int]) -> Words:
 
 
 class SampleDropout:
-    """The forward pass of a dropout layer, drawn by sample.
-
-    Args:
-        layer: one of torch's.
-        name: of the layer in the model.
-        masks: of the model.
-    """
+    """The forward pass of a dropout layer of torch, drawn by sample."""
 
     def __init__(self, layer: Any, name: str, masks: SampleMasks) -> None:
         self._layer, self._name, self._masks = layer, name, masks
@@ -159,15 +144,7 @@ class SampleDropout:
 
 @contextmanager
 def drawn_by_sample(module: nn.Module, seed: int) -> Iterator[SampleMasks]:
-    """Make the dropout layers of a model draw by sample, inside of the block.
-
-    Args:
-        module: the model.
-        seed: of the run.
-
-    Yields:
-        What must be told of each pass.
-    """
+    """Make the dropout layers of a model draw by sample, inside of the block; each pass must `begin`."""
     layers = {
         name: layer
         for name, layer in module.named_modules()

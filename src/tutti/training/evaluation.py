@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator, cut
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
-from tutti.errors import BadOption
 from tutti.records.run import Evaluation
 from tutti.replica import Replica, copy_all
 from tutti.state import Values
 from tutti.strategies.placement import broadcast_all
-from tutti.training.gathering import gather_rows
 from tutti.training.losses import Loss, LossBatch
 from tutti.training.metrics.base import Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
-from tutti.training.reading import labelled, predicted
+from tutti.training.targets import labelled, predicted
+
+PIECE: Final = 1 << 22
+"""The numbers that go into one message."""
 
 PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
@@ -49,15 +50,9 @@ class Objective:
     def compute(
         self, module: Callable[..., object], inputs: Inputs, targets: Tensor
     ) -> tuple[Tensor, Tensor, float]:
-        """Compute the output of a model for some samples, and the loss.
+        """Compute the output of a model, the sum of the losses / the samples, and the weight of the samples.
 
-        Args:
-            module: prepared by the arithmetic.
-            inputs: as the arithmetic gives them.
-            targets: likewise.
-
-        Returns:
-            The output; the sum of the losses / the samples, a scalar; and the weight of these samples.
+        Inputs and targets are as the arithmetic gives them.
         """
         if self.loss.whole:
             outputs = self.arithmetic.call(module, inputs)
@@ -74,7 +69,7 @@ class Sums:
     Attributes:
         counts: int64: samples, labels, and the cells of the confusion matrix.
         sums: float64: the weight, the sum of the losses, and the sums of each metric.
-        rows: outputs and targets, for metrics that need all of them at once; empty where there are none.
+        rows: outputs and targets, for metrics that need all of them at once; empty if none does.
     """
 
     counts: Tensor
@@ -93,10 +88,6 @@ class Tally:
     Metrics and matrix are of the labels that there are, where the loss ignores one that means none. Should
     the model predict other classes than those of the matrix, these are counted together in one more column;
     so are samples for which it gives NaN, with which no metric has a figure.
-
-    Args:
-        objective: has the loss, the metrics and the number of classes.
-        matrix: count in which classes samples of each class are put, too.
 
     Attributes:
         samples: the number counted.
@@ -151,10 +142,7 @@ class Tally:
         """Return the figures of this rank so far.
 
         Nothing that is kept is counted by that: the order of the sums, and so their rounding, must not depend
-        on the times at which somebody looks.
-
-        Args:
-            glance: leave out metrics that are computed of all samples at once, as that may take long.
+        on the times at which somebody looks. A glance leaves out metrics of all samples at once.
         """
         found = self.sums_here()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
@@ -177,18 +165,9 @@ class Tally:
         comm.all_reduce(found.sums)
         if not self._gathers:
             return self._evaluation(found, [])
-        # Rank 0 alone computes; what it fails with, all fail with.
         rows = self.gather(found.rows, comm)
-        values: list[float] | BadOption = []
-        if comm.rank == 0:
-            try:
-                values = self._of_all(rows)
-            except BadOption as error:
-                values = error
-        told = comm.broadcast_object(values)
-        if isinstance(told, BadOption):
-            raise told
-        return self._evaluation(found, cast("list[float]", told))
+        values = comm.broadcast_object(self._of_all(rows) if comm.rank == 0 else None)
+        return self._evaluation(found, cast("list[float]", values))
 
     def gather(self, rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:
         """Return the rows of all ranks on rank 0, in the order of the ranks (collective)."""
@@ -204,6 +183,14 @@ class Tally:
         found = self._counted()
         kept = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
         return {"counts": found.counts, "sums": found.sums, "rows": list(found.rows), "kept": kept}
+
+    def total_state(self, comm: Communicator) -> Values:
+        """Return what `state` would of one tally for all ranks (collective); on rank 0 it has the rows."""
+        found = self.sums_here()
+        comm.all_reduce(found.counts)
+        comm.all_reduce(found.sums)
+        rows = list(self.gather(found.rows, comm))
+        return {"counts": found.counts, "sums": found.sums, "rows": rows, "kept": []}
 
     def load_state(self, values: Values) -> None:
         """Count on from the state of an earlier tally."""
@@ -308,15 +295,8 @@ def evaluate(
     true weight, whatever the number of ranks. Every rank uses its own `module`; they should hold the same
     weights, and the same statistics of BatchNorm (`average_buffers`).
 
-    All ranks make the same number of passes, the last of which may count nothing: where several ranks hold
-    one model, each pass needs all of them.
-
-    Args:
-        module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
-        part: the samples.
-        comm: all ranks that take part; nothing is exchanged with them here.
-        objective: what is computed.
-        batch_size: samples of one forward pass of one rank.
+    All ranks make the same number of passes of `batch_size` samples, the last of which may count nothing:
+    where several ranks hold one model, each pass needs all of them. Nothing is exchanged here.
     """
     arithmetic, tally = objective.arithmetic, Tally(objective)
     shares = cut(len(part), comm.size)
@@ -380,26 +360,6 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
     load_buffers(replica.module, mean_buffers(replica.module, comm))
 
 
-def untrained(replica: Replica) -> dict[str, Tensor]:
-    """Return by name the parameters that are in none of a replica's vectors, as they need no gradient.
-
-    A forward pass may change them, as it does those of a teacher that follows other weights.
-    """
-    return {
-        name: parameter.detach()
-        for name, parameter in replica.module.named_parameters()
-        if parameter not in replica.names
-        and type(parameter.data) is Tensor
-        and parameter.layout is torch.strided
-    }
-
-
-def share_untrained(replica: Replica, comm: Communicator) -> None:
-    """Set the parameters of all ranks that are not trained to rank 0's (collective)."""
-    if comm.size > 1:
-        broadcast_all(list(untrained(replica).values()), comm)
-
-
 def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
     """Return the mean of the ranks' floating-point buffers, and rank 0's others, by name (collective).
 
@@ -431,39 +391,51 @@ def average(tensors: Sequence[Tensor], comm: Communicator) -> None:
 def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     """Overwrite the buffers of a module by others of the same names.
 
-    What the module has set to a tensor of another shape or type, or to one at all, gets a copy of that, and
-    what has no value among the others has none.
+    One that the module has set since it was made, or set to another shape, gets a copy.
     """
     there, modules = named_buffers(module), dict(module.named_modules())
-    for name in there.keys() - buffers.keys():
-        owner, _, own = name.rpartition(".")
-        modules[owner]._buffers[own] = None
     for name, value in buffers.items():
         owner, _, own = name.rpartition(".")
-        registered = owner in modules and own in modules[owner]._buffers
-        if registered and (name not in there or _kind(there[name]) != _kind(value)):
-            device = there[name].device if name in there else value.device
+        buffer = there.get(name)
+        if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+            device = value.device if buffer is None else buffer.device
             modules[owner]._buffers[own] = value.to(device, copy=True)
-    for name, buffer in named_buffers(module).items():
-        value = buffers[name].to(buffer.device)
         # What is expanded cannot be written to, and is the same everywhere.
-        if buffer.layout is not torch.strided or not torch.equal(buffer, value):
+        elif buffer.layout is not torch.strided or not torch.equal(buffer, value.to(buffer.device)):
             buffer.copy_(value)
-
-
-def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
 
 
 def named_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's buffers by name, and what Keras has for them."""
-    statistics = {f"keras/{number}": statistic for number, statistic in enumerate(keras_statistics(module))}
-    return {**{name: buffer.detach() for name, buffer in module.named_buffers()}, **statistics}
+    found = {name: buffer.detach() for name, buffer in module.named_buffers()}
+    if is_of_keras(module):
+        # Parameters that are not trained are its statistics, as those of BatchNorm.
+        fixed = (one.detach() for one in module.parameters() if not one.requires_grad)
+        found |= {f"keras/{n}": one for n, one in enumerate(filter(Tensor.is_floating_point, fixed))}
+    return found
 
 
-def keras_statistics(module: nn.Module) -> list[Tensor]:
-    """Return the parameters that Keras has for floating-point buffers, such as BatchNorm's statistics."""
-    if not is_of_keras(module):
-        return []
-    fixed = (parameter.detach() for parameter in module.parameters() if not parameter.requires_grad)
-    return [parameter for parameter in fixed if parameter.is_floating_point()]
+def gather_rows(rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:
+    """Bring the rows of all ranks together, in the order of the ranks (collective).
+
+    Args:
+        rows: tensors of shape (n, ...) on the CPU, as many on each rank that has some; else empty.
+        comm: all ranks.
+
+    Returns:
+        On rank 0 tensors of shape (total, ...); empty where no rank has rows, and on the other ranks.
+    """
+    kinds = comm.all_gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in rows])
+    if comm.rank:
+        for tensor in rows:
+            for piece in torch.split(tensor.contiguous().view(-1), PIECE):
+                comm.send(piece, 0)
+        return ()
+    found = [rows] if rows else []
+    for rank, theirs in enumerate(cast("list[list[tuple[torch.Size, torch.dtype]]]", kinds)):
+        if rank and theirs:
+            found.append(tuple(torch.empty(shape, dtype=dtype) for shape, dtype in theirs))
+            for tensor in found[-1]:
+                for piece in torch.split(tensor.view(-1), PIECE):
+                    comm.recv(piece, rank)
+    return tuple(map(torch.cat, zip(*found, strict=True)))

@@ -12,6 +12,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
 
+from typing_extensions import override
+
 from tutti.activity import be_bystander
 from tutti.errors import no_thread
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, SAVING, TRAINING, Heartbeat
@@ -70,15 +72,15 @@ class HeartbeatThread(Progress):
         if self._writable:
             self._write()
 
+    @override
     def begin(self, span: RunLength, step: int = 0) -> None:
-        """Training begins, or goes on after `step` updates."""
         length = {"updates": span.last, "per_epoch": span.per_epoch, "counted": span.counted}
         self._note(state=TRAINING, epoch=span.epoch_behind(step), step=step, began=time.time(), **length)
         # How many samples of its epoch are over is not known to a run that goes on.
         self._before = (0 if step else 1, step, time.monotonic(), 0)
 
+    @override
     def moment(self, moment: Moment) -> None:
-        """An epoch goes on."""
         epoch, step, at, samples = self._before
         self._before = (moment.epoch, moment.step, time.monotonic(), moment.train.samples)
         rates = dict[str, float]()
@@ -87,21 +89,19 @@ class HeartbeatThread(Progress):
             rates = self._rates(*made, passed=self._before[2] - at)
         self._note(state=TRAINING, epoch=moment.epoch, step=moment.step, **rates)
 
+    @override
     def doing(self, what: str) -> None:
-        """The rank does something else than to train: one of the states of `tutti.records.heartbeat`."""
         self._note(state=what)
 
+    @override
     def stopping(self, step: int) -> None:
-        """The run stops; its last moment may be a second old."""
+        # Its last moment may be a second old.
         self._note(state=SAVING, step=step)
 
+    @override
     def epoch(self, record: EpochRecord) -> None:
-        """An epoch has ended."""
-        # The record of an epoch may come while later ones are being trained.
-        if record.epoch < self._beat.epoch:
-            return
-        # Before the run was resumed, there may have been fewer ranks.
-        if self._beat.rank >= len(record.ranks):
+        # The record may come while later epochs are being trained, and be of fewer ranks than there are now.
+        if record.epoch < self._beat.epoch or self._beat.rank >= len(record.ranks):
             return
         mine = record.ranks[self._beat.rank]
         seconds = record.seconds["total"] - record.seconds["validation"]

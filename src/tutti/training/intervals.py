@@ -18,8 +18,7 @@ AUTO: Final = "auto"
 """An interval that suits most runs."""
 
 _AUTO_S: Final = 600.0
-_NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
-_DURATION: Final = re.compile(r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit in UNITS))
+_LENGTH: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([dhms])\s*")
 _COUNT: Final = re.compile(r"([0-9]{1,15})?\s*(step|epoch)s?")
 
 
@@ -34,16 +33,11 @@ def seconds_of(text: str, flag: str, or_else: str = "") -> float:
     Raises:
         BadOption: it is none, or not above 0.
     """
-    # Of a caller in Python it may be a number.
-    found = _DURATION.fullmatch(str(text).strip())
-    such = "such as 3h50m, 90s or 2d" + (f", or {or_else}" if or_else else "")
-    if found is None or not any(found.groups()):
-        raise BadOption(f"{flag} is '{text}'; give a length of time with its units, {such}")
-    seconds = sum(
-        float(number or 0) * unit for number, unit in zip(found.groups(), UNITS.values(), strict=True)
-    )
-    if not 0 < seconds < math.inf:
-        raise BadOption(f"{flag} is '{text}'; give a length of time above 0, {such}")
+    whole = str(text).strip()  # Of a caller in Python it may be a number.
+    seconds = sum(float(number) * UNITS[unit] for number, unit in _LENGTH.findall(whole))
+    if _LENGTH.sub("", whole) or not 0 < seconds < math.inf:
+        such = "such as 3h50m, 90s or 2d" + (f", or {or_else}" if or_else else "")
+        raise BadOption(f"{flag} is '{text}'; give a length of time above 0 with its units, {such}")
     return seconds
 
 
@@ -79,12 +73,12 @@ class Every:
             return cls(seconds=_AUTO_S)
         said = said.removeprefix("every ").strip()
         counted = _COUNT.fullmatch(said)
-        if counted is None:
-            if not _DURATION.fullmatch(said) or not said:
-                raise BadOption(
-                    f"{flag} is '{text}'; give an interval, such as 10m, '500 steps' or '1 epoch', or off"
-                )
+        if counted is None and _LENGTH.match(said):
             return cls(seconds=seconds_of(said, flag))
+        if counted is None:
+            raise BadOption(
+                f"{flag} is '{text}'; give an interval, such as 10m, '500 steps' or '1 epoch', or off"
+            )
         count = int(counted[1] or 1)
         if count < 1:
             raise BadOption(f"{flag} is '{text}'; give at least '1 {counted[2]}', or off")

@@ -17,14 +17,7 @@ from tutti.state import Values
 
 
 class LearningRate:
-    """The rate of a run's updates.
-
-    Args:
-        optimizer: its options are what the schedule sets.
-        schedule: stepped once for each update, or for each epoch where it follows its loss; None: the rate
-            stays.
-        stepped: how many steps the schedule has made already.
-    """
+    """The rate of a run's updates, by a schedule that has been stepped already, or none."""
 
     def __init__(self, optimizer: Optimizer, schedule: LRScheduler | None, stepped: int) -> None:
         self._optimizer, self._schedule = optimizer, schedule
@@ -61,33 +54,15 @@ class LearningRate:
         options = as_values(options_of(self._optimizer), "the optimizer's param_groups")
         return {"made": self._stepped, "state": kept, "options": options}
 
-    def load_state(self, at: Values, made: int, alike: bool = True, scale: float = 1.0) -> None:
-        """Go on from an earlier state, or on another way if the run has another length than it had.
-
-        Args:
-            at: what `state` gave.
-            made: how many updates it has made, of those that the run is to make now.
-            alike: the run was to make as many then.
-            scale: the rate is so many times what it was then; the optimizer has it already.
-        """
+    def load_state(self, at: Values, made: int, alike: bool = True) -> None:
+        """Go on after `made` updates from an earlier state, or anew if the run is not `alike` in length."""
         if self._schedule is None:
             return
         # It has been stepped before the run was interrupted.
         announce(self._optimizer)
         # What follows the loss does so whatever the length of the run.
-        same = self._plateau is not None or (alike and scale == 1)
-        if same and at["state"] is not None:
+        if (alike or self._plateau is not None) and at["state"] is not None:
             self._stepped = at["made"]
             load_state_of(self._schedule, at["state"])
-            if self._plateau is not None and scale != 1:
-                _scale_bounds(self._plateau, scale)
         else:
             self.step_until(made)
-
-
-def _scale_bounds(plateau: ReduceLROnPlateau, scale: float) -> None:
-    """Have a schedule end at a rate that is `scale` times that at which it would have ended."""
-    plateau.min_lrs = [bound * scale for bound in plateau.min_lrs]
-    if plateau.default_min_lr is not None:
-        plateau.default_min_lr *= scale
-    plateau.eps *= scale

@@ -6,9 +6,12 @@ plain attributes, such as a counter: no checkpoint, no other rank and no evaluat
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -16,27 +19,22 @@ from tutti.comm.base import Communicator
 from tutti.object_state import as_values, from_values
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Values
+from tutti.terminal import warn_on_stderr
+from tutti.training.callbacks import Callbacks
+from tutti.training.evaluation import load_buffers, named_buffers
 
 OF_TORCH: Final = frozenset(vars(nn.Module())) | {"_opt_called", "_step_count"}
 """The attributes that torch gives any module or optimizer."""
 
 
 class ModuleState:
-    """The extra states of a model's modules.
-
-    Args:
-        module: the model, before it is trained.
-    """
+    """The extra states of a model's modules."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def extra(self) -> Values:
-        """Return the extra state of each module that gives one, by name; the tensors are live.
-
-        Raises:
-            BadOption: one has something that no checkpoint can have.
-        """
+        """Return the extra state of each module that gives one, by name; the tensors are live."""
         return {
             name: as_values(one.get_extra_state(), f"the extra state of '{name}'")
             for name, one in self._with_extra_state()
@@ -66,12 +64,7 @@ class ModuleState:
 
 
 class PlainAttributes:
-    """The numbers, texts and tensors in attributes of a model and an optimizer that no state has.
-
-    Args:
-        module: the model, before it is trained.
-        optimizer: the user's.
-    """
+    """The numbers, texts and tensors in attributes of a model and an optimizer that no state has."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._module, self._optimizer = module, optimizer
@@ -98,6 +91,48 @@ class PlainAttributes:
             yield from _marks_of(self._optimizer, f"{type(self._optimizer).__name__}.")
 
 
+class Remembered:
+    """What model, loss, optimizer and callbacks hold besides weights, the model's buffers and `state`."""
+
+    def __init__(
+        self, module: nn.Module, loss: object, optimizer: Optimizer, callbacks: Callbacks | None
+    ) -> None:
+        # Of a loss that is a function there is nothing to remember.
+        self._loss = loss if isinstance(loss, nn.Module) else nn.Module()
+        self._states = ModuleState(module), ModuleState(self._loss)
+        self._attributes: PlainAttributes | None = PlainAttributes(module, optimizer)
+        self._callbacks = callbacks
+
+    def share(self, comm: Communicator) -> None:
+        """Give all ranks rank 0's extra states (collective); warn, once, of attributes that no state has."""
+        for state in self._states:
+            state.share_extra(comm)
+        if self._attributes is not None and (text := self._attributes.warning()) is not None:
+            self._attributes = None
+            if comm.rank == 0:
+                warn_on_stderr(text)
+
+    def state(self) -> Values:
+        """Return the extra states of model and loss, the loss's buffers, and the states of callbacks.
+
+        Raises:
+            BadOption: one has something that no checkpoint can have.
+        """
+        return {
+            "extra": [state.extra() for state in self._states],
+            "buffers": named_buffers(self._loss),
+            "callbacks": {} if self._callbacks is None else self._callbacks.state(),
+        }
+
+    def load_state(self, values: Values) -> None:
+        """Go on from an earlier state."""
+        for state, extra in zip(self._states, values["extra"], strict=True):
+            state.load_extra(extra)
+        load_buffers(self._loss, values["buffers"])
+        if self._callbacks is not None:
+            self._callbacks.load_state(values["callbacks"])
+
+
 def _marks_of(owner: object, prefix: str) -> Iterator[tuple[str, object]]:
     parameters = vars(owner).get("_parameters", {})
     for attribute, value in vars(owner).items():
@@ -113,3 +148,24 @@ def _marks_of(owner: object, prefix: str) -> Iterator[tuple[str, object]]:
 
 def _gives_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def random_state() -> Values:
+    """Return the states of this process's generators."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": [kind, torch.from_numpy(np.array(keys, dtype=np.int64)), *rest],
+        "python": [version, list(words), gauss],
+    }
+
+
+def load_random_state(values: Values) -> None:
+    """Have this process's generators go on from earlier states."""
+    torch.set_rng_state(values["torch"].clone())
+    kind, keys, *rest = values["numpy"]
+    numpy: tuple[Any, ...] = (kind, keys.numpy().astype(np.uint32), *rest)
+    np.random.set_state(numpy)
+    version, words, gauss = values["python"]
+    random.setstate((version, tuple(words), gauss))

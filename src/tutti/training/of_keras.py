@@ -12,16 +12,11 @@ from tutti.errors import BadModel
 
 
 def arguments(model: nn.Module, inputs: Inputs) -> Inputs:
-    """Give inputs the shapes that a model of Keras asks for: images have their channels last there.
+    """Return inputs as a model of Keras is called with, by position or by name.
 
-    Args:
-        model: of Keras.
-        inputs: of shape (n, *shape); of several each. Images are (n, channels, height, width); one that has a
-            single channel may lose it, or become a vector.
-
-    Returns:
-        What it is called with, by position or by name. Several inputs are one argument, unless it is a
-        subclass of `keras.Model`, which does not say what it takes.
+    Images, (n, channels, height, width), have their channels last there; one that has a single channel may
+    lose it, or become a vector. Several inputs are one argument, unless the model is a subclass of
+    `keras.Model`, which does not say what it takes.
 
     Raises:
         BadModel: the model asks for another shape.
@@ -61,10 +56,7 @@ def _as_asked(asked: tuple[int | None, ...] | None, inputs: Tensor) -> Tensor:
 def prepare(model: nn.Module, double: bool) -> None:
     """Make a model of Keras, in place, ready for training.
 
-    Args:
-        model: of Keras.
-        double: whether its layers are to compute in 64 bits, as its parameters do already; Keras brings all
-            numbers to the precision of each layer.
+    If `double`, its layers compute in 64 bits: Keras brings all numbers to the precision of each layer.
 
     Raises:
         BadModel: it has no weights yet, or losses of its own.

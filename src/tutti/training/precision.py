@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,9 +15,8 @@ from tutti.batch_last.compiler import kernels
 from tutti.batch_last.functions import VECTOR_BYTES
 from tutti.batch_last.mode import BatchLast
 from tutti.data.columns import Inputs, mapped
-from tutti.errors import BadOption
+from tutti.errors import BadModel, BadOption
 from tutti.training import of_keras
-from tutti.training.outputs import the_output
 
 CONTIGUOUS: Final = "contiguous"
 """The layout that tensors have unless one is chosen."""
@@ -53,7 +51,8 @@ class Arithmetic:
     def __post_init__(self) -> None:
         if self.device != "cpu" and not torch.cuda.is_available():
             raise BadOption(
-                f"--device is '{self.device}', but torch finds no GPU here: {_no_gpu()}, or use --device cpu"
+                f"--device is '{self.device}', but torch finds no GPU here: 'tutti doctor' says why; use "
+                "--device cpu"
             )
         if self.layout == BATCH_LAST and (self.device != "cpu" or self.precision not in REAL_TYPES):
             raise BadOption(
@@ -117,20 +116,12 @@ class Arithmetic:
         return self._placed(targets)
 
     def forward(self, module: Callable[..., object], inputs: Inputs) -> Tensor:
-        """The output of `module`, in fp32 or fp64 so that loss and metrics are computed in full precision.
-
-        Raises:
-            BadModel: it is not known which of the tensors that the module returns is the output.
-        """
+        """Return the output of `module`, in fp32 or fp64: loss and metrics are computed in full precision."""
         found = self.call(module, inputs)
         return found if isinstance(found, Tensor) and found.dtype not in _SHORT else self.output(found)
 
     def output(self, outputs: object) -> Tensor:
-        """The output among all that a model returned, in fp32 or fp64.
-
-        Raises:
-            BadModel: it is not known which it is.
-        """
+        """Return the output among all that a model returned, in fp32 or fp64; see `the_output`."""
         found = outputs if isinstance(outputs, Tensor) else the_output(outputs)
         return found.float() if found.dtype in _SHORT else found
 
@@ -212,17 +203,32 @@ def _is_of_keras(kind: Any) -> bool:
     return any(base.__module__.partition(".")[0] == "keras" for base in kind.__mro__)
 
 
-def _no_gpu() -> str:
-    """The reason why torch can use no GPU here, and the remedy."""
-    if torch.version.cuda is None and torch.version.hip is None:
-        return (
-            f"its version {torch.__version__} was built without CUDA; install one with it "
-            "(https://pytorch.org/get-started)"
-        )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return f"the environment has CUDA_VISIBLE_DEVICES='{visible}'; unset that"
-    return "there is none, or no driver for it; see what nvidia-smi and 'tutti doctor' say"
+def the_output(outputs: object) -> Tensor:
+    """Return the output among all that a model returned: of it losses and metrics by name are computed.
+
+        a tensor                          itself
+        an object with `logits`           these, as of Hugging Face's models
+        a dict                            its "logits", or else its "output"
+        a tuple or a list                 its first element
+
+    Raises:
+        BadModel: nobody can know which it is.
+    """
+    found = outputs
+    if isinstance(outputs, Mapping):
+        found = outputs.get("logits", outputs.get("output"))
+    elif isinstance(getattr(outputs, "logits", None), Tensor):
+        found = outputs.logits  # type: ignore[attr-defined]
+    elif isinstance(outputs, tuple | list) and outputs:
+        found = outputs[0]
+    if isinstance(found, Tensor):
+        return found
+    keys = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
+    raise BadModel(
+        f"the model returns a {type(outputs).__name__}{keys}, and which tensor of it is the output is not "
+        "known; return a tensor, a tuple that begins with it, or a dict or an object that has it as 'logits' "
+        "or 'output'"
+    )
 
 
 FP32 = Arithmetic()

@@ -29,13 +29,7 @@ PASS: Final = 250
 
 
 def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
-    """Compute the outputs for every sample of a part (collective).
-
-    Args:
-        module: the model; all ranks have the same weights.
-        part: the samples.
-        comm: all ranks that take part.
-        arithmetic: how the model computes; it was prepared by it.
+    """Compute the outputs for every sample of a part by ranks with the same weights (collective).
 
     Returns:
         On rank 0 the outputs, of shape (samples, ...), in the order of the part; None on the others.
@@ -58,18 +52,9 @@ class Block:
 
 
 def outputs_of(module: nn.Module, block: Block, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
-    """Compute the outputs for every sample of a block (collective).
+    """Compute the outputs for every sample of a block that all ranks see (collective); see `predict`.
 
     All ranks make the same number of passes, as in `tutti.training.evaluation.evaluate`.
-
-    Args:
-        module: as for `predict`.
-        block: the samples, which all ranks see.
-        comm: likewise.
-        arithmetic: likewise.
-
-    Returns:
-        As `predict`.
     """
     shares = cut(-(-block.samples // PASS), comm.size)
     mine, longest = shares[comm.rank], shares[0]

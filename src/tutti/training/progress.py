@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Final, TextIO
 
 from typing_extensions import override
 
+from tutti.errors import DiskFull
 from tutti.records.heartbeat import SAVING
-from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.run import EpochRecord, Evaluation, PointRecord
+from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength, duration, epoch_text, figures
+from tutti.terminal import warn_on_stderr
 
 REFRESH_S = 0.2
 """Seconds between two refreshes of a terminal."""
+
+POINT_S: Final = 2.0
+"""Seconds between the first points."""
+
+MANY: Final = 250
+"""Points after which the seconds between two of them double, again and again: a year has some thousand."""
 
 NOTEBOOK_COLUMNS = 110
 """The width of a notebook's lines, in letters."""
@@ -28,10 +37,10 @@ class Moment:
     """The state of a run in the middle of an epoch.
 
     Attributes:
-        epoch: number of the epoch, from 1.
+        epoch: from 1.
         step: weight updates made since the run began.
         train: on this rank's part of the epoch so far.
-        samples_per_s: training samples of all ranks per second in this epoch so far.
+        samples_per_s: of all ranks in this epoch so far.
         seconds: of training since the epoch began.
     """
 
@@ -107,12 +116,7 @@ class PlainLines(Progress):
 
 
 class Bar(Progress):
-    """A bar by rich on a terminal or in a notebook, and one line for each epoch above it.
-
-    Args:
-        stream: where to.
-        notebook: a notebook shows it; those know carriage returns, and no other command of a terminal.
-    """
+    """A bar by rich on a terminal or in a notebook, and one line for each epoch above it."""
 
     every_s = REFRESH_S
 
@@ -189,38 +193,38 @@ class Several(Progress):
         self.every_s = min(way.every_s for way in ways)
         self._due = dict.fromkeys(ways, 0.0)
 
+    @override
     def begin(self, span: RunLength, step: int = 0) -> None:
-        """Training begins, or goes on after `step` updates."""
         for way in self._due:
             way.begin(span, step)
         self._wait()
 
+    @override
     def moment(self, moment: Moment) -> None:
-        """Pass the moment on to the displays that are due."""
         now = time.monotonic()
         for way, due in self._due.items():
             if now >= due:
                 way.moment(moment)
                 self._due[way] = now + way.every_s
 
+    @override
     def doing(self, what: str) -> None:
-        """The rank does something else than to train."""
         for way in self._due:
             way.doing(what)
 
+    @override
     def stopping(self, step: int) -> None:
-        """The run stops."""
         for way in self._due:
             way.stopping(step)
 
+    @override
     def epoch(self, record: EpochRecord) -> None:
-        """An epoch has ended."""
         for way in self._due:
             way.epoch(record)
         self._wait()
 
+    @override
     def end(self) -> None:
-        """Training has ended, with or without an error."""
         for way in self._due:
             way.end()
 
@@ -229,15 +233,40 @@ class Several(Progress):
         self._due = {way: now + way.every_s for way in self._due}
 
 
-def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool = False) -> Progress:
-    """Return the display of rank `rank`: a bar, lines where that cannot be, nothing on other ranks than 0.
+class Points(Progress):
+    """Writes a point every few seconds; those of a run that goes on follow those before its checkpoint.
 
-    Args:
-        stream: where it is shown.
-        rank: of this process.
-        bar: whether whoever looks at a terminal would see one.
-        notebook: whether a notebook shows what is written.
+    If there is no room for one, that is said, and there are no more.
     """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._count, self._full = folder, 0, False
+        self.every_s = POINT_S
+
+    @override
+    def begin(self, span: RunLength, step: int = 0) -> None:
+        """Take back the points after `step`, which were of another course of the run."""
+        self._set(self._folder.keep_points(step))
+
+    @override
+    def moment(self, moment: Moment) -> None:
+        """Write a point."""
+        if self._full or not (moment.train.samples and math.isfinite(moment.seconds)):
+            return
+        try:
+            self._folder.append_point(PointRecord(moment.epoch, moment.step, moment.seconds, moment.train))
+        except DiskFull as error:
+            self._full = True
+            warn_on_stderr(f"{error}; the curves have no more points")
+        else:
+            self._set(self._count + 1)
+
+    def _set(self, count: int) -> None:
+        self._count, self.every_s = count, POINT_S * 2 ** (count // MANY)
+
+
+def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool = False) -> Progress:
+    """Return the display of a rank: a bar, lines where that cannot be, nothing on other ranks than 0."""
     if rank != 0:
         return Progress()
     if notebook or (bar and stream.isatty()):

@@ -46,8 +46,7 @@ class Monitor:
         """Return the figure of this name.
 
         Args:
-            name: "val_" or "train_" and the loss or a metric; None: the loss, of the validation part if there
-                is one.
+            name: "val_" or "train_" and the loss or a metric; None: the loss.
             better: the figures that the run computes.
             validated: whether there is a validation part.
 

@@ -1,22 +1,26 @@
-"""A rank's time by stage: all of it, from one look at the clock to the next, belongs to one stage."""
+"""A rank's work and its time by stage: from one look at the clock to the next, all belongs to one stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
-from time import perf_counter
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
-from tutti.records.run import STAGES
+import numpy as np
+
+from tutti.comm.base import Communicator
+from tutti.records.run import STAGES, RankRecord
 from tutti.records.trace import Trace
+from tutti.state import Values
 from tutti.strategies.measurements import Stopwatch, Traffic
 
 EXCHANGE: Final = "exchange"
 """A lap to be divided into wait, reduce and update."""
 
-_TRIALS: Final = 5
-_LAPS: Final = 100
+MOST: Final = 4096
+"""The steps of an epoch whose arrivals are compared, the first ones."""
 
 
 class StageTimer:
@@ -31,20 +35,15 @@ class StageTimer:
         self._clock = clock
         self.trace: Trace | None = None
         self._seconds = dict.fromkeys((*STAGES, EXCHANGE), 0.0)
-        self._looks, self.last = 0, clock()
+        self.last = clock()
 
     def start(self) -> float:
-        """Count the time since the last lap for no stage; returns the time."""
+        """Count the time since the last lap for no stage; return the time."""
         self.last = self._clock()
         return self.last
 
     def lap(self, stage: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
-        """Count the time since the last lap for `stage`, or for an exchange; returns the time.
-
-        Args:
-            stage: what all of it belongs to, but for
-            others: seconds of it by stage. What is beyond the lap was no part of it, and counts for none.
-        """
+        """Count the time since the last lap for `stage`, `others` of it for other stages; return the time."""
         now = self._clock()
         left = now - self.last
         for other, seconds in others.items():
@@ -55,7 +54,6 @@ class StageTimer:
         if self.trace is not None:
             self.trace.add(stage, self.last, now)
         self.last = now
-        self._looks += 1
         return now
 
     def divide(self, traffic: Traffic, updating: Stopwatch) -> None:
@@ -67,8 +65,7 @@ class StageTimer:
         # Waiting is measured by the communicator's clock, which may be another than this.
         seconds["reduce"] += max(0.0, rest)
         seconds[EXCHANGE] = 0.0
-        self._looks += updating.looks
-        updating.seconds, updating.looks = 0.0, 0
+        updating.seconds = 0.0
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds so far by stage, exchanges among them."""
@@ -78,31 +75,64 @@ class StageTimer:
         """Count on from these seconds."""
         self._seconds.update(seconds)
 
-    def take(self, look_s: float) -> tuple[dict[str, float], float]:
-        """The seconds by stage, and how many of them the looks at the clock took, at `look_s` each."""
+    def take(self) -> dict[str, float]:
+        """Return the seconds by stage, and count from zero again."""
         taken = {stage: self._seconds[stage] for stage in STAGES}
-        measuring_s = self._looks * look_s
-        self._seconds, self._looks = dict.fromkeys(self._seconds, 0.0), 0
-        return taken, measuring_s
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        return taken
 
 
-def look_s(clock: Callable[[], float]) -> float:
-    """The cost of a lap in seconds: the best of some trials. Of the real clock they are made once."""
-    return _look_at_real_clock_s() if clock is perf_counter else _measure_look_s(clock)
+class RankWork:
+    """The work of this rank since its last record.
+
+    A delay of one worker hides in the exchange, where all others wait for it. So each notes how long it takes
+    from the end of one exchange to the beginning of the next one, and at the end of an epoch they compare:
+
+        rank 0   own 1 │ exchange ....... │ own 2 │ exchange ....... │      last in  0 of 2 steps
+        rank 1   own 1          │ exchange│ own 2          │ exchange│      last in  2 of 2
+
+    Attributes:
+        stages: its seconds by stage.
+        steps: that it has made.
+    """
+
+    def __init__(self, clock: Callable[[], float], traffic: Traffic) -> None:
+        self.stages, self.steps = StageTimer(clock), 0
+        self._traffic, self._own_s = traffic, array("f")
+
+    def note_arrival(self, own_s: float) -> None:
+        """Note the seconds from the end of an exchange to the beginning of the next one."""
+        if len(self._own_s) < MOST:
+            self._own_s.append(own_s)
+
+    def records(self, samples: int, left_out: int, comm: Communicator) -> list[RankRecord]:
+        """Return the records of all ranks, and count from zero again (collective)."""
+        figures = self._traffic.take().figures()
+        mine = RankRecord(self.steps, samples, self.stages.take(), **figures, left_out=left_out)
+        found = comm.all_gather_objects((mine, self._own_s.tobytes()))
+        self.steps, self._own_s = 0, array("f")
+        return compared(cast("list[tuple[RankRecord, bytes]]", found))
+
+    def state(self) -> Values:
+        """Return what is not in a record yet."""
+        return {"steps": self.steps, "stages": self.stages.seconds(), "traffic": self._traffic.values()}
+
+    def load_state(self, values: Values) -> None:
+        """Count on from an earlier state of this rank."""
+        self.steps = values["steps"]
+        self.stages.load(values["stages"])
+        self._traffic.load(values["traffic"])
 
 
-@cache
-def _look_at_real_clock_s() -> float:
-    return _measure_look_s(perf_counter)
-
-
-def _measure_look_s(clock: Callable[[], float]) -> float:
-    trial = StageTimer(clock)
-
-    def laps() -> float:
-        began = clock()
-        for _ in range(_LAPS):
-            trial.lap(EXCHANGE)
-        return (clock() - began) / _LAPS
-
-    return min(laps() for _ in range(_TRIALS))
+def compared(ranks: Sequence[tuple[RankRecord, bytes]]) -> list[RankRecord]:
+    """Complete the records of an epoch by who came last, and how long each took."""
+    steps = min(len(taken) for _, taken in ranks) // array("f").itemsize
+    if len(ranks) < 2 or not steps:
+        return [record for record, _ in ranks]
+    seconds = np.stack([np.frombuffer(taken, np.float32, steps) for _, taken in ranks])
+    last = np.bincount(seconds.argmax(0), minlength=len(ranks)).tolist()
+    usual = np.median(seconds, axis=1).tolist()
+    return [
+        replace(record, compared=steps, last=count, own_s=own)
+        for (record, _), count, own in zip(ranks, last, usual, strict=True)
+    ]

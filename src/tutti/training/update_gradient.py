@@ -14,11 +14,8 @@ from tutti.data.batches import Batch
 from tutti.replica import Replica
 from tutti.training.dropout import SampleMasks
 from tutti.training.evaluation import Objective, Tally
-from tutti.training.finite_check import FiniteCheck, refuse_loss, refuse_sum
-from tutti.training.forward_writes import ForwardWrites
-from tutti.training.loss_scale import LossScale
+from tutti.training.finite import LossScale, LossWatch, SkippedUpdates, refuse_loss
 from tutti.training.run_parts import Computed, Schedule, Workers
-from tutti.training.skipped_updates import SkippedUpdates
 from tutti.training.timers import StageTimer
 
 FORWARD: Final = 1 / 3
@@ -27,12 +24,6 @@ FORWARD: Final = 1 / 3
 
 class UpdateGradient:
     """Adds up what the worker's step is made with, in the gradients of the replica.
-
-    Args:
-        workers: the ranks, and how this one computes.
-        objective: see the attribute.
-        schedule: the batches, and how many updates may be skipped.
-        stages: is told where the time goes.
 
     Attributes:
         objective: loss and metrics, and how the model computes.
@@ -49,22 +40,14 @@ class UpdateGradient:
         self._collective, self._seconds_per_sample = workers.collective, workers.seconds_per_sample
         self.objective, self._batches, self._stages = objective, schedule.batches, stages
         self._shares: dict[float, Tensor] = {}
-        self._finite_check = FiniteCheck()
+        self._watch = LossWatch()
         self.scale = LossScale() if objective.arithmetic.precision == "fp16" else None
         waits = not self._batches.own and self._worker.waits
         self.skipped = SkippedUpdates(self._replica, self._comm, waits, schedule.skip_nonfinite, self.scale)
         self.masks = SampleMasks(schedule.batches.seed)
-        together = self._comm.size > 1 and not self._batches.own
-        self._weights = ForwardWrites(self._replica, refuses=together)
 
     def add(self, passes: Sequence[Batch], step: int, epoch: int, tally: Tally) -> tuple[int, float]:
-        """Forward and backward of this rank's part of an update; returns its samples, and their weight.
-
-        Args:
-            passes: the samples, in as many batches as are computed one after the other.
-            step: the updates made before.
-            epoch: from 0.
-            tally: counts losses and metrics.
+        """Compute the gradient of this rank's part of an update; return its samples, and their weight.
 
         Raises:
             NotFinite: the loss is NaN or inf.
@@ -75,33 +58,26 @@ class UpdateGradient:
                 computed, of_losses = self._pass(batch, step, epoch, tally)
                 samples, weight = samples + computed, weight + of_losses
         if isinstance(tally.loss, Tensor):
-            seen = self._finite_check.note(tally.loss, step + 1)
-            refuse_sum(self._replica, self._comm.rank, seen, epoch)
+            self._refuse(self._watch.note(tally.loss, step + 1), epoch)
             self._stages.lap("backward")
         self._charge(samples)
         return samples, weight
 
     def check_last(self, loss: Tensor, step: int, epoch: int) -> None:
-        """Look at the losses of a GPU that nobody has waited for yet, at the end of an epoch.
-
-        Raises:
-            NotFinite: one is NaN or inf.
-        """
-        refuse_sum(self._replica, self._comm.rank, self._finite_check.last(loss, step), epoch)
+        """Look at the losses of a GPU that nobody has waited for yet, at the end of an epoch."""
+        self._refuse(self._watch.last(loss, step), epoch)
         self._stages.lap("backward")
+
+    def _refuse(self, seen: tuple[float, str] | None, epoch: int) -> None:
+        if seen is not None and not math.isfinite(seen[0]):
+            refuse_loss(self._replica, self._comm.rank, seen[0], epoch, seen[1])
 
     def is_usable(
         self, made: int, passes: Sequence[Batch], step: int, epoch: int, samples: int, weight: float
     ) -> bool:
-        """Prepare the gradient for the worker's step, and tell whether it can be made (collective).
+        """Prepare the gradient for the worker's step; return whether it can be made (collective).
 
-        Args:
-            made: the number of the update among the batches'.
-            passes: as for `add`.
-            step: likewise.
-            epoch: likewise.
-            samples: what `add` has returned.
-            weight: likewise.
+        `made` is the number of the update among the batches'; `samples` and `weight` are what `add` returned.
         """
         usable = self.skipped.is_usable(step + 1, epoch)
         if usable:
@@ -144,8 +120,7 @@ class UpdateGradient:
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         self._stages.lap("copy")
-        with self._weights.watched():
-            outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
+        outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
         self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
         factor = batch.share if self.scale is None else batch.share * self.scale.factor
@@ -156,10 +131,8 @@ class UpdateGradient:
         return Computed(arithmetic.number(loss), outputs.detach(), targets, weight)
 
     def _charge(self, samples: int) -> None:
-        """Let the virtual clock, if it measures the times, go on by what so many samples cost.
-
-        Not before all is computed: meanwhile others may move the weights, if they are shared.
-        """
+        """Let the virtual clock, if it measures the times, go on by what so many samples cost."""
+        # Not before all is computed: meanwhile others may move the weights, if they are shared.
         if self._seconds_per_sample is not None:
             for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
                 self._comm.compute(self._seconds_per_sample * samples * share)

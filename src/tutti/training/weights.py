@@ -91,13 +91,13 @@ def set_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) ->
     Raises:
         BadModel: they are not those of this module.
     """
-    for name, value in module.state_dict().items():
-        if isinstance(value, Tensor):
-            _refuse_other(path, name, value, tensors.get(name))
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
-        raise BadModel(f"the weights in {path} do not fit the model: {error}") from error
+        raise BadModel(
+            f"the weights in {path} are those of another model: {error}; build the model as it was trained "
+            "(config.json beside the weights says how)"
+        ) from error
 
 
 def names_in_state(module: nn.Module) -> dict[str, str]:
@@ -128,19 +128,7 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
                 "which cannot be given the trained ones; give a function that makes the model instead"
             )
         weights = {names[other]: trained for other, trained in weights.items()}
-    _exchange_buffers(weights, module)
     module.load_state_dict(weights)
-
-
-def _exchange_buffers(weights: Mapping[str, Tensor], module: nn.Module) -> None:
-    """Exchange buffers of integers for floats, or the reverse, where the trained copy has done so."""
-    for prefix, owner in module.named_modules():
-        for name, buffer in owner._buffers.items():
-            trained = weights.get(f"{prefix}.{name}" if prefix else name)
-            if buffer is None or not isinstance(trained, Tensor):
-                continue
-            if buffer.is_floating_point() != trained.is_floating_point():
-                owner._buffers[name] = trained.to(buffer.device, copy=True)
 
 
 def _by_name(own: Iterable[str], weights: Iterable[str]) -> dict[str, str]:
@@ -174,24 +162,3 @@ def _numbers(name: str) -> list[int]:
 def _last(name: str) -> str:
     """Return the last part of a parameter's name: kernel of sequential/dense/kernel."""
     return re.split(r"[./]", name)[-1]
-
-
-def _refuse_other(path: Path, name: str, own: Tensor, stored: Tensor | None) -> None:
-    """Refuse another shape, and integers for floats or the reverse: only their precision may differ."""
-    if stored is None or stored.shape != own.shape:
-        there = "is not in the file" if stored is None else f"has shape {tuple(stored.shape)} there"
-        raise BadModel(
-            f"the weights in {path} are those of another model: '{name}' {there}, and shape "
-            f"{tuple(own.shape)} in this one; build the model as it was trained (config.json beside the "
-            "weights says how)"
-        )
-    if _kind(stored) != _kind(own):
-        found, wanted = (str(tensor.dtype).removeprefix("torch.") for tensor in (stored, own))
-        raise BadModel(
-            f"the weights in {path} have '{name}' as {found}, but it is {wanted} in this model; store it as "
-            "numbers of that kind, or build the model as it was trained"
-        )
-
-
-def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool

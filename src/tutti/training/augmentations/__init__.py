@@ -38,17 +38,7 @@ _USE: Final = 2
 
 
 class SampleRandom:
-    """Random numbers for the samples of a batch, each by itself.
-
-    Args:
-        keys: where the words of each sample begin.
-        device: of the tensors.
-        classes: how many there are; None: the targets are floats.
-        pick: returns samples of the data by their numbers, changed as those of the batch were before; None:
-            there are no others.
-        count: how many samples the data have.
-        cumulated: the sums of the weights by which an epoch draws samples; None: it takes each once.
-    """
+    """Random numbers for the samples of a batch, each by itself: see the methods."""
 
     def __init__(
         self,
@@ -107,7 +97,7 @@ class Augmentation:
         options: of the built-in transforms, by their names.
         part: the samples that are trained on.
         seed: of the run.
-        classes: how many there are; None: the targets are floats.
+        classes: their number; None: the targets are floats.
         chances: weights of the samples, by which epochs draw them; None: each is taken once.
 
     Attributes:
@@ -131,31 +121,24 @@ class Augmentation:
         self._seed, self._transforms = seed, _transforms(spec, options)
         self._part, self._classes = part, classes
         few = torch.arange(min(2, len(part)))
-        before, after = part.take(few), self(0, few, *part.take(few))
-        self.example = after[1]
-        for what, one, other in zip(("inputs", "targets"), before, after, strict=True):
-            mixed = what == "targets" and classes is not None and _are_shares(other, len(few), classes)
-            if _kinds(one) != _kinds(other) and not mixed:
-                raise BadOption(
-                    f"--augment makes {what} of {_kinds(one)} into {_kinds(other)}; a transform must leave "
-                    "shapes and types as they are"
-                )
+        (inputs, targets), (others, self.example) = part.take(few), self(0, few, *part.take(few))
+        kinds = [_kinds(inputs), _kinds(targets)], [_kinds(others), _kinds(self.example)]
+        if classes is not None and self.example.shape[:2] == (len(few), classes):
+            kinds[1][1] = kinds[0][1]  # Mixed samples have shares of the classes.
+        if kinds[0] != kinds[1]:
+            raise BadOption(
+                f"--augment makes a batch of {kinds[0]} into {kinds[1]}; a transform must leave shapes and "
+                "types as they are"
+            )
 
     def __call__(self, epoch: int, samples: Tensor, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
-        """Transform a batch, which may be changed in place.
-
-        Args:
-            epoch: its number, from 0.
-            samples: their numbers in the part, of shape (samples,), int64.
-            inputs: as the model sees them, of shape (samples, ...).
-            targets: of shape (samples, ...).
-        """
+        """Transform the samples of these numbers in an epoch (from 0); they may be changed in place."""
         return self._changed(epoch, samples.cpu(), inputs, targets, len(self._transforms), _USE)
 
     def _changed(
         self, epoch: int, samples: Tensor, inputs: Inputs, targets: Tensor, stop: int, use: int
     ) -> tuple[Inputs, Tensor]:
-        """Apply the first so many transforms, with random numbers of some use."""
+        """Apply the first `stop` transforms, with random numbers of some use."""
         for at, transform in enumerate(self._transforms[:stop]):
             # Others that a sample is mixed with are changed by that sample's numbers, too.
             pick = partial(self._picked, epoch, samples, at, use + len(self._transforms) * (at + 1))
@@ -175,14 +158,6 @@ class Augmentation:
         self, epoch: int, samples: Tensor, stop: int, use: int, numbers: Tensor
     ) -> tuple[Inputs, Tensor]:
         return self._changed(epoch, samples, *self._part.take(numbers), stop, use)
-
-
-def _are_shares(targets: object, samples: int, classes: int) -> bool:
-    return (
-        isinstance(targets, Tensor)
-        and targets.is_floating_point()
-        and targets.shape[:2] == (samples, classes)
-    )
 
 
 def refuse_no_images(inputs: Inputs, name: str) -> None:

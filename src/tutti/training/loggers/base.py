@@ -19,9 +19,6 @@ class Logger(ABC):
 
     The calls come in the order `begin`, `go_on` if the run has begun before, `epoch`..., and `end` or `stop`.
 
-    Args:
-        folder: the run's.
-
     Attributes:
         always: whether every run has this logger; others are asked for by name.
     """

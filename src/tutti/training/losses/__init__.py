@@ -1,4 +1,4 @@
-"""Losses by name, and whether a model's outputs fit them.
+"""Losses by name.
 
 A loss is a mean, which is put together from the parts of a batch that ranks and passes computed:
 
@@ -6,35 +6,37 @@ A loss is a mean, which is put together from the parts of a batch that ranks and
 
 For most losses the weight of a part is its number of samples, which every rank knows of all parts. Others
 have a denominator of their own: cross entropy with `ignore_index` or with class weights divides by the
-weights of the labels that are there, a mean over tokens by their number. They give their sum and its weight.
+weights of the labels that are there, a mean over tokens by their number. They return a sum and its weight.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tutti.data.columns import Inputs
 from tutti.data.parts import DataSet
 from tutti.data.targets import NO_LABEL
-from tutti.errors import BadData, BadModel, BadOption, UnknownName
+from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, takes_option
 from tutti.registry import Registry
-from tutti.training.losses.class_weights import weights_of_classes, weights_of_flags
-from tutti.training.losses.denominators import LossFunction, OfFlags, OfLabels, Weighed, of_labels
-from tutti.training.target_kinds import are_flags, loss_for
-
-Fit = Callable[[Tensor, Tensor, int | None], str | None]
-"""(outputs, targets, classes) -> the shape that the outputs should have, or None if they fit."""
+from tutti.training.losses.weights import (
+    LossFunction,
+    OfFlags,
+    OfLabels,
+    Weighed,
+    of_labels,
+    weights_of_classes,
+    weights_of_flags,
+)
+from tutti.training.targets import are_flags, loss_for
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,11 @@ OF_SHARES: Final = ("cross_entropy", "bce", "mse")
 class Loss:
     """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples.
 
-    If it is `whole`, it takes all that the model returns, and a `LossBatch` in place of the targets.
-
     That is the mean over the samples, but for losses with a denominator of their own.
 
     Attributes:
         name: its name in messages.
         function: computes it.
-        fit: says whether outputs fit targets.
-        labels: whether integer targets are labels 0..outputs-1.
         ignored: the label that means that there is none; such samples count in no metric. None: every label
             counts.
         weighed: whether the loss has a denominator of its own, so that `function` gives a sum and its weight.
@@ -83,20 +81,29 @@ class Loss:
         each: (outputs, targets) -> the loss of each label of 0 or 1, of the targets' shape; None: it takes no
             such labels.
         make: makes it with options by name; None: it takes none.
-        whole: whether the function gets all that the model returns, and a `LossBatch`.
     """
 
     name: str
     function: LossFunction
-    fit: Fit
-    labels: bool = False
     ignored: int | None = None
     weighed: bool = False
     amounts: bool = False
     floats: Callable[[Tensor], str | None] | None = None
     each: Callable[[Tensor, Tensor], Tensor] | None = None
     make: Callable[..., Loss] | None = field(default=None, compare=False)
-    whole: bool = False
+
+    @property
+    def labels(self) -> bool:
+        """True if whole-number targets are labels 0..outputs-1."""
+        return of_labels(self.function) is not None
+
+    @cached_property
+    def whole(self) -> bool:
+        """True if the function takes all that the model returns, and a `LossBatch`: `batch` is its second."""
+        try:
+            return [*inspect.signature(self.function).parameters][1:2] == ["batch"]
+        except ValueError:
+            return False  # of torch, in C
 
     def __call__(self, outputs: object, targets: Tensor | LossBatch) -> Tensor:
         """Return the sum of the losses / the samples, a scalar."""
@@ -138,7 +145,8 @@ def named_loss(
         dataset: the targets of its training part decide "auto"; whether any part has samples without a label
             decides what cross entropy divides by.
         options: arguments by name: of a built-in loss, of a class, or of a function besides its first two.
-        class_weights: see `tutti.training.losses.class_weights`.
+        class_weights: "balanced", by the counts of the training part; the weights, separated by commas; a
+            tensor with a row for each class; or None.
 
     Raises:
         UnknownName: no loss has this name, or it has no such option.
@@ -154,95 +162,21 @@ def named_loss(
         loss = with_options(found, options)
     else:
         loss = _own_loss(found, spec if isinstance(spec, str) else "", options)
-    return _on(dataset, loss if class_weights is None else weighted(loss, class_weights, dataset))
-
-
-def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None = None) -> Loss:
-    """Refuse outputs that do not fit the loss.
-
-    Args:
-        outputs: the model's output for some samples.
-        targets: the targets of these samples.
-        loss: the loss that will be computed.
-        classes: how many classes the data set has, or None.
-
-    Returns:
-        The loss, which knows now whether it has a denominator of its own.
-
-    Raises:
-        BadModel: the shapes do not fit.
-        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
-    """
-    wanted = loss.fit(outputs, targets, classes)
-    if wanted is not None:
-        raise BadModel(
-            f"the model's outputs have shape {tuple(outputs.shape)} for targets of shape "
-            f"{tuple(targets.shape)}; loss '{loss.name}' needs outputs of shape {wanted}: "
-            f"change the model's last layer, or the loss"
-        )
-    if loss.whole:
-        return loss
-    with torch.no_grad():
-        # Copies, as a function may change its arguments in place.
-        found = loss.function(outputs.clone(), targets)
-        return known(loss, found, lambda: loss(torch.cat([outputs, outputs]), torch.cat([targets, targets])))
-
-
-def known(loss: Loss, found: object, twice: Callable[[], Tensor]) -> Loss:
-    """Return the loss, which knows now whether it has a denominator of its own.
-
-    Args:
-        loss: the loss that will be computed.
-        found: what its function gives for some samples.
-        twice: computes the loss of these samples where each is there twice: a sum doubles, a mean stays.
-
-    Raises:
-        BadOption: that is neither a mean over the samples nor a sum with its weight.
-    """
-    if isinstance(found, tuple):
-        _refuse_other_pairs(found, loss)
-        return replace(loss, weighed=True)
-    if not isinstance(found, Tensor):
-        raise BadOption(
-            f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the samples, "
-            "or one value for each"
-        )
-    once = found.mean()
-    # Twice infinity is no more.
-    if once != 0 and once.isfinite() and torch.isclose(twice(), 2 * once, rtol=1e-4, atol=0.0):
-        raise BadOption(
-            f"loss '{loss.name}' is a sum over the samples; make it their mean (reduction='mean'), or give "
-            "the sum with what to divide it by"
-        )
-    return loss
+    return _on(dataset, loss if class_weights is None else _weighted(loss, class_weights, dataset))
 
 
 def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> None:
-    """Refuse labels that a model with `outputs` outputs cannot predict.
-
-    Args:
-        targets: the labels.
-        outputs: the number of the model's outputs.
-        ignored: the label that means that there is none.
-
-    Raises:
-        BadData: a label lies outside 0..outputs-1.
-    """
+    """Raise BadData if a label, other than `ignored`, lies outside 0..outputs-1."""
     if ignored is not None:
         targets = targets[targets != ignored]
         if not targets.numel():
             return
     low, high = (int(edge) for edge in targets.aminmax())
     if low < 0 or high >= outputs:
-        has = (
-            "1 output, for the label 0"
-            if outputs == 1
-            else f"{outputs} outputs, for the labels 0 to {outputs - 1}"
-        )
         two = ", or use the loss 'bce' for two classes" if outputs == 1 and (low, high) == (0, 1) else ""
         raise BadData(
-            f"labels go from {low} to {high}, but the model has {has}; renumber the labels, or give "
-            f"the model more outputs{two}"
+            f"labels go from {low} to {high}, but the model has {outputs} outputs, for the labels from 0 to "
+            f"{outputs - 1}; renumber the labels, or give the model more outputs{two}"
         )
 
 
@@ -254,50 +188,11 @@ def built_in(make: Callable[..., Loss]) -> Loss:
     return replace(make(), make=make)
 
 
-def check_option(loss: str, name: str, value: object, low: float, high: float = math.inf) -> None:
-    """Raise BadOption if an option of a loss is no finite number between two others."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not low <= cast("float", value) <= high:
-        wanted = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number from {low:g}"
-        raise BadOption(f"--loss.{name} of loss '{loss}' is {value!r}; give {wanted}")
-
-
 def align(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return `targets` with the shape and dtype of `outputs`: labels one-hot, (n,) as (n, 1) and back."""
     if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return functional.one_hot(targets, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
     return targets.reshape(outputs.shape).to(outputs.dtype)
-
-
-def class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> str | None:
-    """One score for each class: (n, classes, *rest) for labels (n, *rest) or probabilities of that shape."""
-    if targets.is_floating_point():
-        if targets.dim() < 2:
-            return f"{_shape(targets, classes)} and whole-number labels as targets"
-        return None if outputs.shape == targets.shape else str(tuple(targets.shape))
-    enough = outputs.dim() >= 2 and outputs.shape[1] >= (classes or 1)
-    if enough and (outputs.shape[0], *outputs.shape[2:]) == tuple(targets.shape):
-        return None
-    return _shape(targets, classes)
-
-
-def same_shape(outputs: Tensor, targets: Tensor, classes: int | None) -> str | None:
-    """One number for each target, or for each class of each label."""
-    if outputs.dim() and outputs.shape[0] == targets.shape[0] and outputs.numel() == targets.numel():
-        return None
-    if targets.is_floating_point():
-        return str(tuple(targets.shape))
-    return class_scores(outputs, targets, classes)
-
-
-def _anything(outputs: Tensor, targets: Tensor, classes: int | None) -> str | None:
-    """A user's own loss knows itself what it takes; the outputs must have one row for each sample."""
-    return None if outputs.dim() and outputs.shape[0] == targets.shape[0] else f"({targets.shape[0]}, ...)"
-
-
-def _shape(targets: Tensor, classes: int | None) -> str:
-    sizes = [str(targets.shape[0]), str(classes or "classes"), *map(str, targets.shape[1:])]
-    return f"({', '.join(sizes)})"
 
 
 @dataclass(frozen=True)
@@ -311,25 +206,18 @@ class _MeanOf:
 
 
 def _on(dataset: DataSet, loss: Loss) -> Loss:
-    """Return the loss, weighed by its own denominator where that is not the number of samples.
-
-    Raises:
-        BadData: there are samples without a label, and a built-in loss that needs one of each; or floats that
-            it does not take.
-    """
+    """Return the loss, weighed by its own denominator where that is not the number of samples."""
     parts = dataset.parts
+    own = of_labels(loss.function)
     if dataset.train.targets.is_floating_point():
         for part in parts:
             problem = loss.floats(part.targets) if loss.floats else None
             if problem is not None:
                 raise BadData(f"loss '{loss.name}' {problem}")
-        if loss.labels and loss.each is not None:
-            return replace(loss, function=_MeanOf(loss.each), labels=False)
-        return loss
-    own = of_labels(loss.function)
+        return loss if own is None or loss.each is None else replace(loss, function=_MeanOf(loss.each))
     ignored = NO_LABEL if own is None else own.ignore_index
     gaps = sum(int((part.targets == ignored).sum()) for part in parts)
-    loss = replace(loss, ignored=ignored if gaps else None, labels=loss.labels or own is not None)
+    loss = replace(loss, ignored=ignored if gaps else None)
     if own is not None:
         return replace(loss, function=own, weighed=True) if gaps or own.weight is not None else loss
     if gaps and loss.name in LOSSES:
@@ -356,50 +244,29 @@ def with_options(loss: Loss, options: Mapping[str, Any]) -> Loss:
 def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
     """Return a loss of the user's: a function with options of its own, or a class that is made with them."""
     name = name or getattr(function, "__name__", type(function).__name__)
-    if not callable(function):
-        raise BadOption(f"loss '{name}' is {function!r}, not a function of (outputs, targets)")
     if isinstance(function, type):
         function = call_with_options(function, options, "loss", name)
-        if not callable(function):
-            raise BadOption(f"loss '{name}' is a class whose objects are no functions of (outputs, targets)")
     elif options:
         unknown = next((one for one in options if not takes_option(function, one)), None)
         if unknown is not None:
             raise UnknownName("option", unknown, [], of=f"the loss '{name}'")
-        function = partial(function, **options)
+        function = partial(cast("LossFunction", function), **options)
+    if not callable(function):
+        raise BadOption(f"loss '{name}' is {function!r}, not a function of (outputs, targets)")
     if getattr(function, "reduction", "") == "sum":
         raise BadOption(f"loss '{name}' is a sum over the samples; make it their mean: reduction='mean'")
-    return Loss(name, cast("LossFunction", function), _anything, whole=_asks_for_all(function))
-
-
-def _asks_for_all(function: Callable[..., object]) -> bool:
-    """Tell whether the second parameter of a function is called `batch`."""
-    try:
-        parameters = [*inspect.signature(function).parameters]
-    except ValueError:
-        return False  # of torch, in C
-    return parameters[1:2] == ["batch"]
+    return Loss(name, function)
 
 
 def refuse_without_shares(loss: Loss, shares: Tensor) -> None:
-    """Refuse a loss that does not take shares of classes, as mixed samples have them.
-
-    Args:
-        loss: of the run.
-        shares: of a few samples, of shape (samples, classes, ...).
-
-    Raises:
-        BadOption: it is for class numbers, or has a denominator of its own.
-    """
-    reason = loss.floats(shares) if loss.floats else None
-    if loss.weighed or loss.ignored is not None:
-        reason = "divides by the weights of labels, of which shares have none"
-    elif loss.name in LOSSES and loss.name not in OF_SHARES:
-        reason = "is not for them"
-    if reason is not None:
+    """Raise BadOption if a loss does not take shares of classes, of shape (samples, classes, ...)."""
+    refused = loss.floats is not None and loss.floats(shares) is not None
+    own = loss.weighed or loss.ignored is not None
+    if refused or own or (loss.name in LOSSES and loss.name not in OF_SHARES):
         raise BadOption(
-            f"mixed samples have shares of classes, and loss '{loss.name}' {reason}; use the loss "
-            "'cross_entropy', or leave --augment mixup out"
+            f"mixed samples have shares of classes, which loss '{loss.name}'"
+            f"{' with weights of labels' if own else ''} does not take; use the loss 'cross_entropy', or "
+            "leave --augment mixup out"
         )
 
 
@@ -411,19 +278,10 @@ def weights_in(loss: Loss) -> Tensor | None:
     return function.weight if isinstance(function, OfLabels) else None
 
 
-def weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
+def _weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
     """Return a loss in which the samples of each class, or labels of 0 and 1, have a weight.
 
     Its denominator is the sum of the weights, so the answer is the same however a batch is cut.
-
-    Args:
-        loss: on labels.
-        given: "balanced", by the counts of the training part; the weights, separated by commas; or a tensor
-            with a row for each class.
-        dataset: the targets of its training part are counted.
-
-    Raises:
-        BadOption: the loss takes no such weights, or has some already; or they do not fit the targets.
     """
     targets = dataset.train.targets
     own = None if targets.is_floating_point() else of_labels(loss.function)
@@ -433,26 +291,12 @@ def weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
         classes = dataset.classes or int(targets.max()) + 1
         counted = targets[targets != own.ignore_index]
         weights = given if isinstance(given, Tensor) else weights_of_classes(given, counted, classes)
-        weights = weights.flatten()
-        return replace(loss, function=replace(own, weight=weights), weighed=True)
+        return replace(loss, function=replace(own, weight=weights.flatten()), weighed=True)
     if loss.each is not None and targets.is_floating_point() and are_flags(targets):
         own_shape = targets.shape[1:] if isinstance(given, Tensor) and given.shape[1] > 1 else ()
         weights = weights_of_flags(given, targets) if isinstance(given, str) else given.view(2, *own_shape)
-        function = OfFlags(loss.each, weights)
-        return replace(loss, function=function, labels=False, weighed=True)
+        return replace(loss, function=OfFlags(loss.each, weights), weighed=True)
     raise BadOption(
         "--class-weights are for cross_entropy, nll and focal on class numbers, and for bce and focal on "
         f"labels of 0 or 1; loss '{loss.name}' has neither here: choose another, or leave --class-weights out"
     )
-
-
-def _refuse_other_pairs(found: tuple[object, ...], loss: Loss) -> None:
-    """Refuse a pair that is not the sum of the losses with its weight."""
-    total, weight = found if len(found) == 2 else (None, None)
-    scalar = isinstance(total, Tensor) and total.dim() == 0
-    number = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
-    if not scalar or not number or not float(cast("float", weight)) >= 0:
-        raise BadOption(
-            f"loss '{loss.name}' gives {found}; give the mean over the samples, one value for each, or (the "
-            "sum of the losses as a scalar tensor, the weight to divide it by, 0 or more)"
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,12 +13,9 @@ from tutti.errors import BadOption
 from tutti.records.texts import TOP, better_by_name
 from tutti.registry import Registry
 from tutti.training.losses import Loss
-from tutti.training.metrics.base import Metric, gathered
-from tutti.training.metrics.classes import top
-from tutti.training.metrics.functions import own_metric
-from tutti.training.reading import Reading
+from tutti.training.metrics.base import Metric, own_metric
 from tutti.training.stopping import LOSS
-from tutti.training.target_kinds import are_flags
+from tutti.training.targets import Reading, are_flags
 
 Spec = str | Callable[..., object]
 """A metric's name, or a function that computes it."""
@@ -55,7 +53,7 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
         parts = [*(name for name in _automatic(loss, dataset) if name not in others), *others]
     if parts == ["none"] or not parts:
         return ()
-    reading = Reading.of(loss, dataset)
+    reading = Reading.of(dataset, loss.name, loss.labels, loss.amounts)
     metrics = tuple(_metric(part, reading).on(reading) for part in parts)
     names = [metric.name for metric in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -70,11 +68,11 @@ def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor
     Args:
         metric: of the run.
         outputs: the model's outputs for some samples.
-        targets: the targets of these samples.
-        all_targets: those of the training part, or of many of its samples.
+        targets: of these samples.
+        all_targets: of the training part, or of many of its samples.
 
     Returns:
-        The metric. Of a function that gives one number for all samples, which may be no mean, it gathers.
+        The metric. If a function gives one number for all samples, which may be no mean, it gathers.
 
     Raises:
         BadModel, BadOption: it does not take these outputs, or the targets.
@@ -82,13 +80,12 @@ def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor
     if metric.width == 1:
         values: object = metric.function(outputs, targets)
         if isinstance(values, int | float) or (isinstance(values, Tensor) and values.dim() == 0):
-            metric = gathered(metric.name, metric.function)
-    if metric.gathers:
-        if len(outputs):  # else no sample of the batch has a label
-            rows = torch.arange(len(all_targets)) % len(outputs)
-            metric.of_all(outputs.cpu()[rows], all_targets.cpu())
-    else:
+            metric = replace(metric, width=0)
+    if not metric.gathers:
         metric.sum(outputs, targets)
+    elif len(outputs):  # else no sample of the batch has a label
+        rows = torch.arange(len(all_targets)) % len(outputs)
+        metric.of_all(outputs.cpu()[rows], all_targets.cpu())
     return metric
 
 
@@ -135,11 +132,12 @@ def _automatic(loss: Loss, dataset: DataSet) -> list[str]:
 
 def _metric(spec: object, reading: Reading) -> Metric:
     if isinstance(spec, str) and (found := TOP.fullmatch(spec)):
+        from tutti.training.metrics.built_in import top
+
         return top(int(found[1]))
     given = METRICS.load(spec) if isinstance(spec, str) else spec
     if isinstance(given, Metric):
         return given
-    name = (
-        spec.rpartition(":")[2] if isinstance(spec, str) else getattr(spec, "__name__", type(spec).__name__)
-    )
-    return own_metric(given, name, reading)
+    if isinstance(spec, str):
+        return own_metric(given, spec.rpartition(":")[2], reading)
+    return own_metric(given, getattr(spec, "__name__", type(spec).__name__), reading)

@@ -1,35 +1,37 @@
-"""The two kinds of metrics, exact over batches and ranks.
+"""Metrics, exact over batches and ranks: none is a mean of what batches or ranks have.
 
-    kind        of each sample             over all samples
-    summed      some numbers               made of their sums: a mean, or a score of the hits of each class
-    gathered    its outputs and targets    computed of all of them at once, brought together on one rank
-
-No metric is a mean of what batches or ranks have.
+kind        of each sample             over all samples
+summed      some numbers               made of their sums: a mean, or a score of the hits of each class
+gathered    its outputs and targets    computed of all of them at once, brought together on one rank
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tutti.errors import BadModel, BadOption
 from tutti.records.texts import better_by_name
-from tutti.training.reading import AMOUNTS, CLASSES, FLAGS, SHARES, Reading
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading
 
 MetricFunction = Callable[[Tensor, Tensor], object]
 """(outputs, targets) -> values of each sample, or a number for all of them."""
 
-_KINDS: Final = {
-    CLASSES: "class numbers",
-    FLAGS: "labels of 0 or 1",
-    SHARES: "shares of classes",
-    AMOUNTS: "floats other than 0 and 1",
-}
-"""The kinds of targets in words."""
+TARGETS: Final = ("targets", "y_true", "y1")
+"""Names of a first parameter by which a function gets targets before outputs, as scikit-learn has them."""
+
+DECISIONS: Final = ("y_pred", "y2")
+"""Names of a second parameter that is for predicted classes, or amounts."""
+
+PROBABILITIES: Final = ("y_score", "y_prob", "y_proba")
+"""Names of a second parameter that is for probabilities."""
 
 
 def mean(sums: Tensor, labels: int) -> float:
@@ -46,9 +48,8 @@ class Metric:
         function: (outputs, targets) -> one value for each sample, of shape (n, ...); rows of several
             numbers, of shape (rows, width), which are added up; or one number for all samples, if it gathers.
         takes: the kinds of targets that it is for; empty: any.
-        width: how many numbers are summed over the samples.
+        width: how many numbers are summed over the samples; 0: it gathers.
         figure: (their sums of shape (width,) in float64, the number of labels) -> the metric.
-        gathers: whether all outputs and targets are needed at once.
         read: makes the metric for a kind of targets; None: it is the same for all.
     """
 
@@ -57,8 +58,12 @@ class Metric:
     takes: tuple[str, ...] = ()
     width: int = 1
     figure: Callable[[Tensor, int], float] = mean
-    gathers: bool = False
     read: Callable[[Reading], Metric] | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """True if all outputs and targets are needed at once: on the CPU, one row for each label."""
+        return self.width == 0
 
     @property
     def better(self) -> str | None:
@@ -77,7 +82,7 @@ class Metric:
                 of = "classes"
                 remedy = f"give class numbers as whole numbers or with --data.classes N, or {remedy}"
             raise BadOption(
-                f"metric '{self.name}' compares {of}, but the targets are {_KINDS[reading.kind]}; {remedy}"
+                f"metric '{self.name}' compares {of}, but the targets are {reading.kind}; {remedy}"
             )
         return self if self.read is None else self.read(reading)
 
@@ -97,10 +102,9 @@ class Metric:
         if self.width > 1 and isinstance(values, Tensor):
             return values.double().sum(0)
         if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(targets):
-            given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise BadModel(
-                f"metric '{self.name}' gives {given} for {len(targets)} samples; it must give a tensor with "
-                "one value for each sample, or one number for all of them"
+                f"metric '{self.name}' must give a tensor with one value for each of {len(targets)} samples, "
+                f"or one number for all of them; it gives {values}"
             )
         return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
 
@@ -114,8 +118,6 @@ class Metric:
             return math.nan
         try:
             found: Any = self.function(outputs, targets)
-            if isinstance(found, Tensor) and found.numel() == 1:
-                found = found.item()
             return float(found)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise BadOption(
@@ -125,16 +127,48 @@ class Metric:
             ) from error
 
 
-def gathered(name: str, function: MetricFunction, takes: tuple[str, ...] = ()) -> Metric:
-    """Return a metric of all outputs and targets together: tensors on the CPU, one row for each label."""
-    return Metric(name=name, function=function, takes=takes, width=0, gathers=True)
+def own_metric(function: object, name: str, reading: Reading) -> Metric:
+    """Make a metric of a function of the user's, or of scikit-learn.
+
+    A function whose first parameter is one of `TARGETS` gets targets and outputs of all samples of a part at
+    once, as arrays of NumPy. Any other gets outputs and targets, as tensors, and gives one value for each
+    sample, or one number for all of them.
+
+    Raises:
+        BadOption: it is no function.
+    """
+    if not callable(function) or isinstance(function, type):
+        raise BadOption(f"metric '{name}' is {function!r}, not a function of (outputs, targets)")
+    try:
+        first, second, *_ = inspect.signature(function).parameters
+    except ValueError:  # It does not tell them, or has fewer.
+        first, second = "", ""
+    if first not in TARGETS:
+        return Metric(name=name, function=function)
+
+    def all_at_once(outputs: Tensor, targets: Tensor) -> object:
+        return function(*_arrays(second, reading, outputs, targets))
+
+    return Metric(name=name, function=all_at_once, width=0)
 
 
-def built_in(function: Callable[[Tensor, Tensor], Tensor]) -> Metric:
-    """Make a mean of the registry of a function that is named as it: the decorator below `@part`."""
-    return Metric(name=function.__name__, function=function)
+def _arrays(
+    wanted: str, reading: Reading, outputs: Tensor, targets: Tensor
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return targets and outputs as a parameter of that name wants them."""
+    of_labels = reading.kind in (CLASSES, FLAGS)
+    if wanted in DECISIONS and of_labels:
+        found, true = reading.decisions(outputs, targets)
+        return np.asarray(true.long()), np.asarray(found.long())
+    if wanted in DECISIONS and reading.kind == AMOUNTS:
+        return np.asarray(targets), np.asarray(outputs.reshape(targets.shape))
+    if wanted in PROBABILITIES and of_labels:
+        probabilities, true = reading.probabilities(outputs, targets)
+        two = true.dim() == 1 and probabilities.shape[1] == 2
+        return np.asarray(true.long()), np.asarray(probabilities[:, 1] if two else probabilities)
+    return np.asarray(targets), np.asarray(outputs)
 
 
 def made(make: Callable[[], Metric]) -> Metric:
-    """Make another metric of the registry: the decorator below `@part`."""
+    """Make a metric of the registry: the decorator below `@part`."""
     return make()

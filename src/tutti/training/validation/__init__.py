@@ -1,4 +1,4 @@
-"""The ways to evaluate the validation part after every epoch: one file each.
+"""The ways to evaluate the validation part after every epoch.
 
 pause         │ epoch 1 │ evaluate 1, all ranks │ epoch 2 │ evaluate 2, all ranks │
 distributed   │ epoch 1 │ own share of 1 │ epoch 2 │ own share of 2 │               no rank waits
@@ -18,7 +18,7 @@ from tutti.records.run import Evaluation
 from tutti.registry import Registry
 from tutti.replica import Replica
 from tutti.state import Saved, State
-from tutti.training.evaluation import Objective, Tally, evaluate
+from tutti.training.evaluation import Objective
 
 VALIDATIONS: Final[Registry[type[Validation]]] = Registry("tutti.training.validation", "way to validate")
 """The ways by name."""
@@ -33,19 +33,10 @@ class ValidationTask:
     comm: Communicator
     objective: Objective
 
-    def tally(self) -> Tally:
-        """The sums of the module over this rank's share of the samples."""
-        return evaluate(self.replica.module, self.part, self.comm, self.objective)
-
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """The validation of a run.
-
-    Attributes:
-        part: evaluated after every epoch.
-        how: when and by whom: a name in `VALIDATIONS`.
-    """
+    """The part that is evaluated after every epoch, and how: a name in `VALIDATIONS`."""
 
     part: Part
     how: str = "pause"
@@ -68,26 +59,24 @@ class Validation(ABC):
     def begin(self) -> None:
         """Evaluate the weights and buffers that the replica holds now; they may change when this returns."""
 
-    @abstractmethod
     def collect(self, everything: bool) -> list[Evaluation]:
-        """The results that have come since the last call, in the order of `begin` (collective).
-
-        Args:
-            everything: wait for all.
-        """
+        """Return the new results, or wait for all, in the order of `begin` (collective)."""
+        self._add_up(everything)
+        found, self._found = self._found, []
+        return found
 
     def state(self) -> State:
         """Return what was begun and not collected yet (collective)."""
+        self._add_up(everything=True)
         return State(shared={"waiting": [to_json(found) for found in self._found]})
 
     def load_state(self, saved: Saved) -> None:
         """Go on with what an earlier one had not handed out, whatever way it was."""
         self._found += [parse_record(left, Evaluation) for left in saved.shared.get("waiting", [])]
 
-    def _collect_found(self) -> list[Evaluation]:
-        """Return the results that are there already."""
-        found, self._found = self._found, []
-        return found
+    @abstractmethod
+    def _add_up(self, everything: bool) -> None:
+        """Add up the results that the ranks have, or all, into `_found` (collective)."""
 
     def close(self) -> None:
         """Give back what this holds, whatever the state of training."""

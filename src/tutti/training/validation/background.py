@@ -20,7 +20,6 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing import Pipe
@@ -37,10 +36,9 @@ from typing_extensions import override
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption, TuttiError
 from tutti.load_object import import_files, imported_files
-from tutti.records.run import Evaluation
 from tutti.registry import part
 from tutti.replica import Replica
-from tutti.state import State, Values
+from tutti.state import Values
 from tutti.training.evaluation import Sums, Tally, evaluate, load_buffers, named_buffers
 from tutti.training.validation import Validation, ValidationTask
 
@@ -69,96 +67,62 @@ class Background(Validation):
         super().__init__(task)
         mine = cut(len(task.part), task.comm.size)[task.comm.rank]
         alone = cast("Communicator", SimpleNamespace(rank=0, size=1))
-        evaluation = partial(evaluate, task.replica.module, task.part.stretch(mine), alone, task.objective)
-        self._evaluator = BackgroundEvaluator(task.replica, evaluation)
-
-    @override
-    def begin(self) -> None:
-        self._evaluator.snapshot()
-
-    @override
-    def collect(self, everything: bool) -> list[Evaluation]:
-        """Return the results that are ready on all ranks; or all."""
-        self._add_up(everything)
-        return self._collect_found()
-
-    @override
-    def state(self) -> State:
-        self._add_up(everything=True)
-        return super().state()
-
-    @override
-    def close(self) -> None:
-        self._evaluator.close()
-
-    def _add_up(self, everything: bool) -> None:
-        comm, evaluator = self._task.comm, self._evaluator
-        if everything:
-            evaluator.finish()
-        ready = min(cast("list[int]", comm.all_gather_objects(evaluator.poll())))
-        tally = Tally(self._task.objective)
-        self._found += [tally.total_of(evaluator.take(), comm) for _ in range(ready)]
-
-
-class BackgroundEvaluator:
-    """Evaluates copies of a replica in a process of its own, as far as there is time.
-
-    Args:
-        replica: the model.
-        evaluate: evaluates the replica's module. The other process has a copy of it and of the module.
-
-    Raises:
-        BadOption: the module, or `evaluate`, cannot be pickled.
-    """
-
-    def __init__(self, replica: Replica, evaluate: Callable[[], Tally]) -> None:
-        self._replica, self._evaluate = replica, evaluate
+        # The other process has a copy of this, and of the module.
+        self._evaluate = partial(
+            evaluate, task.replica.module, task.part.stretch(mine), alone, task.objective
+        )
         self._waiting: deque[BinaryIO] = deque()
         self._results: deque[Sums] = deque()
         self._process, self._connection = self._started()
 
-    def snapshot(self) -> None:
-        """Ask for an evaluation of the present weights and buffers."""
+    @override
+    def begin(self) -> None:
         if sum(file.tell() for file in self._waiting) > SNAPSHOT_BYTES:
-            self.finish()
+            self._finish()
         if self._process is None:
             self._process, self._connection = self._started()
         file = os.fdopen(os.memfd_create("tutti-snapshot", os.MFD_CLOEXEC), "w+b")
         torch.save(self._snapshot(), file)
         file.flush()
         self._waiting.append(file)
-        with suppress(BrokenPipeError):  # it has failed: `poll` says why
+        with suppress(BrokenPipeError):  # it has failed: `_poll` says why
             self._connection.send(file.fileno())
 
-    def poll(self) -> int:
-        """Return the number of results that can be taken, in the order of the snapshots."""
-        while self._process is not None and self._waiting and self._connection.poll():
-            self._receive()
-        return len(self._results)
-
-    def take(self) -> Sums:
-        """Return the next result."""
-        return self._results.popleft()
-
-    def finish(self) -> None:
-        """End the process, and evaluate here what it has not done."""
-        self.poll()
-        self._end()
-        if not self._waiting:
-            return
-        weights, buffers = [flat.weights for flat in self._replica.flats], self._snapshot()["buffers"]
-        while self._waiting:
-            with self._waiting.popleft() as file:
-                file.seek(0)
-                _show(self._replica, torch.load(file))
-            self._results.append(self._evaluate().sums())
-        _show(self._replica, {"weights": weights, "buffers": buffers})
-
+    @override
     def close(self) -> None:
         """End the process, whatever it does."""
         self._end()
         while self._waiting:
             self._waiting.popleft().close()
+
+    @override
+    def _add_up(self, everything: bool) -> None:
+        self._poll()
+        if everything:
+            self._finish()
+        comm, tally = self._task.comm, Tally(self._task.objective)
+        ready = min(cast("list[int]", comm.all_gather_objects(len(self._results))))
+        self._found += [tally.total_of(self._results.popleft(), comm) for _ in range(ready)]
+
+    def _poll(self) -> None:
+        """Receive what the process has found so far."""
+        while self._process is not None and self._waiting and self._connection.poll():
+            self._receive()
+
+    def _finish(self) -> None:
+        """End the process, and evaluate here what it has not done."""
+        self._poll()
+        self._end()
+        if not self._waiting:
+            return
+        replica = self._task.replica
+        weights, buffers = [flat.weights for flat in replica.flats], self._snapshot()["buffers"]
+        while self._waiting:
+            with self._waiting.popleft() as file:
+                file.seek(0)
+                _show(replica, torch.load(file))
+            self._results.append(self._evaluate().sums())
+        _show(replica, {"weights": weights, "buffers": buffers})
 
     def _end(self) -> None:
         if self._process is not None:
@@ -168,15 +132,16 @@ class BackgroundEvaluator:
             self._process = None
 
     def _snapshot(self) -> Values:
-        buffers = {name: one.clone() for name, one in named_buffers(self._replica.module).items()}
-        return {"weights": [flat.weights.clone() for flat in self._replica.flats], "buffers": buffers}
+        replica = self._task.replica
+        buffers = {name: one.clone() for name, one in named_buffers(replica.module).items()}
+        return {"weights": [flat.weights.clone() for flat in replica.flats], "buffers": buffers}
 
     def _started(self) -> tuple[subprocess.Popen[bytes] | None, Connection]:
         work = os.memfd_create("tutti-model", os.MFD_CLOEXEC)
         try:
             with open(os.dup(work), "wb") as stream:
                 arithmetic = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-                cloudpickle.dump((self._replica.module, self._evaluate, *arithmetic), stream)
+                cloudpickle.dump((self._task.replica.module, self._evaluate, *arithmetic), stream)
         except Exception as error:
             os.close(work)
             raise BadOption(

@@ -1,4 +1,4 @@
-"""The meaning of a model's outputs: classes, labels of 0 or 1, or amounts."""
+"""What targets and outputs mean: classes, labels of 0 or 1 (flags), shares of classes, or amounts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,72 @@ import torch
 from torch import Tensor
 
 from tutti.data.parts import DataSet
-from tutti.errors import BadModel
-from tutti.training.losses import Loss
-from tutti.training.target_kinds import are_flags
+from tutti.errors import BadModel, BadOption
 
 CLASSES: Final = "classes"
 FLAGS: Final = "flags"
 SHARES: Final = "shares"
 AMOUNTS: Final = "amounts"
+
+ROUNDING: Final = 1e-3
+"""The most by which the shares of a sample may miss 1."""
+
+
+def loss_for(targets: Tensor) -> str:
+    """Return the name of the loss that goes with the targets of a training part.
+
+    Raises:
+        BadOption: they may be meant as numbers or as labels.
+    """
+    if not targets.is_floating_point():
+        return "cross_entropy"
+    ways = _other_ways(targets)
+    if ways:
+        found = f"{float(targets.min()):g} to {float(targets.max()):g}"
+        raise BadOption(
+            f"the targets are floats from {found}, which may be labels or amounts; say what they are: "
+            f"{', '.join(ways)}, or '--loss mse' for amounts"
+        )
+    return "mse"
+
+
+def _other_ways(targets: Tensor) -> list[str]:
+    """Return what floats may be other than amounts, as options."""
+    several = targets.numel() > len(targets)
+    if several and are_flags(targets):
+        return [
+            "'--loss bce' for labels of which any number may hold",
+            "'--loss cross_entropy' where one of them holds",
+            "'--data.classes 2' where every position, such as a token, has a class",
+        ]
+    if several and not_shares(targets) is None:
+        return ["'--loss cross_entropy' for shares of classes"]
+    values = torch.unique(targets)
+    first, last, count = float(values[0]), float(values[-1]), len(values)
+    if count < 2 or not torch.equal(values, values.floor()):
+        return []
+    if first in (0, 1) and last - first + 1 == count:
+        classes = f"'--data.classes {last + 1:g}' for classes"
+        return [classes, "'--loss bce' for labels of which any number may hold"] if last == 1 else [classes]
+    return ["0 and 1 instead, as whole numbers, for two classes"] if count == 2 else []
+
+
+def are_flags(targets: Tensor) -> bool:
+    """Return whether float targets are all 0 or 1, one or several for each sample."""
+    return bool(((targets == 0) | (targets == 1)).all())
+
+
+def not_shares(targets: Tensor) -> str | None:
+    """Return why float targets are no shares of classes, of shape (n, classes, *rest); None: they are."""
+    if targets.dim() < 2 or targets.shape[1] < 2:
+        return "there is one number for each sample"
+    below = (targets < 0).flatten(1).any(1)
+    if below.any():
+        return f"sample {int(below.int().argmax())} has one below 0"
+    off = ((targets.sum(1, dtype=torch.float64) - 1).abs() > ROUNDING).reshape(len(targets), -1).any(1)
+    if off.any():
+        return f"those of sample {int(off.int().argmax())} do not add up to 1"
+    return None
 
 
 @dataclass(frozen=True)
@@ -26,7 +84,7 @@ class Reading:
     Attributes:
         kind: of the targets: `CLASSES`, `FLAGS` (one or several labels of 0 or 1 for each sample), `SHARES`
             of classes, or `AMOUNTS`.
-        columns: how many classes there are, of several flags for each sample how many.
+        columns: the number of classes, of several flags for each sample of these.
         loss: its name.
         amounts: whether outputs approach the class number or the flag itself, and are no logits.
         targets: of the training part.
@@ -39,16 +97,14 @@ class Reading:
     targets: Tensor
 
     @classmethod
-    def of(cls, loss: Loss, dataset: DataSet) -> Reading:
-        """Return that of a run."""
+    def of(cls, dataset: DataSet, loss: str, labels: bool, amounts: bool) -> Reading:
+        """Return that of a run with a loss, which may be one on labels, or one that approaches amounts."""
         targets = dataset.train.targets
         if not targets.is_floating_point():
-            columns = dataset.classes or int(targets.max()) + 1
-            return cls(CLASSES, columns, loss.name, loss.amounts, targets)
-        kind = SHARES if loss.labels else FLAGS if are_flags(targets) else AMOUNTS
+            return cls(CLASSES, dataset.classes or int(targets.max()) + 1, loss, amounts, targets)
+        kind = SHARES if labels else FLAGS if are_flags(targets) else AMOUNTS
         numbers = targets[0].numel()
-        columns = 2 if kind == FLAGS and numbers == 1 else numbers
-        return cls(kind, columns, loss.name, loss.amounts, targets)
+        return cls(kind, 2 if kind == FLAGS and numbers == 1 else numbers, loss, amounts, targets)
 
     @property
     def several(self) -> bool:
@@ -76,7 +132,11 @@ class Reading:
         """
         scores = outputs.double()
         if self.kind == CLASSES and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
-            return self._of_classes(scores.movedim(1, -1).flatten(0, -2)), targets.flatten()
+            rows = scores.movedim(1, -1).flatten(0, -2)
+            if not self.amounts:
+                ways = {"nll": torch.exp, "bce": torch.sigmoid}
+                rows = ways[self.loss](rows) if self.loss in ways else rows.softmax(1)
+            return rows, targets.flatten()
         if self.kind == CLASSES and self.columns > 2:
             raise BadModel(
                 f"one score for each of {self.columns} classes is needed, not outputs of shape "
@@ -87,13 +147,6 @@ class Reading:
             return scores.flatten(1), (targets > 0).flatten(1)
         scores = scores.flatten()
         return torch.stack([1 - scores, scores], 1), targets.flatten().long()
-
-    def _of_classes(self, scores: Tensor) -> Tensor:
-        if self.amounts:
-            return scores
-        if self.loss == "nll":
-            return scores.exp()
-        return scores.sigmoid() if self.loss == "bce" else scores.softmax(1)
 
 
 def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor:
@@ -112,7 +165,7 @@ def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor
 
 
 def labelled(outputs: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
-    """Outputs and targets of what has a label, one row for each; everything where `ignored` is None.
+    """Return outputs and targets of what has a label, one row for each; everything if `ignored` is None.
 
     Args:
         outputs: of shape (n, classes, *rest).

@@ -1,4 +1,4 @@
-"""Metrics of predicted classes, and of their probabilities."""
+"""The metrics that have a name: of classes and labels of 0 or 1, and of amounts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch.nn.functional import one_hot
 
 from tutti.errors import BadModel, BadOption
 from tutti.registry import part
-from tutti.training.metrics.base import Metric, gathered, made
-from tutti.training.reading import CLASSES, FLAGS, Reading, predicted
+from tutti.training.losses import align
+from tutti.training.metrics.base import Metric, made, mean
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted
 
 LABELS: Final = (CLASSES, FLAGS)
 
@@ -25,6 +26,11 @@ Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hits, predictions, labels), float64, one number for each class -> scores of these; NaN where undefined."""
 
 
+def _of_labels(name: str, read: Callable[[Reading], Metric]) -> Metric:
+    """Make a metric of labels, which `read` makes for a kind of targets."""
+    return Metric(name=name, function=partial(_hits, False), takes=LABELS, read=read)
+
+
 def _hits(amounts: bool, outputs: Tensor, targets: Tensor) -> Tensor:
     return predicted(outputs, targets, amounts) == targets
 
@@ -33,12 +39,11 @@ def _hits(amounts: bool, outputs: Tensor, targets: Tensor) -> Tensor:
 @made
 def accuracy() -> Metric:
     """Share of the labels that are predicted."""
+    return _of_labels("accuracy", lambda reading: _accuracy_of(reading.amounts))
 
-    def read(reading: Reading) -> Metric:
-        return replace(plain, function=partial(_hits, reading.amounts))
 
-    plain = Metric(name="accuracy", function=partial(_hits, False), takes=LABELS, read=read)
-    return plain
+def _accuracy_of(amounts: bool) -> Metric:
+    return Metric(name="accuracy", function=partial(_hits, amounts), takes=LABELS)
 
 
 def top(count: int) -> Metric:
@@ -63,6 +68,30 @@ def top5() -> Metric:
     return top(5)
 
 
+def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
+    """Make a metric of how often each class is hit, is predicted and is true.
+
+    Args:
+        name: of the metric. With "_micro" it is the score of the counts of all classes together, else the
+            mean of the scores of those classes that are there or are predicted.
+        score: of a class.
+        undefined: what counts for a score that is undefined; NaN: such a class is left out.
+    """
+
+    def figure(sums: Tensor, labels: int) -> float:
+        counts = sums.view(3, -1)
+        counts = counts[:, counts[1:].sum(0) > 0]
+        if name.endswith("_micro"):
+            counts = counts.sum(1, keepdim=True)
+        return float(score(*counts).nan_to_num(nan=undefined).nanmean())
+
+    def read(reading: Reading) -> Metric:
+        function = partial(_counts, reading)
+        return Metric(name=name, function=function, width=3 * reading.columns, figure=figure)
+
+    return _of_labels(name, read)
+
+
 def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return how often each class is hit, is predicted and is true, of shape (1, 3 * classes)."""
     found, wanted = reading.decisions(outputs, targets)
@@ -72,29 +101,6 @@ def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
     count = reading.columns
     kinds = [wanted[found == wanted], found.clamp(max=count), wanted]
     return torch.cat([torch.bincount(one, minlength=count)[:count] for one in kinds])[None]
-
-
-def _of_counts(name: str, score: Score, micro: bool = False, undefined: float | None = 0.0) -> Metric:
-    """Make a metric of the counts of each class.
-
-    Args:
-        name: of the metric.
-        score: of a class. The metric is the mean over the classes that are there or are predicted.
-        micro: score the counts of all classes together instead.
-        undefined: what counts for a score that is undefined; None: such a class is left out.
-    """
-
-    def figure(sums: Tensor, labels: int) -> float:
-        counts = sums.view(3, -1)
-        counts = counts[:, counts[1:].sum(0) > 0]
-        scores = score(*(counts.sum(1, keepdim=True) if micro else counts))
-        return float((scores if undefined is None else scores.nan_to_num(nan=undefined)).nanmean())
-
-    def read(reading: Reading) -> Metric:
-        return replace(plain, function=partial(_counts, reading), width=3 * reading.columns)
-
-    plain = Metric(name=name, function=partial(_hits, False), takes=LABELS, figure=figure, read=read)
-    return plain
 
 
 def _f1(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
@@ -120,7 +126,7 @@ def f1() -> Metric:
 @made
 def f1_micro() -> Metric:
     """F1 score of the counts of all classes together."""
-    return _of_counts("f1_micro", _f1, micro=True)
+    return _of_counts("f1_micro", _f1)
 
 
 @part("precision")
@@ -134,7 +140,7 @@ def precision() -> Metric:
 @made
 def precision_micro() -> Metric:
     """Share of right ones among all predictions."""
-    return _of_counts("precision_micro", _precision, micro=True)
+    return _of_counts("precision_micro", _precision)
 
 
 @part("recall")
@@ -148,14 +154,14 @@ def recall() -> Metric:
 @made
 def recall_micro() -> Metric:
     """Share of found ones among all labels."""
-    return _of_counts("recall_micro", _recall, micro=True)
+    return _of_counts("recall_micro", _recall)
 
 
 @part("balanced_accuracy")
 @made
 def balanced_accuracy() -> Metric:
     """Accuracy of each class, the mean over the classes that are there."""
-    return _of_counts("balanced_accuracy", _recall, undefined=None)
+    return _of_counts("balanced_accuracy", _recall, undefined=torch.nan)
 
 
 @part("calibration_error")
@@ -172,10 +178,10 @@ def calibration_error() -> Metric:
                 f"metric 'calibration_error' compares probabilities, but loss '{reading.loss}' has the "
                 "outputs approach numbers; choose a loss such as cross_entropy or bce, or other --metrics"
             )
-        return replace(plain, function=partial(_in_bins, reading), width=3 * BINS, figure=_distance)
+        function = partial(_in_bins, reading)
+        return Metric(name="calibration_error", function=function, width=3 * BINS, figure=_distance)
 
-    plain = Metric(name="calibration_error", function=partial(_hits, False), takes=LABELS, read=read)
-    return plain
+    return _of_labels("calibration_error", read)
 
 
 def _in_bins(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -202,8 +208,7 @@ def _of_each_class(name: str, score: str) -> Metric:
     """
 
     def function(reading: Reading, outputs: Tensor, targets: Tensor) -> float:
-        # It takes half a second to import.
-        from sklearn import metrics
+        from sklearn import metrics  # It takes half a second to import.
 
         probabilities, wanted = reading.probabilities(outputs, targets)
         if wanted.dim() == 1:
@@ -218,11 +223,10 @@ def _of_each_class(name: str, score: str) -> Metric:
         ]
         return sum(found) / len(found) if found else float("nan")
 
-    def read(reading: Reading) -> Metric:
-        return replace(plain, function=partial(function, reading))
-
-    plain = replace(gathered(name, partial(_hits, False), LABELS), read=read)
-    return plain
+    return replace(
+        _of_labels(name, lambda reading: Metric(name=name, function=partial(function, reading), width=0)),
+        width=0,
+    )
 
 
 @part("auc")
@@ -237,3 +241,63 @@ def auc() -> Metric:
 def average_precision() -> Metric:
     """Average precision of each class against all others, the mean over the classes."""
     return _of_each_class("average_precision", "average_precision_score")
+
+
+def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - align(outputs, targets)).abs()
+
+
+def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - align(outputs, targets)).square()
+
+
+@part("mae")
+@made
+def mae() -> Metric:
+    """Mean absolute error."""
+    return Metric(name="mae", function=_absolute)
+
+
+@part("mse")
+@made
+def mse() -> Metric:
+    """Mean squared error."""
+    return Metric(name="mse", function=_squared)
+
+
+@part("rmse")
+@made
+def rmse() -> Metric:
+    """Root of the mean squared error."""
+    return Metric(name="rmse", function=_squared, figure=lambda sums, labels: mean(sums, labels) ** 0.5)
+
+
+@part("r2")
+@made
+def r2() -> Metric:
+    """Coefficient of determination, the mean over the numbers of a target."""
+
+    def read(reading: Reading) -> Metric:
+        # Deviations are summed from about the mean, so that nothing is lost where that is large.
+        centre = reading.targets.cpu().reshape(len(reading.targets), -1).double().mean(0)
+        function = partial(_deviations, centre)
+        return Metric(name="r2", function=function, width=3 * len(centre), figure=_determination)
+
+    return Metric(name="r2", function=_squared, takes=(AMOUNTS, FLAGS), read=read)
+
+
+def _deviations(centre: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+    wanted = targets.reshape(len(targets), -1).double()
+    errors = outputs.reshape(wanted.shape).double() - wanted
+    deviations = wanted - centre.to(wanted.device)
+    return torch.cat([deviations, deviations.square(), errors.square()], 1)
+
+
+def _determination(sums: Tensor, labels: int) -> float:
+    """As in scikit-learn, 0 where all targets are equal and the outputs are not, and 1 where both are."""
+    total, squares, errors = sums.view(3, -1)
+    spread = squares - total.square() / labels
+    # What rounding leaves of equal targets is none.
+    spread = spread.where(spread > 1e-12 * squares, 0.0)
+    constant = (errors > 0).double().neg()
+    return float((1 + torch.where(spread > 0, -errors / spread, constant)).mean())

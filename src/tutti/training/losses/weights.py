@@ -1,7 +1,8 @@
-"""Losses on labels as a sum with its weight: the denominator is not the number of samples."""
+"""Losses on labels as a sum with its weight, where the denominator is not the number of samples."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tutti.data.targets import NO_LABEL
+from tutti.errors import BadOption
 
 Weighed = tuple[Tensor, Tensor | float]
 """The sum of the losses, a scalar, and the weight by which all sums together are to be divided."""
@@ -103,7 +105,6 @@ FUNCTIONS: Final = {
 _MODULES: Final = {
     nn.CrossEntropyLoss: functional.cross_entropy,
     nn.NLLLoss: functional.nll_loss,
-    nn.NLLLoss2d: functional.nll_loss,
 }
 """Those of torch as modules, and the function that each computes."""
 
@@ -128,3 +129,80 @@ def of_labels(function: object) -> OfLabels | None:
     return (
         OfLabels(function, **options, options=own) if options.keys() <= {"weight", "ignore_index"} else None
     )
+
+
+BALANCED: Final = "balanced"
+"""The weights with which each class counts as much as any other."""
+
+
+def given_weights(text: str) -> list[float]:
+    """Return the weights that a text lists; empty for `BALANCED`.
+
+    Raises:
+        BadOption: it lists no finite numbers from 0, one of which is above 0.
+    """
+    if text == BALANCED:
+        return []
+    try:
+        weights = [float(word) for word in text.split(",")]
+    except ValueError:
+        weights = []
+    if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
+        raise BadOption(
+            f"--class-weights is '{text}'; give balanced, or one number from 0 for each class, separated by "
+            "commas: 1,2.5"
+        )
+    return weights
+
+
+def weights_of_classes(text: str, targets: Tensor, classes: int) -> Tensor:
+    """Return the weight of each class, of shape (classes,), in float64.
+
+    Balanced are samples / (classes that are there * samples of the class), as in scikit-learn; 1 of a class
+    without samples.
+
+    Args:
+        text: `BALANCED`, or the weights.
+        targets: class numbers of the training part, those that mean no label left out.
+        classes: how many there are.
+
+    Raises:
+        BadOption: there are not as many weights as classes.
+    """
+    weights = given_weights(text)
+    if weights:
+        return _for(classes, weights)
+    counts = torch.bincount(targets.flatten().cpu(), minlength=classes)
+    return _balanced(counts.double())
+
+
+def weights_of_flags(text: str, targets: Tensor) -> Tensor:
+    """Return the weights of labels of 0 and of 1, in float64.
+
+    Args:
+        text: `BALANCED`, or the two weights, for all labels of a sample alike.
+        targets: of the training part, of shape (samples, ...).
+
+    Returns:
+        Of shape (2,), or balanced (2, ...), for each label of a sample its own.
+
+    Raises:
+        BadOption: there are not two weights.
+    """
+    weights = given_weights(text)
+    if weights:
+        return _for(2, weights)
+    held = targets.cpu().double().sum(0)
+    return _balanced(torch.stack([len(targets) - held, held]))
+
+
+def _for(classes: int, weights: list[float]) -> Tensor:
+    if len(weights) != classes:
+        raise BadOption(
+            f"--class-weights are {len(weights)} numbers, but there are {classes} classes; give one for each"
+        )
+    return torch.tensor(weights, dtype=torch.float64)
+
+
+def _balanced(counts: Tensor) -> Tensor:
+    return (counts.sum(0) / ((counts > 0).sum(0) * counts)).where(counts > 0, 1.0)

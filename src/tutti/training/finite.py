@@ -1,0 +1,248 @@
+"""Losses, gradients and weights that are not finite: what is an error, and which updates are skipped.
+
+    rank 0   backward │ finite │ is it on all ranks? │ gradient = 0, statistics as before │ next forward
+    rank 1   backward │ nan    │ is it on all ranks? │ gradient = 0, statistics as before │ next forward
+
+A worker with steps of its own skips its own. In half precision the loss has a scale, which keeps small
+gradients from being rounded to zero; a gradient that overflows is skipped, and makes the scale smaller.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from tutti.comm.base import Communicator
+from tutti.errors import NotFinite
+from tutti.replica import Replica
+from tutti.state import Values
+from tutti.terminal import warn_on_stderr
+
+EVERY: Final = 50
+"""Steps from one look at the losses of a GPU to the next."""
+
+OVERFLOWS: Final = 30
+"""The most overflows in a row in half precision: a scale of the loss that is smaller still does not help."""
+
+REMEDY: Final = (
+    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
+)
+"""Advice for a run whose numbers are not finite."""
+
+
+class LossScale:
+    """A factor of the loss that follows the gradients.
+
+        backward(scale * loss), then gradient / scale
+        an overflow: no step, scale / 2;   2,000 steps without one: scale * 2
+
+    Source: Micikevicius et al., "Mixed Precision Training" (2018), section 3.2; the numbers are those of
+    `torch.amp.GradScaler`.
+
+    Attributes:
+        factor: that the loss is to be multiplied by.
+    """
+
+    FIRST: Final = 2.0**16
+    GROWS_AFTER: Final = 2000
+
+    def __init__(self) -> None:
+        self.factor, self._good = self.FIRST, 0
+
+    def follow(self, usable: bool) -> None:
+        """Adapt to an update: whether it was made, or skipped because of an overflow."""
+        self._good += 1
+        if not usable:
+            self.factor, self._good = self.factor / 2, 0
+        elif self._good == self.GROWS_AFTER:
+            self.factor, self._good = 2 * self.factor, 0
+
+    def state(self) -> Values:
+        """Return what must be known to go on from here."""
+        return {"factor": self.factor, "good": self._good}
+
+    def load_state(self, values: Values) -> None:
+        """Go on from an earlier state."""
+        self.factor, self._good = values["factor"], values["good"]
+
+
+class SkippedUpdates:
+    """Decides which updates are skipped.
+
+    Args:
+        replica: has the gradients.
+        comm: the workers.
+        together: whether they skip an update together.
+        most: how many in a row may be skipped; 0: no gradient is looked at, unless the loss is scaled.
+        scale: of the loss, in half precision; its overflows are no fault, so nothing is printed of them.
+
+    Attributes:
+        catches_losses: whether an update is skipped whose loss is not finite.
+        left_out: how many gradients of this rank were not finite since `take`.
+    """
+
+    def __init__(
+        self, replica: Replica, comm: Communicator, together: bool, most: int, scale: LossScale | None = None
+    ) -> None:
+        self._replica, self._comm, self._together, self._scale = replica, comm, together, scale
+        self._most, self.catches_losses = most if scale is None else OVERFLOWS, most > 0
+        self._kept: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self._loss: float | None = None
+        self._in_row = self.left_out = 0
+        self._warned = scale is not None
+        self.keep_buffers()
+
+    def note_loss(self, loss: float) -> None:
+        """Note a loss that is not finite; the update is then skipped."""
+        self._loss = loss
+
+    def is_usable(self, step: int, epoch: int) -> bool:
+        """Return whether the update can be made (collective where it is made together).
+
+        Otherwise the gradient is zero now, and what the forward pass has left in buffers is taken back.
+
+        Raises:
+            NotFinite: more in a row than may be skipped are not finite.
+        """
+        if not self._most:
+            return True
+        if self._scale is not None:
+            self._replica.gradients.scale(1 / self._scale.factor)
+        usable = self._loss is None and self._replica.gradients.is_finite()
+        if not usable:
+            self._note(f"{self._what()} in step {step} (epoch {epoch + 1}) on rank {self._comm.rank}")
+        if self._together:
+            spoiled = torch.tensor([float(not usable)])
+            self._comm.all_reduce(spoiled)
+            usable = not spoiled.item()
+        if self._scale is not None:
+            self._scale.follow(usable)
+        if usable:
+            self._in_row = 0
+            self.keep_buffers()
+        else:
+            self._in_row += 1
+            self._drop()
+        return usable
+
+    def take(self) -> int:
+        """Return how many gradients of this rank were not finite since this was last asked."""
+        taken, self.left_out = self.left_out, 0
+        return taken
+
+    @torch.no_grad()
+    def keep_buffers(self) -> None:
+        """Go back to the buffers as they are now, should the next update be skipped."""
+        if self.catches_losses:
+            self._kept = [
+                (module, name, buffer, buffer.clone())
+                for module in self._replica.module.modules()
+                for name, buffer in module._buffers.items()
+                if buffer is not None
+            ]
+
+    def _note(self, what: str) -> None:
+        if self._in_row == self._most:
+            allowed = "--skip-nonfinite" if self._scale is None else "--precision fp16"
+            raise NotFinite(f"{what}; {allowed} skips {self._most} updates in a row at most. {REMEDY}")
+        self.left_out += 1
+        if not self._warned:
+            self._warned = True
+            warn_on_stderr(f"{what}: the update is skipped; the records count further ones of this rank")
+
+    def _what(self) -> str:
+        broken = self._replica.first_not_finite(gradients=False)
+        why = "" if broken is None else f"; parameter '{broken}' itself is no longer finite"
+        if self._loss is not None:
+            return f"the loss is {self._loss}{why}"
+        name = self._replica.first_not_finite(weights=False)
+        return f"the gradient of '{name}' is not finite, though the loss is{why}"
+
+    @torch.no_grad()
+    def _drop(self) -> None:
+        self._loss = None
+        self._replica.gradients.zero()
+        # The module may have put other tensors in their place.
+        for module, name, buffer, values in self._kept:
+            module._buffers[name] = buffer.copy_(values)
+
+
+class LossWatch:
+    """A look at the sum of a GPU's losses now and then, each time at what it was the time before.
+
+        CPU    tells 1 to 50 │ tells 51 to 100 │ waits for 50, tells 101 to 150 │ waits for 100, tells ...
+        GPU       does 1 to 50     │ does 51 to 100     │ does 101 to 150     │ ...
+
+    The GPU has something to do meanwhile, and the CPU is never more than two such stretches ahead: reading
+    the newest sum would mean to wait.
+    """
+
+    def __init__(self, every: int = EVERY) -> None:
+        self._every, self._looked, self._checked = every, 0, 0
+        self._asked: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def note(self, total: Tensor, step: int) -> tuple[float, str] | None:
+        """Look, if it is time to.
+
+        Args:
+            total: the sum, a scalar which later steps may add to in place.
+            step: the number of the step just told, from 1; consecutive.
+
+        Returns:
+            What the sum was at the look before, with the steps since the look before that, in words.
+        """
+        if step - self._looked < self._every:
+            return None
+        found = self._previous()
+        copy, there = torch.empty((), dtype=total.dtype, pin_memory=total.is_cuda), None
+        copy.copy_(total, non_blocking=True)
+        if total.is_cuda:
+            there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            there.record()
+        self._asked, self._looked = (copy, there), step
+        return found
+
+    def last(self, total: Tensor, step: int) -> tuple[float, str]:
+        """Return the sum after this step, with the steps that were not looked at."""
+        first, self._asked, self._looked, self._checked = self._checked + 1, None, step, step
+        return total.item(), _steps(first, step)
+
+    def _previous(self) -> tuple[float, str] | None:
+        if self._asked is None:
+            return None
+        copy, there = self._asked
+        if there is not None:
+            there.synchronize()
+        first, self._checked = self._checked + 1, self._looked
+        return copy.item(), _steps(first, self._looked)
+
+
+def _steps(first: int, last: int) -> str:
+    return f"steps {first} to {last}" if first < last else f"step {last}"
+
+
+def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str) -> NoReturn:
+    """Raise NotFinite for a loss in some steps of an epoch (from 0) on a rank."""
+    name = replica.first_not_finite()
+    where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
+    if replica.first_not_finite(gradients=False) is not None:
+        where += (
+            ". An update before has broken the weights, by the gradient of any rank: --skip-nonfinite 10 "
+            "names the rank, and skips the update"
+        )
+    raise NotFinite(
+        f"the loss became {loss} in {steps} (epoch {epoch + 1}) on rank {rank}; "
+        f"{where if name else 'all weights and gradients are finite'}. {REMEDY}"
+    )
+
+
+def refuse_broken_weights(replica: Replica, rank: int, step: int) -> None:
+    """Raise NotFinite if the last update has broken weights, which no loss may have shown."""
+    name = replica.first_not_finite()
+    if name is not None:
+        raise NotFinite(
+            f"parameter '{name}' is no longer finite after step {step} on rank {rank}, though the loss was. "
+            f"{REMEDY}"
+        )
