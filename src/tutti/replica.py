@@ -33,7 +33,7 @@ Vectors = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
 @dataclass(frozen=True)
-class Memory:
+class ReplicaMemory:
     """The memory of a replica's vectors; by default this process's own.
 
     Attributes:
@@ -206,7 +206,9 @@ class Replica:
             not initialised, or is on the meta device, or a parameter shares memory with another tensor.
     """
 
-    def __init__(self, module: nn.Module, memory: Memory = Memory(), frozen: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, memory: ReplicaMemory = ReplicaMemory(), frozen: bool = False
+    ) -> None:
         self.module, self.in_own_loop = module, False
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             _refuse_unusable(name, tensor)
@@ -364,11 +366,6 @@ def is_there(tensor: Tensor, place: Tensor, address: int) -> bool:
     return tensor.data_ptr() == address and tensor.stride() == place.stride()
 
 
-def reach_of(vector: Tensor) -> range:
-    """Return the addresses of a vector's memory."""
-    return range(vector.data_ptr(), vector.data_ptr() + vector.nbytes)
-
-
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """Overwrite each tensor with its counterpart."""
     for target, source in zip(targets, sources, strict=True):
@@ -445,15 +442,13 @@ def _refuse_overlaps(module: nn.Module, laid_out: list[tuple[str, nn.Parameter]]
 
 
 def _overlaps(named: Iterable[tuple[str, Tensor]], wanted: Container[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names of two tensors that share elements, if one of the names is wanted."""
-    stretches = sorted(((*_reach(tensor), name, tensor) for name, tensor in named), key=lambda one: one[:2])
-    for number, (_, stop, name, tensor) in enumerate(stretches):
-        for start, _, other, behind in stretches[number + 1 :]:
+    """Yield the names of two tensors whose memory overlaps, if one of the names is wanted."""
+    stretches = sorted((*_reach(tensor), name) for name, tensor in named)
+    for number, (_, stop, name) in enumerate(stretches):
+        for start, _, other in stretches[number + 1 :]:
             if start >= stop:
                 break
-            if (name in wanted or other in wanted) and bool(
-                torch.isin(_addresses(tensor), _addresses(behind)).any()
-            ):
+            if name in wanted or other in wanted:
                 yield name, other
 
 
@@ -470,15 +465,7 @@ def _reach(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
-def _addresses(tensor: Tensor) -> Tensor:
-    """The address of each element of a tensor."""
-    places = torch.tensor(tensor.data_ptr())
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = places.unsqueeze(-1) + torch.arange(size) * stride * tensor.itemsize
-    return places.flatten()
-
-
-def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: Memory) -> Flat:
+def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: ReplicaMemory) -> Flat:
     spans, length = _lay_out(p for _, p in named)
     device = named[0][1].device
     rows = memory.gradients(length, dtype, device)

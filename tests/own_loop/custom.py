@@ -52,38 +52,6 @@ class Counting(Optimizer):
             group["k"] += 1
 
 
-class Rebinding(Optimizer):
-    """Makes its state anew at each step, and keeps a number in it."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                state["steps"] = state.get("steps", 0) + 1
-                state["mean"] = 0.9 * state.get("mean", torch.zeros_like(p)) + p.grad
-                p.sub_(state["mean"], alpha=group["lr"] / state["steps"])
-
-
-class Lars(Optimizer):
-    """Moves a parameter by a share of its own norm."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad, alpha=float(group["lr"] * (p.norm() + 1e-3) / (p.grad.norm() + 1e-3)))
-
-
 class Perturbing(Optimizer):
     """Of the kind of SAM: goes up along the gradient, whose length is that over all parameters, and back.
 
@@ -113,24 +81,3 @@ class Perturbing(Optimizer):
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:
         raise NotImplementedError("call first_step and second_step")
-
-
-class Polyak(Optimizer):
-    """Moves by the loss over the squared norm of all gradients: Polyak's step size."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
-        loss = torch.ones(())
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        moved = [
-            (p, group["lr"]) for group in self.param_groups for p in group["params"] if p.grad is not None
-        ]
-        square = sum(p.grad.square().sum() for p, _ in moved)
-        for p, rate in moved:
-            p.sub_(p.grad * (rate * loss / (square + 1.0)))
-        return loss

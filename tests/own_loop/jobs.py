@@ -19,7 +19,6 @@ from tutti import errors
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import SampleCounts
 from tutti.strategies import Strategy
 
 Outcome: TypeAlias = Any
@@ -86,7 +85,7 @@ class Distributed(_Watched):
 
     def __init__(self, comm: Communicator, strategy: Strategy | None = None) -> None:
         super().__init__()
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm)
         self.rank = comm.rank
         self.strategy = strategy
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 REFUSED: dict[str, tuple[int, ...]] = {
     "backward_with_create_graph": (2, 3),
-    "the_gradient_of_a_gradient": (2, 3),
     "an_embedding_with_a_largest_norm": (2, 3),
     "weights_that_are_assigned": (2, 3),
     "batches_of_graphs": (2, 3),
     "batches_that_another_thread_fetches": (2, 3),
     "one_backward_of_all_batches": (2, 3),
+    "gradients_by_autograd_grad": (2, 3),
+    "a_loader_inside_another": (2, 3),
     "steps_inside_the_backward_pass": (2, 3),
 }
 """Loops that are refused before the first update, with the world sizes on which they are."""
@@ -17,21 +18,13 @@ REFUSED: dict[str, tuple[int, ...]] = {
 REFUSED_LATER: dict[str, tuple[int, ...]] = {
     "a_layer_that_is_replaced": (2, 3),
     "a_layer_that_is_added": (2, 3),
-    "a_parameter_that_takes_the_place_of_another": (2, 3),
     "one_backward_of_two_uneven_loaders": (2, 3),
-    "weights_that_are_swapped": (2, 3),
-    "weights_that_are_swapped_under_an_optimizer_that_every_rank_steps": (2, 3),
+    "the_next_batch_is_fetched_ahead": (2, 3),
 }
 """Loops that are refused when they come to what is refused, after updates that were right."""
 
 REFUSED_BY_MESSAGES: tuple[str, ...] = ("sparse_adam",)
 """Loops that are refused before the first update where gradients are reduced by messages."""
-
-BROKEN_WITH: dict[str, tuple[str, ...]] = {}
-"""Loops that are right with the default strategy, and not with these, on one worker."""
-
-BROKEN_PARTS: tuple[str, ...] = ()
-"""Optimizers and actions of programs drawn at random that are not right yet."""
 
 REFUSED_WITH: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("adpsgd", "diloco", "easgd_sync", "gossip", "hogwild", "local"), ("unfreezing",)
@@ -43,8 +36,7 @@ DIFFERENT_WITH: dict[str, dict[str, str]] = {
         "gradients_are_never_zeroed": "a rank's gradient is the sum over parts of several batches",
         "accumulation_of_uneven_micro_batches": "likewise",
         "clipping_by_norm": "a rank clips its own gradient",
-        "heads_in_turn_with_adam": "it ends with a rank's own gradient",
-        "adversaries_zeroed_by_optimizer": "likewise",
+        "adversaries_zeroed_by_optimizer": "it ends with a rank's own gradient",
         "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer": "it ends with a rank's own scale",
     },
 }

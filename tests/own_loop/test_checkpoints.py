@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,11 +38,9 @@ from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
-from tutti.object_state import load_state_of, state_of
 from tutti.own_loop import distribute
 from tutti.own_loop.checkpoints import Checkpoints
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import SampleCounts
 from tutti.records.folder_lock import FolderLock
 from tutti.state import State
 from tutti.strategies import Strategy, Sync
@@ -106,7 +103,7 @@ class Program:
 
     def run(self, comm: Communicator, folder: Path | None, stop: bool) -> list[Any]:
         """Run it from its newest checkpoint to its end, or until there is one; returns what it ends with."""
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm)
         try:
             with keeping_writers():
                 return self._run(folder, stop)
@@ -198,7 +195,6 @@ def test_a_checkpoint_changes_nothing(worlds: Worlds, tmp_path: Path, strategy: 
 
 SEVERAL = {
     "compressed": Sync(compress="top_k", keep=0.1, compress_inside=True),
-    "gathered": Sync(every=2),
     "local": strategies.Local(every=3),
     "diloco": strategies.DiLoCo(every=2),
     "gossip": strategies.Gossip(every=2),
@@ -217,18 +213,12 @@ def test_strategies_go_on(worlds: Worlds, tmp_path: Path, strategy: str) -> None
     assert found == wanted
 
 
-@pytest.mark.parametrize("strategy", sorted(strategies.STRATEGIES.keys() - SEVERAL.keys()))
-def test_other_strategies_go_on_on_one_rank(worlds: Worlds, tmp_path: Path, strategy: str) -> None:
-    wanted, found = _ends(worlds, Program(sgd, strategies.STRATEGIES[strategy]()), tmp_path, (1, 1))
-    assert found == wanted
-
-
 Loop = Callable[[Path | None, bool], Any]
 """A loop on a rank: goes on in a folder; stops at its checkpoint, or goes to its end, which is returned."""
 
 
 def _call(comm: Communicator, loop: Loop, folder: Path | None, stop: bool) -> Any:
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     try:
         with keeping_writers():
             return loop(folder, stop)
@@ -262,8 +252,7 @@ def _two_models_and_loaders(folder: Path | None, stop: bool) -> Any:
     (one, first), (other, second) = made(adam, sgd)
     run = kept(folder)
     step = run.restore() if run else 0
-    real = DataLoader(samples(20, 1), 3, shuffle=True)
-    false = DataLoader(samples(20, 2), 4, shuffle=True)
+    real, false = (DataLoader(samples(31, seed), 6, shuffle=True, drop_last=True) for seed in (1, 2))
     for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
         for (a, b), (c, d) in zip(distribute.shard(real), distribute.shard(false), strict=False):
             for model, optimizer, x, y in ((one, first, a, b), (other, second, c, d)):
@@ -282,7 +271,7 @@ def _labelled_and_unlabelled(folder: Path | None, stop: bool) -> Any:
     ((model, optimizer),) = made(adam)
     run = kept(folder)
     step = run.restore() if run else 0
-    labelled, unlabelled = (DataLoader(samples(n, n), 4, shuffle=True) for n in (20, 9))
+    labelled, unlabelled = (DataLoader(samples(n, n), 6, shuffle=True, drop_last=True) for n in (20, 13))
     source = iter(distribute.shard(unlabelled))
     for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
         for inputs, targets in distribute.shard(labelled):
@@ -447,22 +436,6 @@ class Counting(Sampler[int]):
         self.begins = state["drawn"]
 
 
-class Levelled(Sampler[int]):
-    """Eight samples, from the one that the program has come to when an epoch begins."""
-
-    def __init__(self) -> None:
-        self.level = 0
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.level, self.level + 8))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"level": self.level}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.level = state["level"]
-
-
 def _sampler(sampler: Callable[[], Any], workers: int, folder: Path | None, stop: bool) -> Any:
     """The sampler has a state; it stops in the middle of the first epoch."""
     ((model, optimizer),) = made(adam)
@@ -477,8 +450,6 @@ def _sampler(sampler: Callable[[], Any], workers: int, folder: Path | None, stop
                 fit(model, inputs, targets).backward()
                 optimizer.step()
                 step += 1
-                if isinstance(own, Levelled):
-                    own.level += 1
                 if run and stop and step == 3:
                     run.save(step, wait=True, epoch=epoch)
                     return None
@@ -489,25 +460,19 @@ def _curriculum(folder: Path | None, stop: bool) -> Any:
     return _sampler(Curriculum, 0, folder, stop)
 
 
-def _levelled(folder: Path | None, stop: bool) -> Any:
-    """The loop changes the sampler while it is at work."""
-    return _sampler(Levelled, 0, folder, stop)
-
-
-def _drawn_ahead(folder: Path | None, stop: bool) -> Any:
-    """The loader's processes are given more than the loop has trained on."""
-    return _sampler(Counting, 1, folder, stop)
+def _counting(folder: Path | None, stop: bool) -> Any:
+    return _sampler(Counting, 0, folder, stop)
 
 
 LOOPS = [
     *(_two_models_and_loaders, _labelled_and_unlabelled, _two_optimizers, _at_the_top, _iterable),
-    *(_generators, _curriculum, _levelled),
+    *(_generators, _curriculum, _counting),
 ]
 
 
 @pytest.mark.parametrize(
     ("loop", "sizes"),
-    [(loop, (2, 3)) for loop in LOOPS] + [(one, (1, 1)) for one in (_iterable, _workers, _drawn_ahead)],
+    [(loop, (2, 3)) for loop in LOOPS] + [(one, (1, 1)) for one in (_iterable, _workers)],
     ids=lambda value: value.__name__[1:] if callable(value) else str(value),
 )
 def test_loops_go_on(worlds: Worlds, tmp_path: Path, loop: Loop, sizes: tuple[int, int]) -> None:
@@ -525,29 +490,16 @@ def _refusals(comm: Communicator, folder: Path) -> list[str]:
             call()
         said.append(str(error.value))
 
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     try:
         ((model, optimizer),) = made(adam)
         run = distribute.checkpoints(folder)
         assert run.restore() == 0
         for inputs, targets in distribute.shard(batches()):
             loss = fit(model, inputs, targets)
-            assert run.save(0, wait=True)
             loss.backward()
-            refused(lambda: run.save(0))
             optimizer.step()
-            assert run.save(1, wait=True)
-            (fit(model, inputs, targets) * float("inf")).backward()  # a GradScaler leaves it out
-            assert run.save(1, wait=True)
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.zero_grad()
-            assert run.save(1, wait=True)
             refused(run.restore)
-            for number, _ in enumerate(distribute.shard(batches())):
-                if number:
-                    refused(lambda: run.save(2))
-                    break
             refused(lambda: run.save(-1))
             refused(lambda: run.save(2, loss=model.forward))
             refused(lambda: distribute.checkpoints(folder, optimizer=optimizer))
@@ -567,9 +519,7 @@ def _refusals(comm: Communicator, folder: Path) -> list[str]:
 def test_a_checkpoint_at_the_wrong_moment_is_refused(worlds: Worlds, tmp_path: Path, size: int) -> None:
     for said in worlds.call(partial(_refusals, folder=tmp_path), size):
         beginnings = [
-            "save() is called between backward() and optimizer.step()",
             "restore() is called inside of a loop over tutti.shard()",
-            "save() is called in a loop over tutti.shard() inside of another one",
             "save() is given step -1",
             "save()'s values['loss'] is of type method",
             "'optimizer' of tutti.checkpoints() was given to distribute()",
@@ -596,28 +546,6 @@ def _begins_late(folder: Path | None, stop: bool) -> None:
 
 def test_a_loop_that_began_before_there_were_checkpoints_is_refused(worlds: Worlds, tmp_path: Path) -> None:
     worlds.call(partial(_call, loop=_begins_late, folder=tmp_path, stop=False), 2)
-
-
-def _gathers(comm: Communicator, folder: Path) -> None:
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
-    try:
-        model = net()
-        model, optimizer = distribute.distribute(model, adam(model), Sync(every=2))
-        run = distribute.checkpoints(folder)
-        for step, (inputs, targets) in enumerate(distribute.shard(batches()), 1):
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-            if step % 2:
-                with pytest.raises(BadOption, match=r"after 1 of the 2 passes"):
-                    run.save(step)
-            else:
-                assert run.save(step, wait=True)
-    finally:
-        leave()
-
-
-def test_the_middle_of_an_update_is_refused(worlds: Worlds, tmp_path: Path) -> None:
-    worlds.call(partial(_gathers, folder=tmp_path), 2)
 
 
 def _other_order(folder: Path | None, stop: bool) -> Any:
@@ -746,47 +674,6 @@ def test_on_other_ranks_random_numbers_go_on_that_were_alike_and_those_of_the_fi
         assert shared == wanted[0][1]
 
 
-def _with_noise(folder: Path | None, stop: bool) -> Any:
-    """Something is new in the program, and given before what the checkpoint has."""
-    made(adam)
-    noise = torch.Generator().manual_seed(3 if stop else 4)
-    run = kept(folder, noise=noise) if stop else kept(folder, new=torch.Generator(), noise=noise)
-    assert run is not None
-    if stop:
-        run.save(1, wait=True)
-    else:
-        with redirect_stderr(StringIO()):
-            run.restore()
-    return torch.rand(1, generator=noise).item()
-
-
-def test_what_is_new_in_a_program_keeps_nothing_else_from_going_on(worlds: Worlds, tmp_path: Path) -> None:
-    wanted = worlds.call(partial(_call, loop=_with_noise, folder=tmp_path, stop=True), 1)
-    assert worlds.call(partial(_call, loop=_with_noise, folder=tmp_path, stop=False), 1) == wanted
-
-
-def _closes(folder: Path | None, stop: bool) -> list[bool]:
-    """A folder may be closed more than once, and used again by the same program."""
-    made(adam)
-    first = kept(folder)
-    assert first is not None
-    saved = [first.save(1, wait=True)]
-    second = kept(folder)
-    assert second is not None
-    first.close()
-    saved.append(second.save(2, wait=True))
-    second.close()
-    second.close()
-    return saved
-
-
-def test_a_folder_that_is_closed_or_used_anew_is_left_once(worlds: Worlds, tmp_path: Path) -> None:
-    assert worlds.call(partial(_call, loop=_closes, folder=tmp_path, stop=False), 2) == [[True] * 2] * 2
-    with FolderLock(tmp_path):
-        facts = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("step-*/run.json")}
-        assert facts == {f"step-0000000{step}": {"step": step} for step in (1, 2)}
-
-
 def _apart(folder: Path | None, stop: bool) -> list[str]:
     """What is said where ranks save after other steps, and in other loops."""
     made(adam)
@@ -817,7 +704,7 @@ def test_ranks_save_after_the_same_steps_in_the_same_loops(worlds: Worlds, tmp_p
 
 
 def _another(comm: Communicator, folder: Path, model: nn.Module, names: tuple[str, ...]) -> Any:
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     try:
         optimizer = distribute.distribute(model, adam(model))[1]
         objects = {name: torch.optim.lr_scheduler.StepLR(optimizer, 2) for name in names}
@@ -848,52 +735,6 @@ def test_another_program_is_refused(worlds: Worlds, tmp_path: Path) -> None:
 def test_a_folder_is_for_one_program(worlds: Worlds, tmp_path: Path) -> None:
     with FolderLock(tmp_path), pytest.raises(BadRunFolder, match=str(tmp_path)):
         worlds.call(partial(_call, loop=_two_saved, folder=tmp_path, stop=True), 2)
-
-
-SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
-    "multistep": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 2, 4]),
-    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=9),
-    "cyclic": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 0.5, step_size_up=3),
-    "restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
-    "sequence": lambda o: torch.optim.lr_scheduler.SequentialLR(
-        o,
-        [torch.optim.lr_scheduler.LinearLR(o), torch.optim.lr_scheduler.MultiStepLR(o, [1, 3])],
-        milestones=[2],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_go_on_from_values(name: str) -> None:
-    def begun() -> tuple[Optimizer, Any]:
-        optimizer = torch.optim.SGD(net().parameters(), lr=0.1, momentum=0.9)
-        return optimizer, SCHEDULERS[name](optimizer)
-
-    (optimizer, before), (other, after) = begun(), begun()
-    for _ in range(3):
-        optimizer.step()
-        before.step()
-    values = json.loads(json.dumps(state_of(before, name)))
-    for group, like in zip(other.param_groups, optimizer.param_groups, strict=True):
-        group.update({key: value for key, value in like.items() if key != "params"})
-    load_state_of(after, values)
-    assert after.state_dict() == before.state_dict()
-    for _ in range(3):
-        for one, schedule in ((optimizer, before), (other, after)):
-            one.step()
-            schedule.step()
-        assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-
-
-@pytest.mark.parametrize("strategy", ["hogwild", "downpour", "easgd", "lazy", "adpsgd", "gossip"])
-def test_workers_that_wait_for_nobody_go_on(worlds: Worlds, tmp_path: Path, strategy: str) -> None:
-    """They end, with the same weights on all ranks; these are not the same in any two runs."""
-    program = Program(sgd, strategies.STRATEGIES[strategy](), at=2)
-    worlds.call(partial(program.run, folder=tmp_path, stop=True), 2)
-    for after in (2, 3):
-        found = worlds.call(partial(program.run, folder=tmp_path, stop=False), after)
-        assert all(weights == found[0][0] for weights, _, _ in found)
 
 
 def _warned(folder: Path | None, stop: bool) -> list[str]:

@@ -6,8 +6,7 @@ import difflib
 import multiprocessing
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +15,12 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Adam
+from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
-from tests.own_loop.entries import Worlds, job
 from tests.own_loop.loops.base import children_allowed
+from tests.own_loop.worlds import Worlds, job
 from tests.preloaded import interpreter
 from tutti import strategies
 from tutti.cli.main import main
@@ -29,16 +28,9 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
-from tutti.strategies import Sync
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    with Worlds() as started:
-        yield started
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -68,41 +60,8 @@ def test_distributed_loop_ends_with_the_weights_of_the_plain_one(
         model, optimizer = distribute.distribute(*make())
         return train(model, optimizer, distribute.shard(DataLoader(SAMPLES, batch_size)))
 
-    for weights in worlds.run(size, work):
+    for weights in worlds.each(size, work):
         torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("limit", [None, 0.05])
-def test_accumulated_passes_give_the_mean_over_all_their_samples(worlds: Worlds, limit: float | None) -> None:
-    model, optimizer = make()
-    inputs, targets = SAMPLES.tensors
-    for start, stop in ((0, 12), (12, 23)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs[start:stop].double()), targets[start:stop]).backward()
-        if limit is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
-    plain = [parameter.detach() for parameter in model.parameters()]
-
-    def work() -> list[Tensor]:
-        model, optimizer = distribute.distribute(*make(), Sync(every=2), clip_norm=limit)
-        return train(model, optimizer, distribute.shard(DataLoader(SAMPLES, 6)), epochs=1)
-
-    for weights in worlds.run(2, work):
-        torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
-
-
-def test_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(worlds: Worlds) -> None:
-    def work() -> list[list[float]]:
-        loader = DataLoader(TensorDataset(torch.arange(23)), 4, shuffle=True)
-        with torch.no_grad():
-            return [batch.tolist() for (batch,) in distribute.shard(loader)]
-
-    dealt = worlds.run(3, work)
-    rounds = [list(chain(*parts)) for parts in zip(*dealt, strict=True)]
-    assert [len(batch) for batch in rounds] == [4, 4, 4, 4, 4, 3]
-    assert sorted(chain(*rounds)) == list(range(23))
-    assert list(chain(*rounds)) != list(range(23))
 
 
 def test_processes_of_a_loader_that_is_gone_are_gone(worlds: Worlds) -> None:
@@ -115,42 +74,7 @@ def test_processes_of_a_loader_that_is_gone_are_gone(worlds: Worlds) -> None:
         del loader
         return there, len(multiprocessing.active_children())
 
-    assert worlds.run(2, work) == [(1, 0)] * 2
-
-
-def test_any_iterable_of_batches_can_be_sharded(worlds: Worlds) -> None:
-    def work() -> list[dict[str, Tensor]]:
-        return list(distribute.shard([{"x": torch.arange(5), "y": [torch.arange(5)]}]))
-
-    first, second = worlds.run(2, work)
-    assert first[0]["x"].tolist() == [0, 1, 2]
-    assert second[0]["y"][0].tolist() == [3, 4]
-
-
-def test_gradient_of_a_batch_that_was_given_up_is_forgotten(worlds: Worlds) -> None:
-    def work() -> list[Tensor]:
-        model, optimizer = distribute.distribute(*make())
-        optimizer.zero_grad()
-        (1e6 * model(SAMPLES.tensors[0].double()).sum()).backward()
-        return train(model, optimizer, distribute.shard(DataLoader(SAMPLES, 6)))
-
-    plain = train(*make(), DataLoader(SAMPLES, 6))
-    torch.testing.assert_close(worlds.run(1, work)[0], plain, rtol=1e-10, atol=1e-12)
-
-
-def test_scheduler_made_afterwards_takes_effect_without_a_warning(worlds: Worlds) -> None:
-    def work() -> list[Tensor]:
-        model, optimizer = distribute.distribute(*make())
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.0)
-        before = train(model, optimizer, distribute.shard([SAMPLES.tensors]), epochs=1)
-        schedule.step()
-        after = train(model, optimizer, distribute.shard([SAMPLES.tensors]), epochs=1)
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-        return before
-
-    start = [parameter.detach() for parameter in make()[0].parameters()]
-    moved = worlds.run(1, work)[0]
-    assert not torch.equal(moved[0], start[0])
+    assert worlds.each(2, work) == [(1, 0)] * 2
 
 
 def test_example_differs_from_the_plain_loop_in_the_lines_that_the_readme_shows() -> None:
@@ -197,7 +121,7 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
         distribute.distribute(*make(), strategies.Solo())
 
     with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use -n 1 or strategy sync"):
-        worlds.run(2, work)
+        worlds.each(2, work)
 
 
 class Restless(Adam):
@@ -231,7 +155,7 @@ def test_refusals_of_a_strategy_tell_what_to_write_in_a_loop(
             optimizer.step()
 
     with pytest.raises(BadOption, match=remedy):
-        worlds.run(2, work)
+        worlds.each(2, work)
 
 
 def test_a_centre_is_refused_on_several_hosts_with_what_a_loop_can_have_instead() -> None:
@@ -268,10 +192,10 @@ def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
             tutti.distribute(model, SGD(model.parameters(), lr=0.1), **{name: limit})
 
 
-def test_an_optimizer_that_evaluates_several_times_is_refused_where_passes_are_gathered() -> None:
+def test_passes_that_a_strategy_gathers_are_left_to_the_loop() -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(BadOption, match="every"):
-        tutti.distribute(model, LBFGS(model.parameters()), strategies.Sync(every=2))
+        tutti.distribute(model, SGD(model.parameters(), lr=0.1), strategies.Sync(every=2))
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
@@ -318,5 +242,5 @@ def test_limits_are_those_of_gradients_that_a_scaler_has_scaled(
             scaler.update()
         return [parameter.detach().clone() for parameter in model.parameters()]
 
-    for weights in worlds.run(size, work, distribute.shard, False):
+    for weights in worlds.each(size, work, distribute.shard, False):
         torch.testing.assert_close(weights, work(iter, True), rtol=1e-10, atol=1e-12)

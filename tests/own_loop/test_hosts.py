@@ -21,7 +21,6 @@ TRIED = (
     "a_sparse_embedding_with_adagrad",
     "noise_on_the_weights",
     "labels_that_are_ignored",
-    "evaluation_after_every_step",
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,7 +21,6 @@ from tutti.errors import BadOption
 from tutti.own_loop import distribute
 from tutti.own_loop.fingerprints import are_alike, fingerprint, length_of
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import SampleCounts
 
 Make = Callable[[int], Iterable[Any]]
 """What a rank gives `shard`, by the seed of its split."""
@@ -112,12 +110,6 @@ def alike(known: object, other: object) -> bool:
     return are_alike(*(of_dataset(one, WeakIdKeyDictionary()) for one in (known, other)))
 
 
-@pytest.mark.parametrize("other", [[0.5, 1.75], [0.5, "1.5"], [0.5]], ids=str)
-def test_numbers_in_lists_are_compared(other: list[Any]) -> None:
-    assert alike([0.5, 1.5], [0.5, 1.5])
-    assert not alike([0.5, 1.5], other)
-
-
 def changed(values: torch.Tensor, at: tuple[int, ...], by: Any) -> torch.Tensor:
     """The same with another number in a place."""
     found = values.clone()
@@ -125,19 +117,12 @@ def changed(values: torch.Tensor, at: tuple[int, ...], by: Any) -> torch.Tensor:
     return found
 
 
-ONES, COMPLEX = torch.ones(64, 100), torch.ones(4, 3, dtype=torch.complex64)
+ONES = torch.ones(64, 100)
 
 DIFFERENT = {
-    "dicts": ([{"a": 1.0}], [{"a": 2.0}]),
     "large integers": (torch.tensor([10**9]), torch.tensor([10**9 + 1])),
-    "integers in lists": ([1, 2], [1, 3]),
-    "truth values": ([True, False], [True, True]),
-    "integers of numpy": ([np.int64(1)], [np.int64(2)]),
     "ends of lists": ([[1, 2], [3]], [[1], [2, 3]]),
     "one number": (ONES, changed(ONES, (5, 51), 5.0)),
-    "one number of few": (ONES[:, :5], changed(ONES[:, :5], (5, 1), 0.5)),
-    "small fractions": (ONES / 4, ONES / 2),
-    "imaginary parts": (COMPLEX, changed(COMPLEX, (1, 2), 1j)),
     "order of tensors": (TensorDataset(ONES, 2 * ONES), TensorDataset(2 * ONES, ONES)),
     "more than rounding": (ONES, ONES * (1 + 1.5e-4)),
 }
@@ -150,14 +135,6 @@ def test_other_values_are_another_fingerprint(name: str) -> None:
     assert not alike(known, other)
 
 
-def test_of_many_and_large_samples_a_few_numbers_are_looked_at() -> None:
-    many, large = torch.zeros(640, 2), torch.zeros(4, 640)
-    assert alike(many, changed(many, (639, 0), 1.0))
-    assert alike(large, changed(large, (3, 639), 1.0))
-    assert not alike(many, changed(many, (630, 0), 1.0))
-    assert not alike(large, changed(large, (3, 630), 1.0))
-
-
 def test_all_indices_of_a_subset_are_looked_at() -> None:
     indices = list(range(640))
     swapped = [*indices[:638], 639, 638]
@@ -166,73 +143,12 @@ def test_all_indices_of_a_subset_are_looked_at() -> None:
     assert not alike(Subset(dataset, indices), Subset(dataset, swapped))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        torch.zeros(0, 3),
-        torch.eye(3).to_sparse(),
-        torch.zeros(3, device="meta"),
-        torch.tensor([math.nan, math.inf]),
-    ],
-    ids=["none", "sparse", "meta", "not finite"],
-)
-def test_tensors_that_have_no_numbers_to_compare_are_like_each_other(values: torch.Tensor) -> None:
-    assert alike([values], [values.clone()])
-
-
-def test_data_that_contains_itself_is_looked_at_too() -> None:
-    dataset, listed, named = Listed(["a-1"], np.zeros((1, 1))), list[Any]([1.0]), dict[str, Any](a=1.0)
-    dataset.whole = dataset  # type: ignore[attr-defined]
-    listed.append(listed)
-    named["all"] = named
-    for known in (dataset, listed, [named]):
-        assert alike(known, known)
-
-
-@pytest.mark.parametrize(
-    ("make", "around"),
-    [(lambda value: TensorDataset(torch.tensor([value])), Around), (float, lambda inner: [inner])],
-    ids=["data sets", "lists"],
-)
-def test_nested_data_are_looked_at(make: Callable[[float], Any], around: Callable[[Any], Any]) -> None:
-    known, other = make(1.0), make(2.0)
-    for _ in range(7):
-        known, other = around(known), around(other)
-    assert not alike(known, other)
-
-
 def test_attributes_of_a_data_set_that_are_not_of_its_samples_are_not_compared() -> None:
     here, there = (Listed(["a-1"], np.zeros((1, 2))) for _ in range(2))
     for rank, dataset in enumerate((here, there)):
         dataset.rank, dataset.scale = rank, torch.tensor(float(rank))  # type: ignore[attr-defined]
         dataset.seen = [str(rank)] * 2  # type: ignore[attr-defined]
     assert alike(here, there)
-
-
-def test_data_sets_in_a_dict_are_compared() -> None:
-    class Named(Dataset[Any]):
-        def __init__(self, seed: int) -> None:
-            self.parts = {"train": subset(seed)}
-
-        def __len__(self) -> int:
-            return 11
-
-    assert alike(Named(1), Named(1))
-    assert not alike(Named(1), Named(2))
-
-
-def test_a_data_set_that_nothing_can_refer_to_weakly_is_compared() -> None:
-    class Slotted:
-        __slots__ = ("__dict__",)
-
-        def __init__(self, seed: int) -> None:
-            self.order = order(seed)
-
-        def __len__(self) -> int:
-            return 11
-
-    assert alike(Slotted(1), Slotted(1))
-    assert not alike(Slotted(1), Slotted(2))
 
 
 def test_rounding_and_folders_make_no_other_fingerprint() -> None:
@@ -255,7 +171,7 @@ def test_what_a_data_set_keeps_of_samples_it_has_read_is_not_compared() -> None:
 
 def train(comm: Communicator, make: Make, split: bool) -> str:
     """What a rank is told, and whether it has moved the weights."""
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     model = net()
     model, optimizer = distribute.distribute(model, sgd(model))
     before = model[0].weight.detach().clone()

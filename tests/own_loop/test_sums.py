@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -20,7 +19,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import Origin, SampleCounts, Verdict, WatchedModel, judge, note_origin
+from tutti.own_loop.sums import is_sum
 
 
 def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[str, Tensor]]:
@@ -28,7 +27,7 @@ def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[
     optimizers = [sgd(first), sgd(second)]
     loader = DataLoader(samples(count), batch_size)
     if comm is not None:
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm)
         distribute.distribute(first, optimizers[0])
         distribute.distribute(second, optimizers[1], reduction="sum")
     for inputs, targets in loader if comm is None else distribute.shard(loader):
@@ -53,105 +52,65 @@ def test_a_sum_beside_a_mean_is_that_of_the_whole_batch(worlds: Worlds, count: i
 
 
 OWN = 5
-MEAN, SUM, UNKNOWN = Verdict
 LABELS = torch.arange(OWN) % 3
-LOSSES: dict[str, tuple[Verdict, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    "mean": (MEAN, lambda out, goal, weight: (out - goal).square().mean()),
-    "mean by passes": (MEAN, lambda out, goal, weight: F.mse_loss(out, goal) / 4),
-    "scaled mean": (MEAN, lambda out, goal, weight: F.cross_entropy(out, LABELS) * torch.tensor(65536.0)),
-    "weighted means": (MEAN, lambda out, goal, weight: 0.3 * F.l1_loss(out, goal) - 0.7 * out[:, 0].mean()),
-    "mean of sums": (MEAN, lambda out, goal, weight: (out - goal).square().sum(1).mean()),
-    "sum of means": (MEAN, lambda out, goal, weight: out.mean(0).sum()),
-    "mean of means": (MEAN, lambda out, goal, weight: torch.stack([out.mean(), out.exp().mean()]).mean()),
-    "pairs": (MEAN, lambda out, goal, weight: F.cross_entropy(out @ out.T, torch.arange(OWN))),
-    "smoothed": (MEAN, lambda out, goal, weight: F.cross_entropy(out, LABELS, label_smoothing=0.1)),
-    "probabilities": (MEAN, lambda out, goal, weight: F.cross_entropy(out, goal)),
-    "decay": (MEAN, lambda out, goal, weight: out.mean() + 0.1 * weight.square().sum() + weight.norm()),
-    "sum": (SUM, lambda out, goal, weight: (out - goal).square().sum()),
-    "sum of each dimension": (SUM, lambda out, goal, weight: (out - goal).square().sum(1).sum()),
-    "sum over means": (SUM, lambda out, goal, weight: (out - goal).square().mean(-1).sum((0,))),
-    "sum of all elements": (SUM, lambda out, goal, weight: out.exp().flatten().sum()),
-    "half a sum": (SUM, lambda out, goal, weight: 0.5 * (out - goal).square().sum()),
-    "scaled sum": (SUM, lambda out, goal, weight: F.mse_loss(out, goal, reduction="sum") * 65536),
-    "sum beside a mean": (SUM, lambda out, goal, weight: out.mean() - out.exp().sum()),
-    "cross entropy": (SUM, lambda out, goal, weight: F.cross_entropy(out, LABELS, reduction="sum")),
-    "sum by samples": (UNKNOWN, lambda out, goal, weight: -0.5 * out.exp().sum() / len(out)),
-    "sum times a part": (UNKNOWN, lambda out, goal, weight: out.exp().sum() * (1 / out.numel())),
-    "small sum": (UNKNOWN, lambda out, goal, weight: out.mean() + 0.01 * out.exp().sum()),
-    "sum of parts": (UNKNOWN, lambda out, goal, weight: (out / len(out)).sum()),
-    "by weights": (UNKNOWN, lambda out, goal, weight: (out.exp() * goal).sum() / goal.sum()),
-    "with weights": (UNKNOWN, lambda out, goal, weight: (out.exp() * (goal / goal.sum())).sum()),
-    "norm": (UNKNOWN, lambda out, goal, weight: torch.norm(out - goal) ** 2),
-    "einsum": (UNKNOWN, lambda out, goal, weight: torch.einsum("ij,ij->", out, goal)),
-    "mean over dimensions": (UNKNOWN, lambda out, goal, weight: out.exp().sum(0).mean()),
-    "correlations": (UNKNOWN, lambda out, goal, weight: (out.T @ out / OWN).square().sum()),
-    "maxima": (UNKNOWN, lambda out, goal, weight: out.amax(0).sum()),
-    "Python's sum": (UNKNOWN, lambda out, goal, weight: cast("Tensor", sum(map(F.mse_loss, out, goal)))),
+LOSSES: dict[str, tuple[bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "mean": (False, lambda out, goal, weight: (out - goal).square().mean()),
+    "mean by passes": (False, lambda out, goal, weight: F.mse_loss(out, goal) / 4),
+    "scaled mean": (False, lambda out, goal, weight: F.cross_entropy(out, LABELS) * torch.tensor(65536.0)),
+    "weighted means": (False, lambda out, goal, weight: 0.3 * F.l1_loss(out, goal) - 0.7 * out[:, 0].mean()),
+    "mean of sums": (False, lambda out, goal, weight: (out - goal).square().sum(1).mean()),
+    "sum of means": (False, lambda out, goal, weight: out.mean(0).sum()),
+    "mean of means": (False, lambda out, goal, weight: torch.stack([out.mean(), out.exp().mean()]).mean()),
+    "pairs": (False, lambda out, goal, weight: F.cross_entropy(out @ out.T, torch.arange(OWN))),
+    "smoothed": (False, lambda out, goal, weight: F.cross_entropy(out, LABELS, label_smoothing=0.1)),
+    "probabilities": (False, lambda out, goal, weight: F.cross_entropy(out, goal)),
+    "decay": (False, lambda out, goal, weight: out.mean() + 0.1 * weight.square().sum() + weight.norm()),
+    "sum": (True, lambda out, goal, weight: (out - goal).square().sum()),
+    "sum of each dimension": (True, lambda out, goal, weight: (out - goal).square().sum(1).sum()),
+    "sum over means": (True, lambda out, goal, weight: (out - goal).square().mean(-1).sum((0,))),
+    "sum of all elements": (True, lambda out, goal, weight: out.exp().flatten().sum()),
+    "half a sum": (True, lambda out, goal, weight: 0.5 * (out - goal).square().sum()),
+    "scaled sum": (True, lambda out, goal, weight: F.mse_loss(out, goal, reduction="sum") * 65536),
+    "sum beside a mean": (True, lambda out, goal, weight: out.mean() - out.exp().sum()),
+    "cross entropy": (True, lambda out, goal, weight: F.cross_entropy(out, LABELS, reduction="sum")),
+    "sum by samples": (False, lambda out, goal, weight: -0.5 * out.exp().sum() / len(out)),
+    "sum times a part": (False, lambda out, goal, weight: out.exp().sum() * (1 / out.numel())),
+    "small sum": (False, lambda out, goal, weight: out.mean() + 0.01 * out.exp().sum()),
+    "sum of parts": (False, lambda out, goal, weight: (out / len(out)).sum()),
+    "by weights": (False, lambda out, goal, weight: (out.exp() * goal).sum() / goal.sum()),
+    "with weights": (False, lambda out, goal, weight: (out.exp() * (goal / goal.sum())).sum()),
+    "norm": (False, lambda out, goal, weight: torch.norm(out - goal) ** 2),
+    "einsum": (False, lambda out, goal, weight: torch.einsum("ij,ij->", out, goal)),
+    "mean over dimensions": (False, lambda out, goal, weight: out.exp().sum(0).mean()),
+    "correlations": (False, lambda out, goal, weight: (out.T @ out / OWN).square().sum()),
+    "maxima": (False, lambda out, goal, weight: out.amax(0).sum()),
+    "Python's sum": (False, lambda out, goal, weight: cast("Tensor", sum(map(F.mse_loss, out, goal)))),
 }
 
 
-@pytest.mark.parametrize("noted", ["outputs", "loss", "nothing"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_sum_over_samples_is_told_from_a_mean(name: str, noted: str) -> None:
-    verdict, loss = LOSSES[name]
-    model = nn.Linear(4, 3)
-    out, weight = model(torch.ones(OWN, 4)), nn.Parameter(torch.ones(OWN, 2))
-    origin = Origin((), WatchedModel(model, None))
-    if noted == "outputs":
-        note_origin(out, origin)
-    found = loss(out, torch.rand(OWN, 3), weight)
-    if noted == "loss":
-        note_origin(found, origin)
-    assert judge(found.grad_fn, OWN) is verdict
+def test_a_sum_over_samples_is_told_from_a_mean(name: str) -> None:
+    wanted, loss = LOSSES[name]
+    out, weight = nn.Linear(4, 3)(torch.ones(OWN, 4)), nn.Parameter(torch.ones(OWN, 2))
+    assert is_sum(loss(out, torch.rand(OWN, 3), weight).grad_fn, OWN) is wanted
 
 
-class Whole(nn.Module):
-    """A model that returns its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        return 2 * F.cross_entropy(self.net(inputs), targets, reduction=reduction)
-
-
-@pytest.mark.parametrize("called", ["model", "part"])
-def test_a_sum_is_refused_unless_distribute_is_told(worlds: Worlds, called: str) -> None:
-    def train(reduction: str | None) -> str:
-        model = Whole()
+@pytest.mark.parametrize("reduction", ["sum", "mean", None])
+def test_a_sum_is_refused_unless_distribute_is_told(worlds: Worlds, reduction: str | None) -> None:
+    def work(comm: Communicator) -> str:
+        distribute._loop = OwnLoop(comm)
+        model = net()
         distribute.distribute(model, sgd(model), reduction=reduction)
         inputs, targets = next(iter(distribute.shard(DataLoader(samples(8), 8))))
-        model.forward(inputs, targets, "mean").backward()
-        call = model if called == "model" else model.forward
+        fit(model, inputs, targets).backward()
         try:
-            call(inputs, targets, "sum").backward()
+            F.cross_entropy(model(inputs), targets, reduction="sum").backward()
         except BadOption as error:
             return str(error)
         return ""
 
-    def work(comm: Communicator) -> list[str]:
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
-        return [train(reduction) for reduction in ("sum", "mean", None)]
-
     for told in worlds.call(work, 2):
-        assert told[:2] == ["", ""]
-        assert "reduction='sum'" in told[2]
-
-
-def test_rank_0_warns_once_for_each_model_of_a_loss_that_may_be_a_sum(worlds: Worlds) -> None:
-    def work(comm: Communicator) -> int:
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            for reduction in (None, None, "mean"):
-                model = net()
-                distribute.distribute(model, sgd(model), reduction=reduction)
-                for inputs, targets in distribute.shard(DataLoader(samples(8), 4)):
-                    (F.cross_entropy(model(inputs), targets, reduction="sum") / len(inputs)).backward()
-        return sum("reduction='sum'" in str(one.message) for one in found)
-
-    assert worlds.call(work, 2) == [2, 0]
+        assert ("reduction='sum'" in told) is (reduction is None)
 
 
 def _search(comm: Communicator | None, count: int, averaged: bool = False) -> list[dict[str, Tensor]]:
@@ -160,7 +119,7 @@ def _search(comm: Communicator | None, count: int, averaged: bool = False) -> li
     optimizer: Optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
     loader: Iterable[list[Tensor]] = DataLoader(samples(count), 4)
     if comm is not None:
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm)
         distribute.distribute(model, optimizer)
         loader = distribute.shard(loader)
 
@@ -195,35 +154,12 @@ def test_a_mean_of_batches_that_ranks_share_differently_is_refused(worlds: World
         assert "[3, 4]" in str(told)
 
 
-def _return_nothing(comm: Communicator | None) -> list[dict[str, Tensor]]:
-    model = net()
-    optimizer = sgd(model)
-    loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
-    if comm is not None:
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
-        distribute.distribute(model, optimizer)
-        loader = distribute.shard(loader)
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> None:
-            fit(model, inputs, targets).backward()
-
-        optimizer.step(cast("Callable[[], float]", closure))
-    return weights(model)
-
-
-def test_a_closure_may_return_nothing(worlds: Worlds) -> None:
-    for found in worlds.call(_return_nothing, 2):
-        assert differences(found, _return_nothing(None)) == []
-
-
 def _clip_in_a_closure(comm: Communicator | None, name: str, limit: float) -> list[dict[str, Tensor]]:
     model = net()
     optimizer = sgd(model)
     loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
     if comm is not None:
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm)
         distribute.distribute(model, optimizer, **{name: limit})  # type: ignore[arg-type]
         loader = distribute.shard(loader)
     for inputs, targets in loader:
@@ -248,17 +184,3 @@ def test_the_gradient_of_a_closure_is_clipped(worlds: Worlds, name: str, limit: 
     wanted = _clip_in_a_closure(None, name, limit)
     for found in worlds.call(lambda comm: _clip_in_a_closure(comm, name, limit), 2):
         assert differences(found, wanted) == []
-
-
-def test_a_limit_of_each_element_is_kept_without_one_of_the_norm(worlds: Worlds) -> None:
-    def limited(comm: Communicator) -> list[list[float]]:
-        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
-        model = nn.Linear(2, 1, bias=False).double()
-        nn.init.zeros_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        distribute.distribute(model, optimizer, clip_value=0.5)
-        model(torch.tensor([[0.25, 100.0]], dtype=torch.float64)).sum().backward()
-        optimizer.step()
-        return cast("list[list[float]]", model.weight.tolist())
-
-    assert worlds.call(limited, 2) == [[[-0.25, -0.5]]] * 2

@@ -17,14 +17,13 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption, PeerLost
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
-from tutti.own_loop.origins import SampleCounts
 from tutti.strategies import Downpour, Local, ParamServer, Strategy, Sync
 
 Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
 
 def begin(comm: Communicator, strategy: Strategy | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
-    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm)
     model = net()
     return distribute.distribute(model, sgd(model), strategy)
 
@@ -199,7 +198,7 @@ def test_whoever_waits_for_a_rank_that_left_is_told_where_that_was(
 
 
 def _look_alone(comm: Communicator) -> int:
-    return OwnLoop(comm, SampleCounts(1, 2)).comm.size if comm.rank == 1 else 0
+    return OwnLoop(comm).comm.size if comm.rank == 1 else 0
 
 
 def test_a_rank_may_look_who_is_there_without_the_others(worlds: Worlds) -> None:

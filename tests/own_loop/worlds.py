@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
+
+import torch
 
 from tests.comm.ranks import World
 from tests.own_loop.jobs import Loop, Outcome, run_rank
 from tutti.comm.base import Communicator
+from tutti.own_loop import distribute
+from tutti.own_loop.loop import OwnLoop
 from tutti.strategies import Strategy
 
 ANSWER_S = 40.0
@@ -32,13 +38,17 @@ class Worlds:
         """What `function` returns on each rank.
 
         Raises:
-            BaseException: what the first rank that failed has raised.
+            BaseException: what the first rank that failed has raised; the others may wait for it.
         """
         outcomes = self.outcomes(function, size)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for error in sorted(failed, key=lambda error: isinstance(error, TimeoutError)):
+            raise error
         return outcomes
+
+    def each(self, size: int, program: Callable[..., Outcome], *arguments: Any) -> list[Outcome]:
+        """What `program(*arguments)` returns on each rank of a job that has just begun."""
+        return self.call(partial(_as_rank, program=program, arguments=arguments), size)
 
     def outcomes(self, function: Callable[[Communicator], Outcome], size: int) -> list[Outcome]:
         """What `function` returns on each rank; an exception in place of what a rank raised.
@@ -73,3 +83,19 @@ class Worlds:
 
     def _drop(self, size: int) -> None:
         self._worlds.pop(size).__exit__(None, None, None)
+
+
+@contextmanager
+def job(comm: Communicator) -> Iterator[OwnLoop]:
+    """This process is a rank of a job that has just begun."""
+    distribute._loop = OwnLoop(comm)
+    try:
+        yield distribute._loop
+    finally:
+        distribute._loop = None
+
+
+def _as_rank(comm: Communicator, program: Callable[..., Outcome], arguments: tuple[Any, ...]) -> Outcome:
+    torch.manual_seed(0)
+    with job(comm):
+        return program(*arguments)

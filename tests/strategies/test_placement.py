@@ -11,7 +11,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.communicator import VirtualCommunicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadModel
-from tutti.replica import Memory
+from tutti.replica import ReplicaMemory
 from tutti.strategies import Home
 from tutti.strategies.placement import place, visible_memory
 
@@ -122,7 +122,7 @@ def test_the_vectors_lie_in_the_memory_that_is_given() -> None:
     mine = torch.zeros(1000, dtype=torch.float64)
 
     def keep(comm: Communicator) -> Tensor:
-        memory = Memory(weights=lambda length, dtype, _: mine[:length].to(dtype))
+        memory = ReplicaMemory(weights=lambda length, dtype, _: mine[:length].to(dtype))
         return place(Mixed(0), comm, Home.SHARED, memory).flats[0].weights
 
     assert VirtualWorld(1).run(keep)[0].data_ptr() == mine.data_ptr()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 from zlib import crc32
@@ -22,7 +22,7 @@ from tutti.object_state import as_values, from_values, load_state_of, state_of
 from tutti.optim.state import options_of
 from tutti.own_loop.loop import OpenIteration, OwnLoop, Stepper
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.places import IterationStart, LoopPlace, ResumedIteration
+from tutti.own_loop.places import IterationStart
 from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
 from tutti.records.folder_lock import FolderLock
 from tutti.run.restore import load_model
@@ -48,13 +48,13 @@ class RankReport:
     Attributes:
         refusal: why nothing can be saved now; None: it can.
         step: how many steps were done, as the program counts.
-        places: in the iterations that are under way, the innermost last.
+        stepped: in each iteration that is under way, the innermost last, how many batches it has trained on.
         random: a checksum of each kind of random numbers.
     """
 
     refusal: str | None
     step: int
-    places: list[LoopPlace]
+    stepped: list[int]
     random: dict[str, int]
 
 
@@ -88,12 +88,6 @@ class Checkpoints:
         loop.keeps_places = True
         loop.generators += [thing for thing in objects.values() if isinstance(thing, torch.Generator)]
         loop.objects += [thing for thing in objects.values() if not isinstance(thing, torch.Generator)]
-        for parameter in {
-            p: None for one in self._first_of_models() for p in one.replica.module.parameters()
-        }:
-            # Of others the exchange of gradients knows it.
-            if parameter.requires_grad and not loop.exchange.knows(parameter):
-                cast("Any", parameter).register_post_accumulate_grad_hook(self._note_pass)
         atexit.register(self.close)
 
     def save(self, step: int, *, wait: bool = False, score: float | None = None, **values: Any) -> bool:
@@ -193,14 +187,10 @@ class Checkpoints:
             )
         return found
 
-    def _note_pass(self, _: object) -> None:
-        self._loop.passed = True
-
     def _report(self, step: int) -> RankReport:
         """Return what the other ranks must know before a checkpoint."""
         random = {kind: crc32(repr(_plain(state)).encode()) for kind, state in random_state().items()}
-        places = [LoopPlace(one.first, one.dealt, one.stepped, one.check) for one in self._trained()]
-        return RankReport(self._refusal(step), step, places, random)
+        return RankReport(self._refusal(step), step, [one.stepped for one in self._trained()], random)
 
     def _trained(self) -> list[OpenIteration]:
         """Return the iterations to train that are under way."""
@@ -215,35 +205,18 @@ class Checkpoints:
             return "distribute() was called after tutti.checkpoints(); call it before"
         if any(one.start is None for one in self._trained()):
             return "tutti.checkpoints() was called inside of a loop over tutti.shard(); call it before"
-        if any(one.is_inner for one in self._trained()):
-            return (
-                "save() is called in a loop over tutti.shard() inside of another one, in the middle of a "
-                "batch of that; call it between two batches of the outer loop"
-            )
-        for stepper in loop.steppers:
-            if stepper.gathered:
-                return (
-                    f"save() is called after {stepper.gathered} of the {stepper.strategy.passes} passes of "
-                    f"an update; call it after a multiple of {stepper.strategy.passes} calls of step()"
-                )
-        if loop.passed or loop.exchange.passes:
-            if _has_gradients(loop.steppers):
-                return (
-                    "save() is called between backward() and optimizer.step(): the gradients that wait for "
-                    "the step would be lost; call it after the step"
-                )
-            for one in loop.open:  # the program has dropped them, or a GradScaler has
-                one.note_step()
         return None
 
     def _state(self, values: Mapping[str, Any], reports: list[RankReport]) -> State:
         """Return all that must be known to go on from here (collective)."""
         comm = self._loop.comm
         alike = [k for k, check in reports[0].random.items() if all(r.random[k] == check for r in reports)]
-        iterations = [
-            {"places": [asdict(report.places[number]) for report in reports], **asdict(_started(one))}
-            for number, one in enumerate(self._trained())
-        ]
+        count = min if self._loop.pace is Pace.TOGETHER else sum
+        iterations = list[Values]()
+        for number, one in enumerate(self._trained()):
+            assert one.start is not None, "an iteration without one is refused"
+            trained = count([report.stepped[number] for report in reports])
+            iterations.append(asdict(replace(one.start, first=one.start.first + trained)))
         objects = {name: state_of(thing, name) for name, thing in self._objects.items()}
         state = State(
             shared={
@@ -260,7 +233,7 @@ class Checkpoints:
                     for name, thing in self._objects.items()
                     if isinstance(thing, torch.Generator)
                 },
-                "iterations": [asdict(_started(one)) for one in self._trained()],
+                "iterations": iterations,
             },
         )
         shared, own = list[Values](), list[Values]()
@@ -315,10 +288,8 @@ class Checkpoints:
                 load_state_of(thing, shared["objects"][name])
         self.values = from_values(shared["values"])
         self._load_random(saved)
-        loop.resumed = [
-            self._resumed(one, None if saved.own is None else saved.own["iterations"][number])
-            for number, one in enumerate(shared["iterations"])
-        ]
+        starts = (shared if saved.own is None else saved.own)["iterations"]
+        loop.resumed = [IterationStart(**one) for one in starts]
         loop.comm.barrier()
         return checkpoint.step
 
@@ -362,22 +333,6 @@ class Checkpoints:
             alike = {kind: saved.shared["random"][kind] for kind in saved.shared["alike"]}
             load_random_state({**random_state(), **alike})
 
-    def _resumed(self, one: Values, own: Values | None) -> ResumedIteration:
-        """Return the place where an iteration goes on."""
-        start = one if own is None else own
-        places = [LoopPlace(**place) for place in one["places"]]
-        comm, together = self._loop.comm, self._loop.pace is Pace.TOGETHER
-        generators = [[state.clone() for state in states] for states in start["generators"]]
-        begun = IterationStart(
-            start["random"],
-            generators,
-            start["samplers"],
-            len(generators),
-            start["drawn"],
-            start["length"],
-        )
-        return ResumedIteration.of(begun, places, comm.rank, comm.size, together)
-
     def _first_of_models(self) -> list[Stepper]:
         """Return the first stepper of each model."""
         first = {id(stepper.replica.module): stepper for stepper in reversed(self._loop.steppers)}
@@ -417,7 +372,7 @@ def _refuse(reports: list[RankReport], pace: Pace) -> None:
     for report in reports:
         if report.refusal is not None:
             raise BadOption(report.refusal)
-    steps, places = [report.step for report in reports], [len(report.places) for report in reports]
+    steps, places = [report.step for report in reports], [len(report.stepped) for report in reports]
     if pace is Pace.TOGETHER and len(set(steps)) > 1:
         raise BadOption(f"save() is given different steps: by rank, {steps}; give all ranks the same")
     if len(set(places)) > 1:
@@ -425,18 +380,6 @@ def _refuse(reports: list[RankReport], pace: Pace) -> None:
             f"save() is called inside of different numbers of loops over tutti.shard(): by rank, {places}; "
             "call it at the same place on all ranks"
         )
-
-
-def _has_gradients(steppers: list[Stepper]) -> bool:
-    """Return whether a step would do something: not by what a GradScaler leaves out as it is not finite."""
-    gradients = [p.grad for one in steppers for p in one.replica.module.parameters() if p.grad is not None]
-    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
-    return any(bool(one.any()) for one in values) and all(bool(one.isfinite().all()) for one in values)
-
-
-def _started(one: OpenIteration) -> IterationStart:
-    assert one.start is not None, "an iteration without one is refused"
-    return one.start
 
 
 def _options(optimizer: Optimizer) -> list[Values]:

@@ -23,12 +23,10 @@ from tutti.launch.launcher import started_by
 from tutti.launch.world import join, warn_of_crowding
 from tutti.optim.state import in_form_of, options_of
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
-from tutti.own_loop.fingerprints import length_of
 from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, Stepper, like, plain
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.origins import SampleCounts
-from tutti.own_loop.places import IterationStart, behind, generators_of
-from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
+from tutti.own_loop.places import generators_of
+from tutti.own_loop.shard import Dealt, deals_in_rounds, emptied, from_batches, from_loader
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
 from tutti.parameter_server.base import Centre
 from tutti.run.arguments import as_arguments
@@ -80,8 +78,7 @@ def distribute(
         clip_norm: largest 2-norm of the gradient of the whole model.
         clip_value: largest absolute value of an element of the gradient.
         reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
-            "sum". By default it is their mean: `backward()` refuses a loss that is seen to be a sum, and
-            warns once of one that may be.
+            "sum". By default it is their mean: `backward()` refuses a loss that is seen to be a sum.
 
     Returns:
         The same two objects.
@@ -97,6 +94,11 @@ def distribute(
     refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
     if reduction not in (None, "mean", "sum"):
         raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
+    if chosen.passes > 1:
+        raise BadOption(
+            f"strategy '{chosen.name}' is given every={chosen.passes}, and in a loop of your own you decide "
+            f"when to step; leave that out, and call backward() {chosen.passes} times for each step()"
+        )
     known = {id(parameter) for parameter in model.parameters()}
     if not any(id(one) in known for group in optimizer.param_groups for one in group["params"]):
         raise BadOption("the optimizer has no parameter of this model; make it from model.parameters()")
@@ -116,8 +118,7 @@ def distribute(
         make = _joint if chosen.joins_gradients else _apart
         stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop)
     torch.autograd.backward = _backward
-    if loop.comm.size > 1 and all(one.replica.module is not model for one in loop.steppers):
-        loop.watch(model, reduction)
+    loop.judges &= reduction is None
     loop.steppers.append(stepper)
     return model, optimizer
 
@@ -156,8 +157,11 @@ def _backward(tensors: Any, *arguments: Any, **named: Any) -> None:
         _torchs_backward(tensors, *arguments, **named)
         return
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    with _loop.passing([one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None]):
+    _loop.begin_pass([one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None])
+    try:
         _torchs_backward(tensors, *arguments, **named)
+    finally:
+        _loop.exchange.end()
 
 
 def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
@@ -201,11 +205,6 @@ def _joint(
     loop: OwnLoop,
 ) -> JointStepper:
     comm = loop.comm
-    if strategy.passes > 1 and isinstance(optimizer, torch.optim.LBFGS):
-        raise BadOption(
-            f"LBFGS evaluates its closure several times for one step, and strategy '{strategy.name}' with "
-            f"every={strategy.passes} gathers the passes of {strategy.passes} steps; give Sync()"
-        )
     known = [one for one in loop.steppers if isinstance(one, JointStepper) and one.replica.module is model]
     if known:
         replica, copies, gradients = known[0].replica, known[0].copies, known[0].gradients
@@ -225,11 +224,11 @@ def _joint(
         for parameter, gradient in own:
             parameter.grad = gradient
         joint = strategy.joint(replica, comm)
-        _watch_loading(model, joint.forget)
         # What is reduced as a whole uses the rows for something else between the steps.
         gradients = [torch.zeros_like(flat.grads) if joint.records else flat.grads for flat in replica.flats]
         if comm.size > 1 or joint.records:
             loop.exchange.add(joint, sums)
+            loop.exchange.weigh(*loop.counts)
     apart = any(own is not flat.grads for own, flat in zip(gradients, replica.flats, strict=True))
     if apart and isinstance(optimizer, torch.optim.SparseAdam):
         raise BadOption(
@@ -391,7 +390,8 @@ class shard:
     """A rank's own samples; together the ranks see each sample once.
 
     Where the workers make each update together, and where nothing is distributed, that is this rank's part of
-    every batch. Where each worker makes its own updates, whole batches are dealt to the ranks in turn.
+    every batch. Where each worker makes its own updates, whole batches are dealt to the ranks in turn; in
+    training, the last ones of an epoch are left out if they are too few for all ranks.
 
     Iterating yields batches of the same structure. Where a batch has fewer samples than there are ranks, a
     rank without any gets an empty batch under `torch.no_grad()`, and else one sample whose gradient does not
@@ -427,45 +427,36 @@ class shard:
             and self.batches.batch_sampler is not None
             and not isinstance(self.batches.dataset, IterableDataset)
         )
-        resumed, mine = None, OpenIteration(loop.batch)
+        mine = OpenIteration(loop.counts)
         if loop.keeps_places and torch.is_grad_enabled():
-            length = length_of(getattr(self.batches, "dataset", None))
-            resumed = loop.take_resumed(length)
-            mine.start = resumed.start if resumed else IterationStart(length=length)
-            mine.around = (loop.open[-1], loop.open[-1].dealt) if loop.open else None
+            mine.start = loop.start_of(self.batches)
             _warn_of_unkept_generators(self.batches, loop)
-        if resumed is not None:
-            mine.first, mine.dealt, mine.stepped = resumed.first, resumed.own, resumed.own
-            mine.check = resumed.check
-            resumed.begin(loop.kept_samplers(self.batches))
-        # Here, and not when the first batch is asked for: a loader draws random numbers now.
-        own = from_loader(cast("DataLoader[Any]", self.batches), loop, mine.start, resumed) if loads else None
-        all_batches = own or compared(behind(self.batches, mine.start, resumed), loop)
-        if resumed is not None:
-            resumed.interrupt()
-        if loop.pace is Pace.TOGETHER:
-            dealt = own or (own_part(batch, loop) for batch in all_batches)
-        else:
-            dealt = own or whole_batches(all_batches, loop, resumed.own if resumed else 0)
-        return _in_loop(dealt, mine, loop)
+        deal = from_loader if loads else from_batches
+        return _in_loop(deal(cast("DataLoader[Any]", self.batches), loop, mine.start), mine, loop)
 
     def __len__(self) -> int:
         loop, batches = _current(), len(cast("Sized", self.batches))
+        if deals_in_rounds(loop):
+            return batches // loop.comm.size
         return batches if loop.pace is Pace.TOGETHER else len(range(loop.comm.rank, batches, loop.comm.size))
 
 
-def _in_loop(dealt: Iterator[Any], mine: OpenIteration, loop: OwnLoop) -> Iterator[Any]:
+def _in_loop(dealt: Iterator[Dealt], mine: OpenIteration, loop: OwnLoop) -> Iterator[Any]:
     """Yield the batches that are dealt; the iteration is under way from the first one on."""
     loop.exchange.meetings.iterations += torch.is_grad_enabled()
     loop.open.append(mine)
     thread = get_ident()
     loop.exchange.meetings.dealing.append(thread)
     try:
-        for batch in dealt:
-            mine.counts, mine.trained = loop.last, torch.is_grad_enabled()
-            mine.samples += loop.last.own
-            mine.dealt += 1
-            yield batch
+        for batch, counts in dealt:
+            loop.begin_batch(mine, counts)
+            # In training the one sample is there for backward(), and weighs nothing.
+            yield batch if counts.own or torch.is_grad_enabled() else emptied(batch)
+        if not mine.dealt and deals_in_rounds(loop) and not (mine.start and mine.start.first):
+            raise BadOption(
+                f"shard() was given fewer batches than the {loop.comm.size} ranks, each of which trains on "
+                "batches of its own with this strategy; give smaller batches, or use fewer ranks"
+            )
     finally:
         loop.exchange.meetings.dealing.remove(thread)
         loop.close(mine)
@@ -488,7 +479,7 @@ def _current() -> OwnLoop:
         comm = join()
         if started_by().given:
             warn_of_crowding(comm)
-        _loop = OwnLoop(comm, SampleCounts(1, comm.size))
+        _loop = OwnLoop(comm)
     return _loop
 
 

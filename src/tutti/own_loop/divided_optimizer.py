@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,6 @@ from tutti.replica import (
     NONE_MISSING,
     Missing,
     Replica,
-    is_there,
-    reach_of,
     stretch_like,
     view_like,
 )
@@ -39,6 +37,17 @@ from tutti.state import Held
 
 Entry = tuple[str, int, torch.dtype]
 """What the optimizer keeps under a name, for parameters of a flat vector, in a dtype."""
+
+
+class Slot(NamedTuple):
+    """The places of a parameter's weights and of its gradient, with their addresses."""
+
+    parameter: nn.Parameter
+    weights: Tensor
+    address: int
+    gradient: Tensor
+    gradient_address: int
+    stride: tuple[int, ...]
 
 
 class DividedOptimizer:
@@ -65,7 +74,7 @@ class DividedOptimizer:
         self._parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
         self._places = [(number, span) for number, flat in enumerate(replica.flats) for span in flat.spans]
         self._number = {id(parameter): number for number, parameter in enumerate(self._parameters)}
-        self._gradients = [
+        views = [
             view_like(gradients[flat][span], parameter)
             for parameter, (flat, span) in zip(self._parameters, self._places, strict=True)
         ]
@@ -73,15 +82,20 @@ class DividedOptimizer:
             stretch_like(self._flats[flat].weights, span, parameter)
             for parameter, (flat, span) in zip(self._parameters, self._places, strict=True)
         ]
-        self._addresses = [
-            (weights.data_ptr(), gradient.data_ptr())
-            for weights, gradient in zip(self._weights, self._gradients, strict=True)
+        self._slots = [
+            Slot(parameter, weights, weights.data_ptr(), gradient, gradient.data_ptr(), gradient.stride())
+            for parameter, weights, gradient in zip(self._parameters, self._weights, views, strict=True)
         ]
-        self._reaches = [reach_of(vector) for vector in gradients]
         tables = sparse_tables(replica.module)
-        self._divisible = self._number.keys() - {id(table) for table in tables}
+        self._divisible = {
+            id(p) for p in self._parameters if p.is_floating_point() and p.numel() and p.is_cpu
+        } - {id(table) for table in tables}
         self._runs: list[tuple[int, GroupOptimizer]] = []
         self._group_of: dict[nn.Parameter, int] = {}
+        # At the last division: the parameters by groups, and those that were not trained.
+        self._listed: list[list[int]] = []
+        self._frozen: list[nn.Parameter] = []
+        self._moved: list[Slot] = []
         # A vector like the weights; or, of counters, a cell for each parameter.
         self._vectors: dict[Entry, Tensor] = {}
         self._entries: dict[int, dict[str, Entry]] = {}
@@ -108,13 +122,8 @@ class DividedOptimizer:
         if vars(self._optimizer).keys() & {"grad_scale", "found_inf"}:
             return False
         return is_elementwise(self._optimizer) and all(
-            not group.get("foreach")
-            and not group.get("differentiable")
-            and not group.get("capturable")
-            and all(
-                id(p) in self._divisible and p.is_floating_point() and p.numel() and p.is_cpu
-                for p in group["params"]
-            )
+            not (group.get("foreach") or group.get("differentiable") or group.get("capturable"))
+            and self._divisible.issuperset(map(id, group["params"]))
             for group in groups
         )
 
@@ -131,6 +140,10 @@ class DividedOptimizer:
     def adopt(self) -> None:
         """Divide the optimizer and the state that it has now, the same on every rank (collective)."""
         self._group_of = groups_of(self._optimizer)
+        self._listed = self._list()
+        listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        self._frozen = [parameter for parameter in listed if parameter not in self._group_of]
+        self._moved = [slot for slot in self._slots if slot.parameter in self._group_of]
         self._runs = [
             (number, run)
             for number, (flat, gradients) in enumerate(zip(self._flats, self._vector_of, strict=True))
@@ -141,23 +154,16 @@ class DividedOptimizer:
         self._optimizer.state = self._whole
         self._whole.forget()
 
-    @torch.no_grad()
     def step(self) -> None:
         """Move the weights of all ranks (collective)."""
-        self._bring_gradients()
-        groups = self._optimizer.param_groups
-        if any(
-            self._group_of.get(parameter) != number
-            for number, group in enumerate(groups)
-            for parameter in group["params"]
-            if parameter.requires_grad or parameter.grad is not None
-        ):
+        if self._list() != self._listed or any(p.requires_grad or p.grad is not None for p in self._frozen):
             self.adopt()
-        missing = frozenset(parameter for parameter in self._group_of if parameter.grad is None)
+        missing = self._bring_gradients()
         for _, run in self._runs:
             run.step(missing)
         # With other options the optimizer may keep more.
-        options = [bool(v) for group in groups for v in group.values() if isinstance(v, int | float)]
+        groups = self._optimizer.param_groups
+        options = [bool(v) for group in groups for v in group.values() if isinstance(v, (int, float))]
         if missing != self._missing or options != self._options:
             self._missing, self._options = missing, options
             self._settle()
@@ -184,39 +190,28 @@ class DividedOptimizer:
             or torch_optimizer._global_optimizer_post_hooks
         )
 
-    @torch.no_grad()
+    def _list(self) -> list[list[int]]:
+        return [list(map(id, group["params"])) for group in self._optimizer.param_groups]
+
     def bring_weights(self) -> None:
-        """Have the weights where the parts are, if the loop has put others in their place.
+        """Copy weights that the loop has put elsewhere (`p.data = other`) to their places, and point there.
 
         To be called before the ranks meet for the step: after that, others write to this rank's copy.
         """
-        moved = [
-            # A copy: it may lie where another one's weights, or its own in another order, are to be.
-            (number, parameter, parameter.detach().clone())
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-            for number in (self._number[id(parameter)],)
-            if not is_there(parameter, self._weights[number], self._addresses[number][0])
-        ]
-        for number, parameter, weights in moved:
-            parameter.data = self._weights[number].copy_(weights)
+        for slot in self._slots:
+            if slot.parameter.data_ptr() != slot.address:
+                slot.parameter.data = slot.weights.copy_(slot.parameter.detach())
 
-    @torch.no_grad()
-    def _bring_gradients(self) -> None:
-        elsewhere = [
-            (number, parameter.grad)
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-            for number in (self._number[id(parameter)],)
-            if parameter.grad is not None
-            and not is_there(parameter.grad, self._gradients[number], self._addresses[number][1])
-        ]
-        for _, gradient in elsewhere:
-            if any(gradient.data_ptr() in reach for reach in self._reaches):
-                # It lies where another one is to be, or in another order; and stays as it is for the loop.
-                gradient.data = gradient.clone()
-        for number, gradient in elsewhere:
-            self._gradients[number].copy_(gradient)
+    def _bring_gradients(self) -> Missing:
+        """Copy gradients that lie elsewhere to their places; return which parameters have none."""
+        missing = []
+        for slot in self._moved:
+            gradient = slot.parameter.grad
+            if gradient is None:
+                missing.append(slot.parameter)
+            elif gradient.data_ptr() != slot.gradient_address or gradient.stride() != slot.stride:
+                slot.gradient.copy_(gradient)
+        return frozenset(missing)
 
     def _own_slice(self, number: int) -> slice:
         """Return this rank's slice of a flat vector: each rank moves about as much."""

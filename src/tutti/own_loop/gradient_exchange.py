@@ -11,10 +11,9 @@ part of the gradient alone. Where `torch.autograd.grad` asks for a parameter's g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
-from zlib import crc32
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,6 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop.meetings import HEAD, Meetings, Purpose
 from tutti.strategies.joint_gradients import Cell, Incoming, JointGradients
-
-REDUCING: Final = (Purpose.REDUCE, Purpose.AGREE)
 
 
 @dataclass
@@ -58,15 +55,15 @@ class GradientExchange:
     Attributes:
         meetings: of the ranks.
         passes: how many backward passes of this rank have brought gradients since the last step.
+        made: how many have since the beginning.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self._comm, self.passes = comm, 0
+        self._comm, self.passes, self.made = comm, 0, 0
         self.meetings = Meetings(comm)
         self._models: list[ExchangedModel] = []
         self._cells: list[Cell] = []
-        # By the id of its object, what torch has of a parameter: the tensor that backward() knows.
-        self._inside: dict[int, int] = {}
+        self._known: set[int] = set()
         self._touched: dict[int, None] = {}
         self._task = -1
 
@@ -75,29 +72,14 @@ class GradientExchange:
         one = ExchangedModel(model, len(self._cells), sums)
         self._models.append(one)
         self._cells.extend(model.cells)
-        self._inside.update((id(cell.parameter), cell.parameter._cdata) for cell in model.cells)
+        self._known.update(id(cell.parameter) for cell in model.cells)
         for number, cell in enumerate(model.cells, one.first):
             self._watch(number, cell.parameter)
         self.meetings.widen(len(self._cells))
 
     def knows(self, parameter: nn.Parameter) -> bool:
         """Return whether the gradient of a parameter is exchanged."""
-        return id(parameter) in self._inside
-
-    def refuse_swapped(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Refuse parameters that have become other tensors, of which our hooks do not know.
-
-        Raises:
-            BadOption: one has.
-        """
-        for parameter in parameters:
-            if self._inside.get(id(parameter), parameter._cdata) != parameter._cdata:
-                raise BadOption(
-                    f"a parameter of shape {tuple(parameter.shape)} was swapped for another tensor after "
-                    "distribute(), by torch.utils.swap_tensors or with "
-                    "torch.__future__.set_swap_module_params_on_conversion, so that its gradient is not "
-                    "exchanged; swap before distribute(), or copy: parameter.copy_(other)"
-                )
+        return id(parameter) in self._known
 
     def weigh(self, own: int, whole: int) -> None:
         """Weigh this rank's gradients from now on by its `own` samples among the `whole` batch's."""
@@ -115,7 +97,6 @@ class GradientExchange:
                 for cell in one.gradients.cells:
                     cell.parameter.grad = None
 
-    @torch.no_grad()
     def end(self, failed: bool = True) -> None:
         """Add what a backward pass has brought, weighted, to what was there before."""
         for one in self._models:
@@ -134,7 +115,6 @@ class GradientExchange:
                 else:
                     parameter.grad = earlier.add_(new)
 
-    @torch.no_grad()
     def meet(self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()) -> Tensor:
         """Wait for all ranks, as `Meetings.come` does (collective); those that reduce are helped first.
 
@@ -155,33 +135,11 @@ class GradientExchange:
                 if purpose is Purpose.REDUCE:
                     self._reduce(touched)
                 return torch.empty(0)
-            if not bool((table[:, 0] <= Purpose.AGREE).any()):
+            if not bool((table[:, 0] == Purpose.REDUCE).any()):
                 return table
-            if purpose is Purpose.AGREE:
-                for one, own in self._by_model(touched):
-                    one.gradients.bring_set(own, one.share)
             self._help(table, touched)
-            if purpose in REDUCING:
+            if purpose is Purpose.REDUCE:
                 return torch.empty(0)
-
-    @torch.no_grad()
-    def bring_unseen(self) -> None:
-        """Reduce gradients that no `backward()` has made, but the loop has set (collective).
-
-        Those that are the same on all ranks are left as they are.
-        """
-        unseen = tuple(one.first + at for one in self._models for at in one.gradients.unseen())
-        if unseen:
-            self.meet(Purpose.AGREE, [self._checksum(unseen)], unseen)
-
-    def _checksum(self, numbers: Sequence[int]) -> int:
-        check = 0
-        for number in numbers:
-            gradient = self._cells[number].parameter.grad
-            assert gradient is not None, "the loop has set it"
-            values = gradient.coalesce().values() if gradient.is_sparse else gradient
-            check = crc32(values.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), check)
-        return check
 
     def _watch(self, number: int, parameter: nn.Parameter) -> None:
         trained = parameter.requires_grad
@@ -200,7 +158,6 @@ class GradientExchange:
         cast("Any", parameter)._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
         parameter.requires_grad_(trained)
 
-    @torch.no_grad()
     def _end(self) -> None:
         self._task = -1
         numbers = list(self._touched)
@@ -213,16 +170,12 @@ class GradientExchange:
                     "of other ranks come in; use torch.autograd.grad(..., create_graph=True) for a penalty, "
                     "or one rank"
                 )
-        if any(one.is_apart and one.before is None for one, _ in self._by_model(numbers)):
-            raise BadOption(
-                "a backward pass has not begun in torch.autograd.backward(), so its gradients cannot be "
-                "weighted; call loss.backward()"
-            )
         self.end(failed=False)
         # What a pass that failed has brought may have been zeroed since.
         touched = tuple(n for n in numbers if self._cells[n].parameter.grad is not None)
         if touched:
             self.passes += 1
+            self.made += 1
             self._bring(touched)
             self.meet(Purpose.REDUCE, (), touched)
         self.begin()  # this may have been the pass of a checkpoint inside of another, which goes on
@@ -246,10 +199,9 @@ class GradientExchange:
                 parts.append((one, own))
         return parts
 
-    @torch.no_grad()
     def _help(self, table: Tensor, touched: Sequence[int]) -> None:
         """Reduce what any rank brings; this one has brought `touched`, and brings what it has of the rest."""
-        wanted = _numbers_of(table[table[:, 0] <= Purpose.AGREE])
+        wanted = _numbers_of(table[table[:, 0] == Purpose.REDUCE])
         known = set(touched)
         self._bring([number for number in wanted if number not in known])
         self._comm.barrier()

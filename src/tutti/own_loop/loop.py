@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.own_loop.fingerprints import Looked
+from tutti.own_loop.fingerprints import length_of
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.origins import (
-    KEY,
-    Origin,
-    SampleCounts,
-    Verdict,
-    WatchedModel,
-    ends_of,
-    judge,
-    note_origin,
-)
-from tutti.own_loop.places import IterationStart, ResumedIteration, samplers_of
-from tutti.own_loop.structure import tensors_in
+from tutti.own_loop.places import IterationStart, samplers_of
+from tutti.own_loop.sums import is_sum
 from tutti.replica import Replica
 from tutti.state import Saved, State, Values
 from tutti.strategies.base import Pace, Strategy
@@ -44,6 +33,16 @@ Number = TypeVar("Number", float, Tensor)
 Closure = Callable[[], Tensor]
 """Computes the loss and its gradients once more, as torch's optimizers may be given it."""
 
+JUDGED: Final = 3
+"""How many losses of a kind are looked at: whether they are sums."""
+
+
+class SampleCounts(NamedTuple):
+    """The samples of a batch: this rank's own, and those of all ranks."""
+
+    own: int
+    all: int
+
 
 @dataclass(eq=False)
 class OpenIteration:
@@ -51,37 +50,31 @@ class OpenIteration:
 
     Attributes:
         before: the counts before it.
+        start: what it began with; None: no checkpoints are taken.
         counts: those of its batch.
         samples: how many this rank got of all its batches together.
         trained: whether its batch was dealt with gradients enabled.
-        start: what it began with; None: nobody wants to know.
-        around: one that was under way when it began, and how many batches that had dealt then.
-        first: how many batches of all ranks were left out at its beginning, as they were trained on earlier.
-        dealt: how many batches this rank was dealt behind these.
+        dealt: how many batches this rank was dealt.
         stepped: how many it had been dealt when an optimizer was stepped last.
-        check: of the batches up to that.
+        waiting: the counts of batches that may not have had their backward pass.
+        lag: how many batches the program fetches ahead of its backward passes; None: unknown yet.
     """
 
     before: SampleCounts
+    start: IterationStart | None = None
     counts: SampleCounts | None = None
     samples: int = 0
     trained: bool = False
-    start: IterationStart | None = None
-    around: tuple[OpenIteration, int] | None = None
-    first: int = 0
     dealt: int = 0
     stepped: int = 0
-    check: int = 0
+    waiting: list[SampleCounts] = field(default_factory=list)
+    lag: int | None = None
 
-    @property
-    def is_inner(self) -> bool:
-        """True if it is seen to be inside of a loop over another, which has not gone on since it began."""
-        return self.around is not None and self.around[0].dealt == self.around[1] and self.dealt > 1
-
-    def note_step(self) -> None:
-        """Take the batches that were dealt until now for trained."""
-        if self.stepped != self.dealt and self.counts is not None:
-            self.stepped, self.check = self.dealt, self.counts.check
+    def note_pass(self) -> None:
+        """Forget the batches whose backward pass has come."""
+        if self.waiting:
+            self.lag = len(self.waiting) - 1 if self.lag is None else self.lag
+            self.waiting = self.waiting[len(self.waiting) - self.lag :]
 
 
 @dataclass
@@ -90,198 +83,135 @@ class OwnLoop:
 
     Attributes:
         comm: all ranks.
-        counts: those of the batch whose gradients came last, which steps are weighted by.
-        batch: those of the current batch: the one that was dealt last to train on, in the innermost loop.
         steppers: one for each optimizer.
-        last: those of the batch that was dealt last, also without gradients, such as one to evaluate.
-        samples: how many samples of this rank its figures are of: those of that batch; after a loop, those
-            of all its batches.
+        counts: those of the current batch, which gradients and steps are weighted by: the one that was dealt
+            last to train on, in the innermost loop.
+        samples: how many samples of this rank its figures are of: those of the batch that was dealt last;
+            after a loop, those of all its batches.
         open: the iterations that go on, the innermost last.
-        counts_of: those of the batch that a tensor belongs to.
+        unstepped: the counts of the batches since the last step.
+        judges: whether losses are looked at, as no model was given a `reduction`.
         loaders: of the parts of a loader whose workers are to live on.
         looked: data sets whose samples were compared between the ranks.
         exchange: of the models' gradients.
-        keeps_places: whether somebody may ask how far an iteration has come.
+        keeps_places: whether checkpoints are taken.
         resumed: the places where the next iterations go on, to train.
         generators: those whose states checkpoints have.
         objects: what else has a state in them.
         folders: what ends the use of each folder of checkpoints.
-        passed: whether a backward pass has come since the last step, that the exchange does not see; noticed
-            only where checkpoints are taken.
     """
 
     comm: Communicator
-    counts: SampleCounts
     steppers: list[Stepper] = field(default_factory=list)
-    batch: SampleCounts = field(init=False)
-    last: SampleCounts = field(init=False)
     samples: int = 1
     open: list[OpenIteration] = field(default_factory=list)
+    unstepped: list[SampleCounts] = field(default_factory=list)
+    judges: bool = True
     keeps_places: bool = False
-    resumed: list[ResumedIteration] = field(default_factory=list)
+    resumed: list[IterationStart] = field(default_factory=list)
     generators: list[torch.Generator] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
     folders: dict[Path, Callable[[], None]] = field(default_factory=dict)
-    passed: bool = False
 
     def __post_init__(self) -> None:
-        self.last = self.batch = self._before_all = self.counts
+        self.counts = self._before_all = SampleCounts(1, self.comm.size)
         self.exchange = GradientExchange(self.comm)
-        self.counts_of = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
-        self.looked = cast("Looked", WeakIdKeyDictionary())
-        self._watched: list[WatchedModel] = []
-        self._noted: list[SampleCounts] | None = None
+        self.looked = cast("MutableMapping[object, bool]", WeakIdKeyDictionary())
+        self._judged = Counter[str]()
+        self._left: list[SampleCounts] = []
 
     @property
     def pace(self) -> Pace:
         """The relation of the workers' steps to each other."""
         return self.steppers[0].strategy.pace if self.steppers else Pace.TOGETHER
 
+    def start_of(self, batches: object) -> IterationStart:
+        """Return the start of an iteration, with the place where it goes on if it was interrupted."""
+        length = length_of(getattr(batches, "dataset", None))
+        for one in self.resumed:
+            if one.length == length:
+                self.resumed.remove(one)
+                return one
+        return IterationStart(length)
+
     def kept_samplers(self, batches: object) -> list[Any]:
         """Return the samplers of a loader whose states checkpoints have."""
         return [one for one in samplers_of(batches) if any(one is kept for kept in self.objects)]
 
-    def take_resumed(self, length: int) -> ResumedIteration | None:
-        """Take the place where an iteration that begins now goes on; None: it begins anew.
-
-        Several may have been under way, and the program may begin them in another order than then.
-
-        Args:
-            length: how many samples its data set has.
-        """
-        alike = [one for one in self.resumed if one.start.length == length]
-        for one in (alike or self.resumed)[:1]:
-            self.resumed.remove(one)
-            return one
-        return None
-
     def note_step(self) -> None:
         """Take the batches that are there for trained, as an optimizer has been stepped."""
-        self.passed = False
+        self.unstepped.clear()
         for one in self.open:
-            one.note_step()
+            one.stepped = one.dealt
 
-    def begin_batch(self, counts: SampleCounts) -> None:
-        """Note the counts of the batch that is dealt now."""
-        self.last, self.samples = counts, counts.own
-        self.exchange.meetings.batches += torch.is_grad_enabled()
+    def begin_batch(self, mine: OpenIteration, counts: SampleCounts) -> None:
+        """Note the counts of the batch that an iteration is dealt now."""
+        trains = torch.is_grad_enabled()
+        self.samples = counts.own
         # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
-        if torch.is_grad_enabled() or not any(one.trained for one in self.open):
+        is_current = trains or not any(one.trained for one in self.open)
+        mine.counts, mine.trained = counts, trains
+        mine.samples += counts.own
+        mine.dealt += 1
+        self.exchange.meetings.batches += trains
+        if is_current:
             self.train_on(counts)
-            if self._noted is not None:
-                self._noted.append(counts)
-
-    @contextmanager
-    def noting(self) -> Iterator[list[SampleCounts]]:
-        """Inside, batches to train on are noted in the list: what a closure's loss is of."""
-        before, noted = self._noted, list[SampleCounts]()
-        self._noted = noted
-        try:
-            yield noted
-        finally:
-            self._noted = before
+            if self.comm.size > 1 and self.pace is Pace.TOGETHER:
+                mine.waiting.append(counts)
+            self.unstepped.append(counts)
 
     def train_on(self, counts: SampleCounts) -> None:
         """Make this the current batch."""
-        self.batch = self.counts = counts
-        self.exchange.weigh(counts.own, counts.all)
+        if counts != self.counts:
+            self.exchange.weigh(counts.own, counts.all)
+        self.counts = counts
 
-    def watch(self, model: nn.Module, reduction: str | None) -> None:
-        """Find out which batches the losses of a model are of.
-
-        Args:
-            model: the model.
-            reduction: of its losses; None: each loss is judged.
-        """
-        watched = WatchedModel(model, reduction)
-        self._watched.append(watched)
-
-        def note_outputs(
-            _: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
-        ) -> None:
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-                return
-            found = [
-                self.counts_of[known]
-                for tensor in tensors_in((inputs, named))
-                for known in (tensor, tensor._base)
-                if known is not None and known in self.counts_of
-            ]
-            note_origin(outputs, Origin(tuple(dict.fromkeys(found)) or (self.batch,), watched))
-
-        model.register_forward_hook(ModuleHook(note_outputs), with_kwargs=True)
-
-    @contextmanager
-    def passing(self, roots: Sequence[Any]) -> Iterator[None]:
-        """Inside, a backward pass is made from these nodes."""
-        if self.comm.size > 1:
-            self._weigh(roots)
-        self.exchange.begin()
-        try:
-            yield
-        finally:
-            self.exchange.end()
-
-    def _weigh(self, roots: Sequence[Any]) -> None:
-        """Weigh a backward pass by the batch that its models were called with.
+    def begin_pass(self, roots: Sequence[Any]) -> None:
+        """Begin a backward pass, which is weighed by the current batch.
 
         Args:
             roots: the last nodes of its graph.
 
         Raises:
-            BadOption: it is of several batches of which a rank has different shares, or its loss is a sum.
+            BadOption: it may be of batches of which a rank has different shares, or its loss is a sum.
         """
-        ends = list(ends_of(roots))
-        origins: list[Origin] = [end.metadata[KEY] for end in ends if KEY in end.metadata]
-        batches = list(dict.fromkeys(batch for one in origins for batch in one.batches)) or [self.batch]
-        wholes, size = {batch.all for batch in batches}, self.comm.size
-        alike = _are_shared_alike(wholes, size, all(stepper.sums for stepper in self.steppers))
-        if not alike and not self._has_whole_batches():
-            raise BadOption(
-                f"one backward() is of batches of {sorted(wholes)} samples, of which a rank has different "
-                f"shares ({size} ranks), so that its gradients cannot be weighed; call backward() for the "
-                "loss of each batch, or give batches that the ranks can share evenly (drop_last=True)"
-            )
-        counts = batches[-1]
-        if self.pace is Pace.TOGETHER and counts.own:
-            self._refuse_sum(roots, counts, [one.model for one in origins] or self._models_of(ends))
-        if (counts.own, counts.all) != (self.counts.own, self.counts.all):
-            self.exchange.weigh(counts.own, counts.all)
-        self.counts = counts
+        if self.comm.size > 1 and self.pace is Pace.TOGETHER:
+            self._refuse_other_shares()
+            if self.judges and self.counts is not self._before_all and self.counts.own:
+                self._refuse_sums(roots)
+        self.exchange.begin()
 
-    def _models_of(self, ends: list[Any]) -> list[WatchedModel]:
-        """Return the models that have parameters among the ends of a graph."""
-        found = {id(end.variable) for end in ends if hasattr(end, "variable")}
-        return [one for one in self._watched if any(id(p) in found for p in one.module.parameters())]
+    def _refuse_other_shares(self) -> None:
+        waiting = [counts for one in self.open for counts in one.waiting] or self._left
+        if len(waiting) > 1:
+            wholes = {counts.all for counts in waiting}
+            if not _are_shared_alike(wholes, self.comm.size, all(stepper.sums for stepper in self.steppers)):
+                raise BadOption(
+                    f"backward() comes after batches of {sorted(wholes)} samples, of which a rank has "
+                    f"different shares ({self.comm.size} ranks), so that its gradients cannot be weighed; "
+                    "call it for each batch before shard() deals the next one, or give batches that the "
+                    "ranks can share evenly (drop_last=True)"
+                )
+        self._left = []
+        for one in self.open:
+            one.note_pass()
 
-    def _refuse_sum(self, roots: Sequence[Any], counts: SampleCounts, models: list[WatchedModel]) -> None:
-        """Refuse a loss that is a sum over samples; warn once of one that may be, for each model."""
-        undeclared = [one for one in models if one.reduction is None]
-        verdicts = {judge(root, counts.own) for root in roots} if undeclared else set()
-        if Verdict.SUM in verdicts and counts is not self._before_all:
-            raise BadOption(
-                "the loss is a sum over the samples, and distribute() takes it for their mean; give "
-                "distribute(..., reduction='sum'), or reduction='mean' if it is a mean all the same"
-            )
-        if verdicts <= {Verdict.MEAN} or all(one.is_warned for one in undeclared):
-            return
-        for one in undeclared:
-            one.is_warned = True
-        if self.comm.rank == 0:
-            warnings.warn(
-                "tutti takes this loss for a mean over the samples of the batch; if it is a sum, give "
-                "distribute(..., reduction='sum'). reduction='mean' declares a mean, without this warning",
-                stacklevel=7,
-            )
-
-    def _has_whole_batches(self) -> bool:
-        """Return whether each rank has batches of its own, and so no weight but 1."""
-        return self.pace is not Pace.TOGETHER and all(one.strategy.passes == 1 for one in self.steppers)
+    def _refuse_sums(self, roots: Sequence[Any]) -> None:
+        for root in roots:
+            kind = root.name()
+            if self._judged[kind] < JUDGED:
+                self._judged[kind] += 1
+                if is_sum(root, self.counts.own):
+                    raise BadOption(
+                        "the loss is a sum over the samples, and distribute() takes it for their mean; give "
+                        "distribute(..., reduction='sum'), or reduction='mean' if it is a mean all the same"
+                    )
 
     def close(self, ended: OpenIteration) -> None:
         """Go on with the batch of the loop around, as an iteration has ended."""
         self.open.remove(ended)
+        self._left = [] if self.open else ended.waiting
         others = [one for one in self.open if one.counts is not None]
         around = ([one for one in others if one.trained] or others)[-1:]
         if around and around[0].counts is not None:
@@ -375,9 +305,7 @@ class Stepper(ABC):
         strategy: how to train.
         sums: losses are sums over samples, not means.
         loop: the user's, which has the other steppers.
-        check: compares what the ranks hold alike.
         steps: how many of its own steps a worker has made, if each has batches of its own.
-        latest: the number of the latest of them, counted over all steppers of the loop.
     """
 
     replica: Replica
@@ -388,9 +316,7 @@ class Stepper(ABC):
 
     def __post_init__(self) -> None:
         self._number = len(self.loop.steppers)
-        self._calls, self._own, self._samples = 0, 0, 0
-        self._pending: dict[nn.Parameter, Tensor] = {}
-        self.steps = self.latest = 0
+        self.steps = 0
         native = self.optimizer.step
 
         def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
@@ -404,10 +330,6 @@ class Stepper(ABC):
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
         """One call of the user's `optimizer.step()`, which was `native` before."""
 
-    def skip(self) -> None:
-        """Take part in a step for which the other ranks have a batch, and this one has none."""
-        return
-
     def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
         """Give the replica the weights to be evaluated (collective)."""
         return
@@ -419,11 +341,6 @@ class Stepper(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Give the replica the final weights, after the last step (collective)."""
-
-    @property
-    def gathered(self) -> int:
-        """Count of the passes gathered for a step that is still to come."""
-        return self._calls
 
     @abstractmethod
     def state(self) -> State:
@@ -438,28 +355,3 @@ class Stepper(ABC):
             options: of the optimizer's param groups.
             same: it is of the same strategy.
         """
-
-    def _gather(self, own: int, whole: int) -> None:
-        """Keep this pass' gradient, weighted by its samples; after the last pass, step by all of them."""
-        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
-        for parameter in self.replica.module.parameters():
-            if parameter.grad is not None and own:
-                new = parameter.grad.detach() * (1 if self.sums else own)
-                known = self._pending.get(parameter)
-                self._pending[parameter] = new if known is None else known + new
-            parameter.grad = None
-        if self._calls == self.strategy.passes:
-            self._use_gathered()
-
-    def _use_gathered(self) -> None:
-        """Step by what was gathered."""
-        for parameter, gradient in self._pending.items():
-            parameter.grad = gradient if self.sums else gradient / self._samples
-        self._step(self._own, self._samples)
-        for parameter in self._pending:
-            parameter.grad = None
-        self._pending, self._calls, self._own, self._samples = {}, 0, 0, 0
-
-    @abstractmethod
-    def _step(self, own: int, whole: int) -> Any:
-        """Step by the parameters' gradients, which are of `own` samples of this rank among `whole`."""

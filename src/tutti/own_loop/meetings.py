@@ -44,21 +44,20 @@ class Purpose(IntEnum):
         return purpose
 
     REDUCE = 1, "backward()"  # gradients of a backward pass become those of all ranks
-    AGREE = 2, "optimizer.step()"  # so do those that the loop has set, unless they are alike on all ranks
-    STEP = 3, "optimizer.step()"  # an optimizer moves the weights
-    DEAL = 4, "tutti.shard()"  # rank 0 says which samples the next batches have
-    MEAN = 5, "tutti.mean()"  # a figure is averaged
-    TOTAL = 6, "tutti.total()"  # a figure is added up
-    DISTRIBUTE = 7, "tutti.distribute()"  # a model and an optimizer are distributed
-    SETTLE = 8, "tutti.settled()"  # a model gets the weights to be evaluated
-    FINISH = 9, "tutti.finish()"  # a model gets its final weights
-    KEEP = 10, "tutti.checkpoints()"  # a folder for checkpoints is opened
-    SAVE = 11, "save()"  # what all ranks know is copied for a checkpoint
-    RESTORE = 12, "restore()"  # all ranks go on from one
+    STEP = 2, "optimizer.step()"  # an optimizer moves the weights
+    DEAL = 3, "tutti.shard()"  # rank 0 says which samples the next batches have
+    MEAN = 4, "tutti.mean()"  # a figure is averaged
+    TOTAL = 5, "tutti.total()"  # a figure is added up
+    DISTRIBUTE = 6, "tutti.distribute()"  # a model and an optimizer are distributed
+    SETTLE = 7, "tutti.settled()"  # a model gets the weights to be evaluated
+    FINISH = 8, "tutti.finish()"  # a model gets its final weights
+    KEEP = 9, "tutti.checkpoints()"  # a folder for checkpoints is opened
+    SAVE = 10, "save()"  # what all ranks know is copied for a checkpoint
+    RESTORE = 11, "restore()"  # all ranks go on from one
 
 
-UPDATING: Final = (Purpose.REDUCE, Purpose.AGREE, Purpose.STEP)
-"""Ranks that have come for one of these may meet others that have come for another."""
+UPDATING: Final = (Purpose.REDUCE, Purpose.STEP)
+"""Ranks that have come for one of these may meet others that have come for the other."""
 
 DETAILS: Final = 5
 """Words for the other ranks, behind the purpose."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption, CallsDiffer, PeerLost
 from tutti.optim.state import held_by, load
 from tutti.own_loop.divided_optimizer import DividedOptimizer
-from tutti.own_loop.loop import Closure, Stepper
+from tutti.own_loop.loop import Closure, SampleCounts, Stepper
 from tutti.own_loop.meetings import Purpose
 from tutti.run.arguments import as_arguments
 from tutti.state import Saved, State, Values
@@ -44,12 +44,11 @@ class JointStepper(Stepper):
     joint: JointGradients
 
     def __post_init__(self) -> None:
-        self._native: Callable[..., Any] = self.optimizer.step
         super().__post_init__()
         self._divided = DividedOptimizer(
             self.optimizer, self.replica, self.copies, self.gradients, self.loop.comm.node
         )
-        self._fits = False
+        self._fits, self._passes = False, 0
         self._listed: list[nn.Parameter] = []
 
     def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
@@ -58,34 +57,25 @@ class JointStepper(Stepper):
 
     @override
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
-        self._native = partial(self._divide, native)
         self._meet(native)
-        if self.strategy.passes > 1:
-            loss = _evaluate(closure)
-            with _unscaled(self.optimizer) as overflown:
-                if not overflown:
-                    # Every rank has the gradient of all of them.
-                    self._gather(self.loop.counts.all, self.loop.counts.all)
-            return loss
-        if closure is None:
-            if self.clip.norm is None and self.clip.value is None:
-                return self._native()
-            with _unscaled(self.optimizer) as overflown:  # the limits are those of the gradient itself
-                if overflown:
-                    return None
-                self._limit()
-                return self._native()
-
-        def limited() -> Tensor:
-            with self.loop.noting() as batches:
-                loss = closure()
+        if closure is not None:
+            return self._divide(native, partial(self._evaluate, closure))
+        if self.clip.norm is None and self.clip.value is None:
+            return self._divide(native)
+        with _unscaled(self.optimizer) as overflown:  # the limits are those of the gradient itself
+            if overflown:
+                return None
             self._limit()
-            # An optimizer that looks at the loss must see the same on all ranks.
-            if self.loop.comm.size == 1 or loss is None:
-                return loss
-            return self.loop.whole_loss(loss, batches, self.sums)
+            return self._divide(native)
 
-        return self._native(limited)
+    def _evaluate(self, closure: Closure) -> Tensor:
+        before = len(self.loop.unstepped)
+        loss = closure()
+        self._limit()
+        # An optimizer that looks at the loss must see the same on all ranks.
+        if self.loop.comm.size == 1 or loss is None:
+            return loss
+        return self.loop.whole_loss(loss, self.loop.unstepped[before:], self.sums)
 
     def _divide(self, native: Callable[..., Any], closure: Closure | None = None) -> Any:
         """Step the optimizer, with the other ranks of the host if it allows that."""
@@ -119,16 +109,13 @@ class JointStepper(Stepper):
     @override
     def finish(self) -> None:
         self.loop.exchange.meetings.come(Purpose.FINISH)
-        if self._calls:
-            self._use_gathered()
 
     def _meet(self, native: Callable[..., Any]) -> None:
         comm = self.loop.comm
         if comm.size == 1:
             return
         self._refuse_strangers()
-        self.loop.exchange.refuse_swapped(self._listed)
-        self.loop.exchange.bring_unseen()
+        self._refuse_unseen()
         self._fits = self._divided.fits(native)
         if self._fits:
             self._divided.bring_weights()
@@ -158,17 +145,23 @@ class JointStepper(Stepper):
         )
         self._listed = listed
 
+    def _refuse_unseen(self) -> None:
+        """Refuse gradients that the loop has set, with no backward pass since this optimizer's last step."""
+        before, self._passes = self._passes, self.loop.exchange.made
+        for cell in self.joint.unseen() if before == self._passes else ():
+            if cell.parameter.grad is not None and bool(cell.parameter.grad.any()):
+                raise BadOption(
+                    f"the gradient of a parameter of shape {tuple(cell.parameter.shape)} was not made by "
+                    "backward(), so it is this rank's alone; call torch.autograd.backward(parameters, "
+                    "gradients) in place of setting parameter.grad"
+                )
+
     def _limit(self) -> None:
         parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
         if self.clip.value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip.value)
         if self.clip.norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.clip.norm)
-
-    @override
-    def _step(self, own: int, whole: int) -> Any:
-        self._limit()
-        return self._native()
 
 
 @dataclass(eq=False)
@@ -188,7 +181,7 @@ class WorkerStepper(Stepper):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._known = {parameter for flat in self.replica.flats for parameter in flat.parameters}
-        self._inside, self._skipped = False, 0
+        self._inside = False
         self._refusal = (
             f"strategy '{self.strategy.name}' does not exchange: it was frozen, or not there, when "
             "distribute() was given the model; make the model whole and unfreeze it before, or use the "
@@ -204,24 +197,17 @@ class WorkerStepper(Stepper):
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)
         self.steps += 1
-        self.latest = max(stepper.latest for stepper in self.loop.steppers) + 1
         if self.loop.comm.size > 1:
             _refuse_strangers(self.optimizer, self._known.__contains__, self._refusal)
             self.loop.exchange.meetings.refuse_other_threads()
         self._meet(Purpose.STEP)
         with self._stepping(Purpose.STEP), _unscaled(self.optimizer) as overflown:
-            if overflown and self.strategy.passes == 1:
+            if overflown:
                 self.worker.give_up()
             else:
-                self._advance(self.loop.counts.own, self.loop.counts.all)
+                self._advance(self.loop.counts)
         self.loop.exchange.meetings.steps += 1
         return loss
-
-    @override
-    def skip(self) -> None:
-        self._skipped += 1
-        with self._stepping(Purpose.STEP):
-            self._advance(0, 0)
 
     @override
     def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
@@ -251,8 +237,6 @@ class WorkerStepper(Stepper):
         self._meet(Purpose.FINISH)
         with self._stepping(Purpose.FINISH):
             self._compare_steps()
-            if self._calls:
-                self._use_gathered()
             self.worker.finish()
 
     def _meet(self, purpose: Purpose) -> None:
@@ -274,20 +258,11 @@ class WorkerStepper(Stepper):
         finally:
             self._inside = False
 
-    def _advance(self, own: int, whole: int) -> None:
-        if self.strategy.passes > 1:
-            self._gather(own, whole)
-            return
-        share = own / max(1, whole)
+    def _advance(self, counts: SampleCounts) -> None:
+        """Step by the parameters' gradients, weighted by this rank's samples."""
+        share = counts.own / counts.all
         if self.sums or self.strategy.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
-            share = float(own > 0)
-        self._step(own, whole, share)
-
-    @override
-    def _step(self, own: int, whole: int, share: float = 1.0) -> None:
-        if not whole:
-            self.worker.skip()
-            return
+            share = float(counts.own > 0)
         with self.replica.lent_gradients():
             if share == 0:  # what this rank has computed is there only for `backward()`
                 self.replica.zero_grad()
@@ -296,14 +271,14 @@ class WorkerStepper(Stepper):
             elif share != 1:
                 self.replica.gradients.scale(share)
             if self.strategy.pace is Pace.TOGETHER:
-                self.worker.share = own / whole
+                self.worker.share = counts.own / counts.all
             self.worker.step()
 
     def _compare_steps(self) -> None:
         """Refuse that some ranks have made more steps than others, where they make them together."""
         if self.strategy.pace is not Pace.ABREAST or self.loop.comm.size == 1:
             return
-        made = self.loop.comm.all_gather_objects(self.steps + self._skipped)
+        made = self.loop.comm.all_gather_objects(self.steps)
         if len(set(cast("list[int]", made))) > 1:
             raise BadOption(
                 f"with strategy '{self.strategy.name}' all ranks make their steps at the same time, but by "
@@ -369,14 +344,14 @@ def _evaluate(closure: Closure | None) -> Tensor | None:
         return closure()
 
 
+NUMBERS: Final = (int, float, tuple, Tensor)
+"""Types of options that are compared between the ranks."""
+
+
 def _options_of(optimizer: Optimizer) -> list[dict[str, object]]:
     """The numbers among the optimizer's options, group by group."""
     return [
-        {
-            name: _numbers_in(value)
-            for name, value in group.items()
-            if isinstance(value, (int, float, tuple, Tensor))
-        }
+        {name: _numbers_in(value) for name, value in group.items() if isinstance(value, NUMBERS)}
         for group in optimizer.param_groups
     ]
 
@@ -390,7 +365,8 @@ def _numbers_in(value: object) -> object:
 
 def _hash_of(optimizer: Optimizer) -> int:
     """A hash of the optimizer's options, the same in every process."""
-    return hash(tuple(value for group in _options_of(optimizer) for value in group.values()))
+    values = [value for group in optimizer.param_groups for value in group.values()]
+    return hash(tuple([_numbers_in(value) for value in values if isinstance(value, NUMBERS)]))
 
 
 def _refuse_other_optimizers(table: Tensor) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.ways import WAYS, options_of
+from tutti.model_parallel.layout import WAYS, options_of
 from tutti.models import MODELS
 from tutti.records.pipeline import SCHEDULES
 from tutti.records.run_folder import CONFIG

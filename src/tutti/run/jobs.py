@@ -16,8 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Placement, place_ranks
-from tutti.model_parallel.layout import Layout
-from tutti.model_parallel.ways import parse_layout, ranks_of
+from tutti.model_parallel.layout import Layout, parse_layout, ranks_of
 from tutti.run.config import OBJECT, TrainConfig, flag
 from tutti.run.pickled import Pickled
 

@@ -30,7 +30,7 @@ from tutti.run.train_job import PredictJob
 from tutti.run.trained import Predictor, load_trained
 from tutti.run.trained_run import UNUSED, find_run
 from tutti.training.precision import Arithmetic
-from tutti.training.prediction import PASS, Block, outputs_of
+from tutti.training.prediction import PASS, SampleBlock, outputs_of
 
 
 def work(comm: Communicator, payload: bytes) -> None:
@@ -68,7 +68,7 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
 AT_ONCE: Final = 64
 """The passes whose outputs are kept until they are written."""
 
-Blocks = Iterator[tuple[torch.Tensor, Block]]
+Blocks = Iterator[tuple[torch.Tensor, SampleBlock]]
 """Blocks of samples, each with their numbers."""
 
 
@@ -93,7 +93,7 @@ def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[s
         for stored in stream.blocks(PASS):
             count = len(columns_of(stored)[0].rows)
             part = predictor.given(part_of(stored, count))
-            yield torch.arange(start, start + count), Block(count, partial(_take, part, 0))
+            yield torch.arange(start, start + count), SampleBlock(count, partial(_take, part, 0))
             start += count
 
     what = found.name if found.part is None else f"{found.part} part of {found.name}"
@@ -114,7 +114,7 @@ def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str
         size = PASS * AT_ONCE
         for start in range(0, len(part), size):
             stop = min(start + size, len(part))
-            yield _numbers(part, start, stop), Block(stop - start, partial(_take, stored, start))
+            yield _numbers(part, start, stop), SampleBlock(stop - start, partial(_take, stored, start))
 
     return f"{name} part of {dataset.name}", len(part), blocks()
 

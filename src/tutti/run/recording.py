@@ -15,7 +15,7 @@ from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.traced import traced
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.run_folder import CONFIG, RunFolder
-from tutti.records.trace import Lane, Reading, Trace
+from tutti.records.trace import ClockReading, Lane, Trace
 from tutti.terminal import warn_on_stderr
 from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.progress import Progress
@@ -73,7 +73,7 @@ class Recording:
     def __init__(self, comm: Communicator, traces: bool) -> None:
         self._all = comm
         self.trace = Trace() if traces else None
-        self._readings: list[Reading] = []
+        self._readings: list[ClockReading] = []
         self.comm = comm
         if self.trace is not None:
             self._read_clock()

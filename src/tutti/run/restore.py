@@ -14,7 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
 from tutti.model_parallel.base import of_portion
-from tutti.model_parallel.ways import portion_of
+from tutti.model_parallel.layout import portion_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord

@@ -29,7 +29,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadModel
 from tutti.optim.sharded import equal_slices
 from tutti.optim.sparse import sparse_tables
-from tutti.replica import ALIGNMENT, Flat, Replica, is_there, reach_of, stretch_like
+from tutti.replica import ALIGNMENT, Flat, Replica, is_there, stretch_like
 from tutti.state import Values
 
 MakeReduction = Callable[[Communicator, GradientLayout], GradientReduction]
@@ -66,8 +66,8 @@ class Cell:
         """Tell whether a gradient is stored in this cell."""
         return (
             not gradient.is_sparse
-            and gradient.dtype == self.view.dtype
             and is_there(gradient, self.view, self.address)
+            and gradient.dtype == self.view.dtype
         )
 
 
@@ -120,13 +120,19 @@ class JointGradients(ABC):
         """Go on with what `state` has returned."""
         return
 
-    @abstractmethod
-    def unseen(self) -> list[int]:
-        """Find the cells whose parameter has a gradient that the loop has set itself, not `backward()`."""
+    def unseen(self) -> list[Cell]:
+        """Find the cells whose parameter has a gradient that is not the result of an exchange."""
+        return [
+            cell
+            for number, cell in enumerate(self.cells)
+            if not cell.sparse
+            and cell.parameter.grad is not None
+            and cell.parameter.grad is not self._result(number)
+        ]
 
     @abstractmethod
-    def bring_set(self, numbers: Sequence[int], weight: float) -> None:
-        """Like `bring`, for gradients that the loop has set, of which this rank's counts `weight` times."""
+    def _result(self, number: int) -> Tensor | None:
+        """Return the gradient of a cell's parameter that the last exchange has made."""
 
     @abstractmethod
     def bring(self, numbers: Sequence[int]) -> None:
@@ -151,32 +157,23 @@ class MeanGradients(JointGradients):
         self._lanes = lanes_of(comm)
         self._cross = comm.cross if comm.hosts > 1 else None
         self._rows = [flat.rows.unbind() for flat in self.flats]
-        self._reaches = [reach_of(flat.grads) for flat in self.flats]
         # By cells: this rank's part of the rows, each piece a view of every row; the cells not in the rows.
         self._plans: dict[tuple[int, ...], tuple[list[tuple[Tensor, ...]], list[Cell]]] = {}
-        self._tables: dict[nn.Parameter, Tensor] = {}
         self._out: dict[int, ref[Tensor]] = {}
 
     @override
-    def unseen(self) -> list[int]:
-        return [
-            number
-            for number, cell in enumerate(self.cells)
-            if (gradient := cell.parameter.grad) is not None
-            and not cell.holds(gradient)
-            and gradient is not self._tables.get(cell.parameter)
-        ]
+    def _result(self, number: int) -> Tensor | None:
+        held = self._out.get(number)
+        return None if held is None else held()
 
     @override
     def bring(self, numbers: Sequence[int]) -> None:
-        elsewhere = [
-            (number, self._aside(gradient))
-            for number in numbers
-            for cell, gradient in ((self.cells[number], self.cells[number].parameter.grad),)
-            if not cell.sparse and (gradient is None or not cell.holds(gradient))
-        ]
-        for number, gradient in elsewhere:
+        views, gradients = list[Tensor](), list[Tensor]()
+        for number in numbers:
             cell = self.cells[number]
+            gradient = cell.parameter.grad
+            if cell.sparse or (gradient is not None and cell.holds(gradient)):
+                continue
             if cell.parameter.dtype != cell.view.dtype:
                 raise BadModel(
                     f"a parameter of shape {tuple(cell.parameter.shape)} was converted from "
@@ -186,25 +183,13 @@ class MeanGradients(JointGradients):
             if gradient is None:
                 cell.view.zero_()
             else:
-                cell.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+                views.append(cell.view)
+                gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
             # Not the cell's view itself: converting a module exchanges what its gradients hold.
             out = cell.view.detach()
             cell.parameter.grad, self._out[number] = out, ref(out)
-
-    @override
-    def bring_set(self, numbers: Sequence[int], weight: float) -> None:
-        self.bring(numbers)
-        for number in numbers:
-            gradient = self.cells[number].parameter.grad
-            if weight != 1 and gradient is not None:
-                gradient.mul_(weight)
-
-    def _aside(self, gradient: Tensor | None) -> Tensor | None:
-        """Copy a gradient that lies in this rank's row, at another place or in another order than its own."""
-        if gradient is None or gradient.is_sparse:
-            return gradient
-        address = gradient.data_ptr()
-        return gradient.clone() if any(address in reach for reach in self._reaches) else gradient
+        if views:
+            torch._foreach_copy_(views, gradients)
 
     def _release(self, number: int) -> None:
         """Give the gradient that lay in this rank's row memory of its own, if the loop still holds it."""
@@ -251,7 +236,7 @@ class MeanGradients(JointGradients):
         mine = None if own is None else (own.coalesce().indices(), own.coalesce().values())
         brought = cast("list[tuple[Tensor, Tensor] | None]", self.comm.all_gather_objects(mine))
         parts = [part for part in brought if part is not None]
-        parameter.grad = self._tables[parameter] = torch.sparse_coo_tensor(
+        parameter.grad = torch.sparse_coo_tensor(
             torch.cat([indices for indices, _ in parts], dim=1),
             torch.cat([values for _, values in parts]) / self.comm.size,
             parameter.shape,
@@ -304,20 +289,8 @@ class ReducedGradients(JointGradients):
             reduction.load_state(one)
 
     @override
-    def unseen(self) -> list[int]:
-        return [
-            number
-            for number, cell in enumerate(self.cells)
-            if cell.parameter.grad is not None and cell.parameter.grad is not self._out.get(number)
-        ]
-
-    @override
-    def bring_set(self, numbers: Sequence[int], weight: float) -> None:
-        for number in numbers:
-            gradient = self.cells[number].parameter.grad
-            if gradient is not None:
-                self.incoming[number] = Incoming(gradient * weight, None)
-        self.bring(numbers)
+    def _result(self, number: int) -> Tensor | None:
+        return self._out.get(number)
 
     @override
     def bring(self, numbers: Sequence[int]) -> None:

@@ -19,8 +19,7 @@ from tutti.data import BUILT_IN
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, in_one_line
 from tutti.launch.cores import allowed_cores
 from tutti.launch.launcher import Launcher, started_by
-from tutti.model_parallel.layout import Layout
-from tutti.model_parallel.ways import options_of, parse_layout, ranks_of
+from tutti.model_parallel.layout import Layout, options_of, parse_layout, ranks_of
 from tutti.records.comparison import CPU, LAYOUT, STRONG, WEAK, Combination, Comparison, ComparisonFolder
 from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder

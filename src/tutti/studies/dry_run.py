@@ -20,9 +20,8 @@ from tutti.data.pictures import shapes_alone
 from tutti.data.streaming.part import StreamedPart
 from tutti.exports.sources import load_from
 from tutti.launch.placement import RANK_BYTES, Placement
-from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.layout import Layout, portion_of
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step, state_per_byte
-from tutti.model_parallel.ways import portion_of
 from tutti.parameter_server.base import Centre
 from tutti.records.json_lines import to_json_lines
 from tutti.run import summary_lines

@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.own_loop.custom import Counting, Lars
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
     CLASSES,
@@ -64,23 +62,6 @@ def heads_in_turn_with_adam(job: Job) -> Outcome:
 
 
 @loop
-def heads_in_turn_with_adamw_and_zeroed_gradients(job: Job) -> Outcome:
-    return _heads_in_turn(
-        job, lambda m: torch.optim.AdamW(m.parameters(), 0.01, weight_decay=0.1), "011", none=False
-    )
-
-
-@loop
-def heads_in_turn_with_momentum(job: Job) -> Outcome:
-    return _heads_in_turn(job, sgd, "100")
-
-
-@loop
-def heads_in_turn_with_a_fused_adam(job: Job) -> Outcome:
-    return _heads_in_turn(job, lambda m: torch.optim.Adam(m.parameters(), 0.01, fused=True), "0010")
-
-
-@loop
 def ranks_use_different_heads(job: Job) -> Outcome:
     """Each sample says which head it is for: some rank may have no sample for a head."""
     torch.manual_seed(3)
@@ -108,18 +89,6 @@ def tied_weights(job: Job) -> Outcome:
     model, optimizer = job.distribute(model, adam(model))
     train(job, model, optimizer)
     assert model[2].weight is model[0].weight
-    return weights(model)
-
-
-@loop
-def a_layer_used_twice(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh()).double()
-    model, optimizer = job.distribute(model, adam(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(model(inputs)), targets).backward()
-        optimizer.step()
     return weights(model)
 
 
@@ -193,11 +162,6 @@ def _embedding(
 
 
 @loop
-def a_sparse_embedding_with_sgd(job: Job) -> Outcome:
-    return _embedding(job, lambda m: torch.optim.SGD(m.parameters(), lr=0.5), sparse=True)
-
-
-@loop
 def a_sparse_embedding_with_adagrad(job: Job) -> Outcome:
     return _embedding(
         job, lambda m: torch.optim.Adagrad(m.parameters(), lr=0.5, initial_accumulator_value=0.5), sparse=True
@@ -245,67 +209,6 @@ def gradient_checkpointing(job: Job) -> Outcome:
 
 
 @loop
-def parametrized_layers(job: Job) -> Outcome:
-    model = net()
-    parametrizations.weight_norm(model[0])
-    parametrizations.orthogonal(model[2])
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
-def spectral_norm(job: Job) -> Outcome:
-    model = net()
-    parametrizations.spectral_norm(model[0])
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
-def pruning(job: Job) -> Outcome:
-    from torch.nn.utils import prune
-
-    model = net()
-    prune.l1_unstructured(model[0], "weight", 0.3)
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    prune.l1_unstructured(model[0], "weight", 0.3)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), dict(model.state_dict())
-
-
-@loop
-def a_compiled_model(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    compiled = torch.compile(model, backend="eager")
-    train(job, compiled, optimizer)
-    return weights(model)
-
-
-@loop
-def a_model_compiled_before(job: Job) -> Outcome:
-    model = torch.compile(net(), backend="eager")
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
-def complex_parameters(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.Linear(FEATURES, 3, dtype=torch.complex128)
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs.to(torch.complex128)).abs(), targets).backward()
-        optimizer.step()
-    return [torch.view_as_real(p.detach()) for p in model.parameters()]
-
-
-@loop
 def a_transformer(job: Job) -> Outcome:
     torch.manual_seed(3)
     layer = nn.TransformerEncoderLayer(FEATURES + 1, 2, 8, dropout=0.0, batch_first=True, activation="gelu")
@@ -334,55 +237,6 @@ def a_wide_layer_with_a_fused_optimizer(job: Job) -> Outcome:
         hidden.square().mean().mul(1000).backward()
         optimizer.step()
     return [p[::1000] for p in model.parameters()]
-
-
-def _one_parameter(job: Job, make: Callable[[nn.Module], Optimizer]) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.Linear(FEATURES, 1, bias=False).double()
-    model, optimizer = job.distribute(model, make(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        (model(inputs).squeeze(1) - targets).square().mean().backward()
-        optimizer.step()
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def one_parameter_that_is_not_cut(job: Job) -> Outcome:
-    return _one_parameter(job, lambda m: Lars(m.parameters(), lr=0.1))
-
-
-@loop
-def one_parameter_of_a_counting_optimizer(job: Job) -> Outcome:
-    return _one_parameter(job, lambda m: Counting(m.parameters(), lr=0.1))
-
-
-@loop
-def one_parameter_of_adam(job: Job) -> Outcome:
-    return _one_parameter(job, adam)
-
-
-@loop
-def many_scalars(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.ParameterList([torch.randn((), dtype=torch.float64) for _ in range(40)])
-    model, optimizer = job.distribute(model, adam(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        score = sum(p.tanh() * inputs[:, number % FEATURES] for number, p in enumerate(model) if number % 7)
-        (score - targets).square().mean().backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def lazy_layers_that_have_seen_a_batch(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(CLASSES)).double()
-    model(samples(2).tensors[0])
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model)
 
 
 @loop
@@ -415,46 +269,6 @@ def a_sparse_embedding_that_accumulates(job: Job) -> Outcome:
 
 
 @loop
-def a_sparse_gradient_that_the_loop_replaces(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)).double()
-    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
-    words = torch.randint(6, (9, 2), generator=torch.Generator().manual_seed(1))
-    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(9) % 3), 4)):
-        optimizer.zero_grad()
-        fit(model, part, targets).backward()
-        for parameter in model.parameters():
-            parameter.grad = parameter.grad * 0.5
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def parameters_of_whole_lines(job: Job) -> Outcome:
-    """Of 16 and of 48 numbers, behind which there is no gap in memory."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES, bias=False)).double()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
-def a_sparse_embedding_that_is_also_the_output(job: Job) -> Outcome:
-    """Its gradient is the sum of a sparse and a dense one."""
-    torch.manual_seed(3)
-    model = nn.Embedding(6, 4, sparse=True).double()
-    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
-    words = torch.randint(6, (9, 2), generator=torch.Generator().manual_seed(1))
-    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(9) % 6), 4)):
-        optimizer.zero_grad()
-        scores = model(part).sum(1) @ model.weight.t()
-        nn.functional.cross_entropy(scores, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def a_layer_that_is_replaced(job: Job) -> Outcome:
     """A new head for the same body, with an optimizer of its own."""
     model = net()
@@ -478,96 +292,4 @@ def a_layer_that_is_added(job: Job) -> Outcome:
     model.append(added)
     optimizer.add_param_group({"params": list(added.parameters())})
     train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def parameters_of_unusual_strides(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.ParameterDict(
-        {
-            "turned": nn.Parameter(torch.randn(CLASSES, FEATURES, dtype=torch.float64).t()),
-            "stepped": nn.Parameter(torch.randn(CLASSES, 2, dtype=torch.float64)[:, 0]),
-        }
-    )
-    model, optimizer = job.distribute(model, adam(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(inputs @ model["turned"] + model["stepped"], targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def parameters_that_share_memory(job: Job) -> Outcome:
-    """Views of one tensor that do not overlap."""
-    torch.manual_seed(3)
-    packed = torch.randn(CLASSES + 1, FEATURES, dtype=torch.float64)
-    model = nn.ParameterList([nn.Parameter(packed[:CLASSES]), nn.Parameter(packed[CLASSES:])])
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(inputs @ model[0].t() * (inputs @ model[1].t()), targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_task_for_each_sample(job: Job) -> Outcome:
-    """Meta-learning: a step of each task's own inside of the graph (Finn et al. 2017)."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches(size=3, count=8)):
-        optimizer.zero_grad()
-        losses = []
-        for x, y in zip(inputs, targets, strict=True):
-            named = dict(model.named_parameters())
-            inner = nn.functional.cross_entropy(model(x[None]), y[None])
-            slopes = torch.autograd.grad(inner, list(named.values()), create_graph=True)
-            fast = {name: p - 0.1 * slope for (name, p), slope in zip(named.items(), slopes, strict=True)}
-            scores = torch.func.functional_call(model, fast, (x[None].square(),))
-            losses.append(nn.functional.cross_entropy(scores, y[None]))
-        torch.stack(losses).mean().backward()
-        optimizer.step()
-    return weights(model)
-
-
-class _Counting(nn.Module):
-    """Two buffers in the same memory: what is written to one is read from the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-        self.register_buffer("counts", torch.zeros(4, dtype=torch.float64))
-        self.register_buffer("first", self.counts[:1])
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.training:
-            self.counts.add_(1)
-        return self.net(inputs) * self.first
-
-
-@loop
-def buffers_that_share_memory(job: Job) -> Outcome:
-    model = _Counting()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model), dict(model.named_buffers())
-
-
-class _Graph(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-        self.register_buffer("graph", torch.ones(FEATURES, FEATURES).triu().double().to_sparse())
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.net((self.graph @ inputs.T).T)
-
-
-@loop
-def a_sparse_buffer(job: Job) -> Outcome:
-    model = _Graph()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
     return weights(model)

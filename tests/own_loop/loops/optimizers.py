@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests.own_loop.custom import Counting, Lars, Perturbing, Polyak, Rebinding
+from tests.own_loop.custom import Counting, Perturbing
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
-    FEATURES,
     adam,
     batches,
     fit,
@@ -81,22 +79,6 @@ def going_back_to_a_checkpoint(job: Job) -> Outcome:
 
 
 @loop
-def a_checkpoint_is_loaded_before_distributing(job: Job) -> Outcome:
-    inputs, targets = samples().tensors
-    earlier = net()
-    before = sgd(earlier)
-    fit(earlier, inputs, targets).backward()
-    before.step()
-    model = net(8)
-    optimizer = sgd(model)
-    model.load_state_dict(earlier.state_dict())
-    optimizer.load_state_dict(before.state_dict())
-    model, optimizer = job.distribute(model, optimizer)
-    train(job, model, optimizer)
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
 def a_checkpoint_is_loaded_after_distributing(job: Job) -> Outcome:
     inputs, targets = samples().tensors
     earlier = net()
@@ -109,68 +91,6 @@ def a_checkpoint_is_loaded_after_distributing(job: Job) -> Outcome:
     optimizer.load_state_dict(before.state_dict())
     train(job, model, optimizer)
     return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def a_state_that_goes_on_in_plain_torch(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    later = net(8)
-    after = sgd(later)
-    later.load_state_dict(copy.deepcopy(model.state_dict()))
-    after.load_state_dict(optimizer.state_dict())
-    inputs, targets = samples().tensors
-    for _ in range(3):
-        after.zero_grad()
-        fit(later, inputs, targets).backward()
-        after.step()
-    return weights(model, later), dict(after.state_dict())
-
-
-@loop
-def a_part_of_the_model_is_loaded(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    model[2].load_state_dict(net(9)[2].state_dict())
-    train(job, model, optimizer, epochs=1)
-    model.load_state_dict({"0.bias": torch.ones(4, dtype=torch.float64)}, strict=False)
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def a_copy_of_the_optimizer(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    copied = copy.deepcopy(optimizer)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), dict(copied.state_dict())
-
-
-@loop
-def state_is_reset(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    optimizer.state.clear()
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def state_is_edited(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    state = copy.deepcopy(optimizer.state_dict())
-    for values in state["state"].values():
-        values["momentum_buffer"].zero_()
-    optimizer.load_state_dict(state)
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
 
 
 def _scheduled(job: Job, make: Callable[[Optimizer], Any], before: bool) -> Outcome:
@@ -199,11 +119,6 @@ def warm_restarts_made_before(job: Job) -> Outcome:
 def one_cycle_made_afterwards(job: Job) -> Outcome:
     """It cycles the momentum too."""
     return _scheduled(job, lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=8), before=False)
-
-
-@loop
-def one_cycle_made_before(job: Job) -> Outcome:
-    return _scheduled(job, lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=8), before=True)
 
 
 @loop
@@ -238,67 +153,6 @@ def a_closure(job: Job) -> Outcome:
 
 
 @loop
-def a_step_that_returns_the_loss_of_its_closure(job: Job) -> Outcome:
-    model, losses = net(), []
-    model, optimizer = job.distribute(model, adam(model))
-    for inputs, targets in job.shard(batches()):
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-            optimizer.zero_grad()
-            loss = fit(model, inputs, targets)
-            loss.backward()
-            return loss
-
-        losses.append(optimizer.step(closure).item())
-    return [weights(model), losses]
-
-
-@loop
-def a_step_of_the_programs_that_returns_something(job: Job) -> Outcome:
-    model, found = net(), []
-    optimizer = adam(model)
-    native = optimizer.step
-
-    def step(closure: None = None) -> str:
-        native(closure)
-        return "moved"
-
-    optimizer.step = step
-    model, optimizer = job.distribute(model, optimizer)
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        found.append(optimizer.step())
-    return [weights(model), found]
-
-
-@loop
-def lbfgs(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3))
-    for inputs, targets in job.shard(batches()):
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-            optimizer.zero_grad()
-            loss = fit(model, inputs, targets)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-    return weights(model)
-
-
-@loop
-def muon(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(FEATURES, 4, bias=False), nn.Tanh(), nn.Linear(4, 3, bias=False)).double()
-    model, optimizer = job.distribute(model, torch.optim.Muon(model.parameters(), lr=0.02))
-    train(job, model, optimizer)
-    # Muon computes its update in bfloat16: only the size of it can be compared.
-    return [p.dtype == torch.float64 for p in model.parameters()]
-
-
-@loop
 def step_hooks(job: Job) -> Outcome:
     model = net()
     optimizer = sgd(model)
@@ -311,46 +165,6 @@ def step_hooks(job: Job) -> Outcome:
 
 
 @loop
-def step_hooks_that_look_at_the_model(job: Job) -> Outcome:
-    """They clip by the norm of all gradients, average the new weights, limit them, and read the state."""
-    model = net()
-    optimizer = adam(model)
-    model, optimizer = job.distribute(model, optimizer)
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    seen = []
-
-    def clip(o: Optimizer, *_: Any) -> None:
-        listed = [p for group in o.param_groups for p in group["params"]]
-        seen.append(nn.utils.clip_grad_norm_(listed, 0.1))
-
-    @torch.no_grad()
-    def limit(o: Optimizer, *_: Any) -> None:
-        averaged.update_parameters(model)
-        for p in model.parameters():
-            p.div_(p.norm().clamp(min=1))
-            seen.append(o.state[p]["exp_avg"].clone())
-
-    train(job, model, optimizer, epochs=1)
-    hooks = optimizer.register_step_pre_hook(clip), optimizer.register_step_post_hook(limit)
-    train(job, model, optimizer, epochs=1)
-    for hook in hooks:
-        hook.remove()
-    train(job, model, optimizer, epochs=1)
-    return weights(model, averaged), seen
-
-
-@loop
-def a_step_hook_on_one_rank(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    seen = []
-    if job.rank == 0:
-        optimizer.register_step_post_hook(lambda *_: seen.append(model[0].weight.norm().item()))
-    train(job, model, optimizer)
-    return weights(model), job.rank > 0 or seen[-1] == model[0].weight.norm().item()
-
-
-@loop
 def a_group_that_counts(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, Counting(model.parameters(), lr=0.1))
@@ -360,22 +174,6 @@ def a_group_that_counts(job: Job) -> Outcome:
     optimizer.train()
     train(job, model, optimizer, epochs=1)
     return evaluated, weights(model), [group["k"] for group in optimizer.param_groups]
-
-
-@loop
-def state_that_is_rebound(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, Rebinding(model.parameters(), lr=0.1))
-    train(job, model, optimizer)
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def norms_of_whole_parameters(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, Lars(model.parameters(), lr=0.1))
-    train(job, model, optimizer)
-    return weights(model)
 
 
 @loop
@@ -414,11 +212,6 @@ def _scaled(job: Job, overflow: bool, clip: bool = False, **options: Any) -> Out
 
 
 @loop
-def a_gradient_scaler(job: Job) -> Outcome:
-    return _scaled(job, overflow=False)
-
-
-@loop
 def a_gradient_scaler_and_clipping(job: Job) -> Outcome:
     return _scaled(job, overflow=False, clip=True)
 
@@ -426,11 +219,6 @@ def a_gradient_scaler_and_clipping(job: Job) -> Outcome:
 @loop
 def a_gradient_scaler_and_one_overflow(job: Job) -> Outcome:
     return _scaled(job, overflow=True)
-
-
-@loop
-def a_gradient_scaler_and_a_fused_optimizer(job: Job) -> Outcome:
-    return _scaled(job, overflow=False, fused=True)
 
 
 @loop
@@ -448,16 +236,6 @@ def a_gradient_scaler_with_accumulation(job: Job) -> Outcome:
     scaler.step(optimizer)
     scaler.update()
     return weights(model)
-
-
-@loop
-def a_pickled_optimizer(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    loaded = _through_a_file(optimizer)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), dict(loaded.state_dict())
 
 
 @loop
@@ -480,76 +258,6 @@ def a_plateau_of_a_loss_that_all_ranks_know(job: Job) -> Outcome:
         train(job, model, optimizer, epochs=1)
         plateau.step(1.0)
     return weights(model), plateau.get_last_lr()
-
-
-@loop
-def schedules_in_sequence(job: Job) -> Outcome:
-    def make(optimizer: Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
-        decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-        return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, decay], milestones=[2])
-
-    return _scheduled(job, make, before=False)
-
-
-@loop
-def a_schedule_goes_back_with_its_optimizer(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    train(job, model, optimizer, epochs=1)
-    schedule.step()
-    saved = _through_a_file([model.state_dict(), optimizer.state_dict(), schedule.state_dict()])
-    train(job, model, optimizer, epochs=1)
-    schedule.step()
-    for owner, state in zip((model, optimizer, schedule), saved, strict=True):
-        owner.load_state_dict(state)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), schedule.get_last_lr(), dict(optimizer.state_dict())
-
-
-@loop
-def state_is_read_between_the_parts_of_a_step(job: Job) -> Outcome:
-    """Momentum is set to zero in place where the loop finds it, by the parameter."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    norms = []
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        norms.append([optimizer.state[p]["momentum_buffer"].norm() for p in model.parameters()])
-    return weights(model), norms
-
-
-@loop
-def rates_of_the_loop_and_of_a_closure(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, torch.optim.NAdam(model.parameters(), 0.01))
-    for number, (inputs, targets) in enumerate(job.shard(batches())):
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-            optimizer.zero_grad()
-            loss = fit(model, inputs, targets)
-            loss.backward()
-            return loss
-
-        if number % 2:
-            optimizer.step(closure)
-        else:
-            closure()
-            optimizer.step()
-    return weights(model)
-
-
-@loop
-def an_attribute_of_the_optimizer(job: Job) -> Outcome:
-    model = net()
-    optimizer = Rebinding(model.parameters(), lr=0.1)
-    optimizer.note = "mine"
-    model, optimizer = job.distribute(model, optimizer)
-    train(job, model, optimizer)
-    return weights(model), optimizer.note, isinstance(optimizer, Rebinding), len(optimizer.param_groups)
 
 
 def _searching(job: Job, make: Callable[[nn.Module], Optimizer]) -> Outcome:
@@ -575,62 +283,6 @@ def lbfgs_with_a_line_search(job: Job) -> Outcome:
     )
 
 
-@loop
-def a_rate_that_depends_on_the_loss(job: Job) -> Outcome:
-    return _searching(job, lambda m: Polyak(m.parameters(), lr=0.5))
-
-
-def _fused(model: nn.Module) -> Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3, fused=True)
-
-
-@loop
-def hooks_of_all_optimizers(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, _fused(model))
-    seen = []
-    hook = register_optimizer_step_post_hook(lambda o, args, kwargs: seen.append("after"))
-    train(job, model, optimizer)
-    hook.remove()
-    return weights(model), seen
-
-
-@loop
-def a_step_that_the_loop_has_wrapped(job: Job) -> Outcome:
-    model = net()
-    optimizer = _fused(model)
-    calls = []
-    native = optimizer.step
-
-    def step(*arguments: Any, **options: Any) -> Any:
-        calls.append(len(optimizer.param_groups))
-        return native(*arguments, **options)
-
-    optimizer.step = step
-    model, optimizer = job.distribute(model, optimizer)
-    train(job, model, optimizer)
-    return weights(model), calls
-
-
-@loop
-def a_wrapped_step_that_centres_gradients(job: Job) -> Outcome:
-    model = net()
-    optimizer = sgd(model)
-    native = optimizer.step
-
-    def step(*arguments: Any, **options: Any) -> Any:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.dim() > 1:
-                    p.grad.sub_(p.grad.mean(dim=1, keepdim=True))
-        return native(*arguments, **options)
-
-    optimizer.step = step
-    model, optimizer = job.distribute(model, optimizer)
-    train(job, model, optimizer)
-    return weights(model)
-
-
 class _Counted(torch.optim.SGD):
     """A subclass that does a little more."""
 
@@ -654,43 +306,6 @@ def a_subclass_of_sgd(job: Job) -> Outcome:
 
 
 @loop
-def an_optimizer_of_named_parameters(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, torch.optim.AdamW(model.named_parameters(), lr=0.01, eps=1e-3))
-    train(job, model, optimizer)
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def an_optimizer_in_reverse_order(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(
-        model, torch.optim.SGD(list(model.parameters())[::-1], lr=0.1, momentum=0.9, fused=True)
-    )
-    train(job, model, optimizer, epochs=1)
-    saved = copy.deepcopy(optimizer.state_dict())
-    train(job, model, optimizer, epochs=1)
-    optimizer.load_state_dict(saved)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def a_step_without_gradients_of_a_new_optimizer(job: Job) -> Outcome:
-    """The first step has no gradient at all; the second has those of one layer, and the third all."""
-    model = net()
-    model, optimizer = job.distribute(model, _fused(model))
-    optimizer.step()
-    for number, (inputs, targets) in enumerate(job.shard(batches())):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        if number == 0:
-            model[0].weight.grad = model[0].bias.grad = None
-        optimizer.step()
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
 def options_that_change_on_the_way(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -704,29 +319,4 @@ def options_that_change_on_the_way(job: Job) -> Outcome:
     for change in changes:
         optimizer.param_groups[0].update(change)
         train(job, model, optimizer, epochs=1)
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def a_part_of_the_state_is_missing(job: Job) -> Outcome:
-    """As after fine-tuning: a checkpoint that knows some of the parameters only."""
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    state = copy.deepcopy(optimizer.state_dict())
-    del state["state"][1], state["state"][2]
-    optimizer.load_state_dict(state)
-    train(job, model, optimizer, epochs=1)
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def state_of_one_parameter_is_edited(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    optimizer.state[model[0].weight]["exp_avg"].mul_(0.1)
-    optimizer.state[model[2].bias]["step"].zero_()
-    del optimizer.state[model[0].bias]
-    train(job, model, optimizer, epochs=1)
     return weights(model), dict(optimizer.state_dict())

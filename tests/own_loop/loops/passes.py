@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
@@ -47,28 +47,6 @@ def zero_grad_without_none(job: Job) -> Outcome:
 
 
 @loop
-def zero_grad_of_the_model(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    for inputs, targets in job.shard(batches()):
-        model.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def zero_grad_after_the_step(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return weights(model)
-
-
-@loop
 def gradients_are_never_zeroed(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -76,30 +54,6 @@ def gradients_are_never_zeroed(job: Job) -> Outcome:
         fit(model, inputs, targets).backward()
         optimizer.step()
     return weights(model), gradients(model)
-
-
-@loop
-def gradients_set_to_none_by_hand(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        for parameter in model.parameters():
-            parameter.grad = None
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def gradients_zeroed_by_hand(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        for parameter in model.parameters():
-            parameter.grad.zero_()
-    return weights(model)
 
 
 @loop
@@ -151,18 +105,6 @@ def two_losses_and_two_backward_passes(job: Job) -> Outcome:
 
 
 @loop
-def backward_of_several_losses_at_once(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        scores = model(inputs)
-        torch.autograd.backward([nn.functional.cross_entropy(scores, targets), 0.1 * scores.square().mean()])
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def accumulation_of_uneven_micro_batches(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -171,21 +113,6 @@ def accumulation_of_uneven_micro_batches(job: Job) -> Outcome:
         for inputs, targets in job.shard(batches()):
             (fit(model, inputs, targets) / 3).backward()
         optimizer.step()
-    return weights(model)
-
-
-@loop
-def accumulation_over_the_end_of_an_epoch(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    passes = 0
-    for _ in range(2):
-        for inputs, targets in job.shard(batches()):
-            (fit(model, inputs, targets) / 2).backward()
-            passes += 1
-            if passes % 2 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
     return weights(model)
 
 
@@ -209,17 +136,6 @@ def fewer_samples_than_ranks(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, adam(model))
     for inputs, targets in job.shard(batches(size=2, count=5)):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def batches_of_one_sample(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches(size=1, count=3)):
         optimizer.zero_grad()
         fit(model, inputs, targets).backward()
         optimizer.step()
@@ -253,19 +169,6 @@ def a_shuffled_loader(job: Job) -> Outcome:
 
 
 @loop
-def two_loaders_side_by_side(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for (inputs, targets), (more, others) in zip(
-        job.shard(batches()), job.shard(batches(seed=2)), strict=True
-    ):
-        optimizer.zero_grad()
-        (fit(model, inputs, targets) + fit(model, more, others)).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def two_shuffled_loaders_side_by_side(job: Job) -> Outcome:
     """Both draw a random number when their iteration begins, before either draws its order."""
     model = net()
@@ -274,20 +177,6 @@ def two_shuffled_loaders_side_by_side(job: Job) -> Outcome:
     for (inputs, targets), (more, others) in zip(*loaders, strict=True):
         optimizer.zero_grad()
         (fit(model, inputs, targets) + fit(model, more, others)).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def two_loaders_with_a_backward_for_each_after_both(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    loaders = job.shard(batches()), job.shard(batches(count=10, seed=2))
-    for (inputs, targets), (more, others) in zip(*loaders, strict=True):
-        optimizer.zero_grad()
-        losses = fit(model, inputs, targets), fit(model, more, others)
-        for loss in losses:
-            loss.backward()
         optimizer.step()
     return weights(model)
 
@@ -330,20 +219,6 @@ def evaluation_of_uneven_batches_with_gradients(job: Job) -> Outcome:
             optimizer.step()
         for held, _ in job.shard(batches(size=3, count=8, seed=7)):
             model(held)
-    return weights(model)
-
-
-@loop
-def evaluation_after_every_step(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        with torch.no_grad():
-            for held, _ in job.shard(batches(size=2, count=5, seed=7)):
-                model(held)
     return weights(model)
 
 
@@ -405,38 +280,6 @@ def a_stream_that_is_left_and_gone_on_with(job: Job) -> Outcome:
 
 
 @loop
-def batches_without_end(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    loader = job.shard(batches())
-    source = iter(loader)
-    for _ in range(5):
-        try:
-            inputs, targets = next(source)
-        except StopIteration:
-            source = iter(loader)
-            inputs, targets = next(source)
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def evaluation_before_backward(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        with torch.no_grad():
-            for held, _ in job.shard(batches(size=2, count=5, seed=7)):
-                model(held)
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def a_loader_inside_another(job: Job) -> Outcome:
     """As in meta-learning: inner batches are trained on between an outer batch and its backward pass."""
     model = net()
@@ -468,18 +311,6 @@ def the_next_batch_is_fetched_ahead(job: Job) -> Outcome:
 
 
 @loop
-def one_batch_many_times(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    inputs, targets = next(iter(job.shard([samples(7).tensors])))
-    for _ in range(4):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def batches_that_are_kept(job: Job) -> Outcome:
     """All batches are of one size, so that it is no matter which was dealt last."""
     model = net()
@@ -490,64 +321,6 @@ def batches_that_are_kept(job: Job) -> Outcome:
             optimizer.zero_grad()
             fit(model, inputs, targets).backward()
             optimizer.step()
-    return weights(model)
-
-
-@loop
-def batches_that_are_trained_on_again_in_the_next_epochs(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in islice(cycle(job.shard(batches())), 7):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def the_first_batch_is_trained_on_again_after_each(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    kept = []
-    for batch in job.shard(batches()):
-        kept.append(batch)
-        for inputs, targets in (batch, kept[0]):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-    return weights(model)
-
-
-@loop
-def the_batch_before_is_trained_on_again(job: Job) -> Outcome:
-    """Also right behind the first two, of 4 and 3 samples."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    kept = []
-    for batch in job.shard(batches(size=4, count=7)):
-        kept.append(batch)
-        for inputs, targets in reversed(kept):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-    return weights(model)
-
-
-@loop
-def both_batches_of_an_epoch_are_trained_on_again_behind_it(job: Job) -> Outcome:
-    """They have 6 and 5 samples, of which a rank has other shares."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    kept = []
-    for inputs, targets in job.shard(batches(6)):
-        kept.append((inputs, targets))
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    for inputs, targets in kept:
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
     return weights(model)
 
 
@@ -563,27 +336,6 @@ def batches_of_dicts_from_a_collate_function(job: Job) -> Outcome:
         optimizer.zero_grad()
         fit(model, batch["x"], batch["y"]).backward()
         optimizer.step()
-    return weights(model)
-
-
-@loop
-def backward_of_a_loss_for_each_sample(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
-        losses.backward(torch.full_like(losses, 1 / len(losses)))
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def anomaly_detection(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    with torch.autograd.set_detect_anomaly(True):
-        train(job, model, optimizer, epochs=1)
     return weights(model)
 
 
@@ -618,36 +370,6 @@ def _fail_once() -> Callable[[Tensor], None]:
 
 
 @loop
-def gradients_enabled_inside(job: Job) -> Outcome:
-    """Gradients are off in the loop, and on where they are wanted."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    with torch.no_grad():
-        for inputs, targets in job.shard(batches()):
-            optimizer.zero_grad()
-            with torch.enable_grad():
-                fit(model, inputs, targets).backward()
-            optimizer.step()
-    return weights(model)
-
-
-@loop
-def samples_that_are_masked(job: Job) -> Outcome:
-    """A rank whose samples are all masked has no loss to go back from, but steps."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    inputs, targets = samples(12).tensors
-    masks = [torch.arange(12) < 3, torch.arange(12) > 10, torch.arange(12) % 2 == 0]
-    for part, labels, mask in job.shard([(inputs, targets, mask) for mask in masks]):
-        optimizer.zero_grad()
-        if mask.any():
-            losses = nn.functional.cross_entropy(model(part), labels, reduction="none")
-            (losses * mask).mean().backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def a_penalty_on_the_weights(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -655,33 +377,6 @@ def a_penalty_on_the_weights(job: Job) -> Outcome:
         optimizer.zero_grad()
         penalty = sum(p.abs().sum() for p in model.parameters())
         (fit(model, inputs, targets) + 0.05 * penalty).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_batch_that_all_ranks_have(job: Job) -> Outcome:
-    """Some constant samples that no loader deals, besides those that are dealt."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    anchors, labels = samples(5, seed=4).tensors
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        fit(model, anchors, labels).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_gradient_from_before(job: Job) -> Outcome:
-    model = net()
-    optimizer = sgd(model)
-    fit(model, *samples(5, seed=4).tensors).backward()
-    model, optimizer = job.distribute(model, optimizer)
-    optimizer.step()
-    for inputs, targets in job.shard(batches()):
-        fit(model, inputs, targets).backward()
         optimizer.step()
     return weights(model)
 
@@ -730,28 +425,10 @@ def noise_and_a_sampler_with_replacement(job: Job) -> Outcome:
     return diffuse(job, [DataLoader(samples(), 4, sampler=sampler, generator=generator)] * 2)
 
 
-class Roaming(Sampler[list[int]]):
-    """Draws for each batch when it is asked for that, and once when it is asked to begin."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first = int(torch.randint(11, ()))
-        return ([first, *torch.randint(11, (3,)).tolist()] for _ in range(3))
-
-
-@loop
-def noise_and_a_sampler_that_draws_as_it_goes(job: Job) -> Outcome:
-    return diffuse(job, [DataLoader(samples(), batch_sampler=Roaming())] * 2)
-
-
 def with_a_worker(job: Job, **options: Any) -> Outcome:
     loader = DataLoader(samples(), 4, shuffle=True, num_workers=1, multiprocessing_context="fork", **options)
     with children_allowed():
         return diffuse(job, [loader] * 3)
-
-
-@loop
-def noise_and_workers(job: Job) -> Outcome:
-    return with_a_worker(job)
 
 
 @loop
@@ -784,30 +461,6 @@ def a_loader_of_a_stream(job: Job) -> Outcome:
     for inputs, targets in job.shard(DataLoader(Stream(), 4)):
         optimizer.zero_grad()
         fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def batches_with_a_number(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    weight = torch.tensor(0.5, dtype=torch.float64)
-    for inputs, targets, share in job.shard([(*samples(7).tensors, weight)]):
-        optimizer.zero_grad()
-        (share * fit(model, inputs, targets)).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def batches_that_begin_with_a_number(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    weight = torch.tensor(0.5, dtype=torch.float64)
-    for share, inputs, targets in job.shard([(weight, *samples(7).tensors)]):
-        optimizer.zero_grad()
-        (share * fit(model, inputs, targets)).backward()
         optimizer.step()
     return weights(model)
 

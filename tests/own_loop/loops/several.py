@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -49,11 +48,6 @@ def adversaries_zeroed_by_optimizer(job: Job) -> Outcome:
 
 
 @loop
-def adversaries_zeroed_by_model(job: Job) -> Outcome:
-    return _adversaries(job, sgd, "model")
-
-
-@loop
 def adversaries_with_a_shared_loss(job: Job) -> Outcome:
     """One backward pass through both models, two steps; the judge steps twice as often."""
     maker, judge = net(3), nn.Sequential(nn.Linear(CLASSES, 1)).double()
@@ -84,42 +78,10 @@ def two_optimizers_of_one_model(job: Job) -> Outcome:
 
 
 @loop
-def an_optimizer_of_some_parameters(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, torch.optim.Adam(model[2].parameters(), lr=0.01))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model), gradients(model)
-
-
-@loop
-def a_frozen_body(job: Job) -> Outcome:
-    model = net()
-    model[0].requires_grad_(False)
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
 def unfreezing(job: Job) -> Outcome:
     model = net()
     model[0].requires_grad_(False)
     model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    model[0].requires_grad_(True)
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def freezing(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    model[0].requires_grad_(False)
     train(job, model, optimizer, epochs=1)
     model[0].requires_grad_(True)
     train(job, model, optimizer, epochs=1)
@@ -135,76 +97,6 @@ def a_group_added_later(job: Job) -> Outcome:
     optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.002})
     train(job, model, optimizer, epochs=1)
     return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def a_frozen_group_added_later(job: Job) -> Outcome:
-    model = net()
-    model[0].requires_grad_(False)
-    model, optimizer = job.distribute(model, torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.5))
-    train(job, model, optimizer, epochs=1)
-    model[0].requires_grad_(True)
-    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.02})
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def a_parameter_moves_to_another_group(job: Job) -> Outcome:
-    model = net()
-    groups = [
-        {"params": list(model[0].parameters()), "lr": 0.1},
-        {"params": list(model[2].parameters()), "lr": 0.01},
-    ]
-    model, optimizer = job.distribute(model, torch.optim.SGD(groups, momentum=0.9))
-    train(job, model, optimizer, epochs=1)
-    first, second = (group["params"] for group in optimizer.param_groups)
-    second.insert(0, first.pop())
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def the_parameters_of_a_group_are_exchanged(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, torch.optim.Adam(model[0].parameters(), lr=0.01))
-    train(job, model, optimizer, epochs=1)
-    optimizer.param_groups[0]["params"][:] = model[2].parameters()
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def a_parameter_that_takes_the_place_of_another(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    model[2].bias = nn.Parameter(model[2].bias.detach().clone())
-    optimizer.param_groups[0]["params"][-1] = model[2].bias
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def adversaries_that_freeze_each_other(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    maker, judge = nn.Linear(2, FEATURES).double(), net(4)
-    maker, moves_maker = job.distribute(maker, adam(maker))
-    judge, moves_judge = job.distribute(judge, adam(judge))
-    noise = torch.randn(11, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    for real, seeds in job.shard(DataLoader(TensorDataset(samples().tensors[0], noise), 4)):
-        judge.requires_grad_(True)
-        moves_judge.zero_grad()
-        with torch.no_grad():
-            made = maker(seeds)
-        judge(real).square().mean().backward()
-        (-judge(made).square().mean()).backward()
-        moves_judge.step()
-        judge.requires_grad_(False)
-        moves_maker.zero_grad()
-        (-judge(maker(seeds)).mean()).backward()
-        moves_maker.step()
-    return weights(maker, judge)
 
 
 @loop
@@ -237,16 +129,6 @@ def one_optimizer_of_two_models_in_a_list(job: Job) -> Outcome:
 
 
 @loop
-def one_optimizer_given_with_each_of_two_models(job: Job) -> Outcome:
-    first, second = net(3), nn.Linear(3, 3).double()
-    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9)
-    first, optimizer = job.distribute(first, optimizer)
-    second, optimizer = job.distribute(second, optimizer)
-    train(job, nn.Sequential(first, second), optimizer)
-    return weights(first, second)
-
-
-@loop
 def distributed_twice(job: Job) -> Outcome:
     model = net()
     optimizer = sgd(model)
@@ -254,18 +136,6 @@ def distributed_twice(job: Job) -> Outcome:
     model, optimizer = job.distribute(model, optimizer)
     train(job, model, optimizer)
     return weights(model)
-
-
-@loop
-def one_model_after_another(job: Job) -> Outcome:
-    """As in a search over rates: each model is made, trained and forgotten."""
-    ended = []
-    for rate in (0.1, 0.01):
-        model = net()
-        model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=rate))
-        train(job, model, optimizer, epochs=1)
-        ended.append(weights(model))
-    return ended
 
 
 @loop
@@ -278,63 +148,6 @@ def a_new_optimizer_for_the_same_model(job: Job) -> Outcome:
     model, optimizer = job.distribute(model, torch.optim.Adam(model[2].parameters(), lr=0.01))
     train(job, model, optimizer, epochs=1)
     return weights(model)
-
-
-@loop
-def a_reference_model_that_is_not_trained(job: Job) -> Outcome:
-    model, reference = net(3), net(4)
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, _ in job.shard(batches()):
-        optimizer.zero_grad()
-        (model(inputs) - reference(inputs)).square().mean().backward()
-        optimizer.step()
-    return weights(model, reference), gradients(reference) if job.rank < 0 else None
-
-
-@loop
-def a_model_and_a_temperature(job: Job) -> Outcome:
-    """A parameter that belongs to no module, in an optimizer of plain torch: the same on no two ranks, unless
-    its loss is that of the whole batch; here it is.
-    """
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
-    tuned = torch.optim.SGD([temperature], lr=0.1)
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        tuned.zero_grad()
-        (temperature.square() - 2).square().backward()
-        tuned.step()
-    return weights(model), temperature
-
-
-@loop
-def a_copy_is_distributed_too(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    other = copy.deepcopy(model)
-    other, own = job.distribute(other, adam(other))
-    train(job, other, own, epochs=1)
-    train(job, model, optimizer, epochs=1)
-    return weights(model, other)
-
-
-@loop
-def models_of_a_cross_validation(job: Job) -> Outcome:
-    template = net()
-    start = copy.deepcopy(template.state_dict())
-    ended = []
-    template, optimizer = job.distribute(template, adam(template))
-    empty = copy.deepcopy(optimizer.state_dict())
-    for _ in range(3):
-        template.load_state_dict(start)
-        optimizer.load_state_dict(empty)
-        train(job, template, optimizer, epochs=1)
-        ended.append(weights(template))
-    return ended
 
 
 class _Weighted(nn.Module):

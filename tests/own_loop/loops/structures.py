@@ -79,33 +79,6 @@ class Doubling(DataLoader[Any]):
             yield 2 * inputs, targets
 
 
-class Endless(DataLoader[Any]):
-    """Keeps its workers by an epoch without end, of which each loop takes a part."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        object.__setattr__(self, "batch_sampler", _Again(self.batch_sampler))
-        self._batches = super().__iter__()
-
-    @override
-    def __len__(self) -> int:
-        return len(self.batch_sampler.once)  # type: ignore[union-attr]
-
-    @override
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for _ in range(len(self)):
-            yield next(self._batches)
-
-
-class _Again:
-    def __init__(self, once: Any) -> None:
-        self.once = once
-
-    def __iter__(self) -> Iterator[list[int]]:
-        while True:
-            yield from self.once
-
-
 @loop
 def a_loader_that_changes_its_batches(job: Job) -> Outcome:
     model = net()
@@ -114,19 +87,4 @@ def a_loader_that_changes_its_batches(job: Job) -> Outcome:
         optimizer.zero_grad()
         fit(model, inputs, targets).backward()
         optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_loader_without_end(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    loader, seen = Endless(samples(), 4), 0
-    for _ in range(2):
-        for inputs, targets in job.shard(loader):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-            seen += 1
-            assert seen <= 6
     return weights(model)

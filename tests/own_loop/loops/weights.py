@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import pickle
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -14,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
     FEATURES,
-    adam,
     batches,
     fit,
     loop,
@@ -24,19 +21,6 @@ from tests.own_loop.loops.base import (
     train,
     weights,
 )
-
-
-@loop
-def weights_are_clamped(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        for parameter in model.parameters():
-            parameter.data.clamp_(-0.2, 0.2)
-    return weights(model)
 
 
 @loop
@@ -88,21 +72,6 @@ def weights_of_an_average(job: Job) -> Outcome:
 
 
 @loop
-def a_teacher_that_is_a_copy(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    teacher = copy.deepcopy(model).requires_grad_(False)
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        (fit(model, inputs, targets) + (model(inputs) - teacher(inputs)).square().mean()).backward()
-        optimizer.step()
-        with torch.no_grad():
-            for old, new in zip(teacher.parameters(), model.parameters(), strict=True):
-                old.lerp_(new, 0.2)
-    return weights(model, teacher)
-
-
-@loop
 def a_model_that_is_pickled(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -113,33 +82,6 @@ def a_model_that_is_pickled(job: Job) -> Outcome:
     file.seek(0)
     train(job, model, optimizer, epochs=1)
     return weights(model, loaded, torch.load(file, weights_only=False))
-
-
-@loop
-def training_goes_on_with_a_copy(job: Job) -> Outcome:
-    """A copy is a model of its own: its training moves nothing here."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    other = copy.deepcopy(model)
-    own = sgd(other)
-    inputs, targets = samples(6).tensors
-    fit(other, inputs, targets).backward()
-    own.step()
-    return weights(model, other)
-
-
-@loop
-def a_model_in_eval_mode(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = (
-        nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))
-        .double()
-        .eval()
-    )
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer)
-    return weights(model), dict(model.state_dict())
 
 
 @loop
@@ -183,43 +125,6 @@ def evaluation_with_averaged_weights(job: Job) -> Outcome:
 
 
 @loop
-def weights_are_projected(job: Job) -> Outcome:
-    """Rows longer than a bound are shortened to it."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        with torch.no_grad():
-            norms = model[0].weight.norm(dim=1, keepdim=True)
-            model[0].weight.mul_(0.5 / norms.clamp(min=0.5))
-    return weights(model)
-
-
-@loop
-def weights_are_initialised_afterwards(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    torch.manual_seed(12)
-    for layer in (model[0], model[2]):
-        nn.init.orthogonal_(layer.weight)
-        nn.init.zeros_(layer.bias)
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
-def weights_from_a_vector(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
-    nn.utils.vector_to_parameters(vector.clone(), model.parameters())
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
 def weights_that_are_assigned(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -227,50 +132,3 @@ def weights_that_are_assigned(job: Job) -> Outcome:
     optimizer.param_groups[0]["params"] = list(model.parameters())
     train(job, model, optimizer)
     return weights(model)
-
-
-@loop
-def a_model_that_is_converted(job: Job) -> Outcome:
-    """`model.to` makes new memory for the weights; the loop converts it back before the first step."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    model.to(torch.float32).to(torch.float64)
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
-def a_lookahead_copy(job: Job) -> Outcome:
-    """Every second step the weights go half of the way back (Zhang et al. 2019)."""
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    slow = [p.detach().clone() for p in model.parameters()]
-    for number, (inputs, targets) in enumerate(job.shard(batches(size=3))):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        if number % 2:
-            with torch.no_grad():
-                for held, parameter in zip(slow, model.parameters(), strict=True):
-                    held.lerp_(parameter, 0.5)
-                    parameter.copy_(held)
-    return weights(model)
-
-
-def _swapped(job: Job, make: Callable[[nn.Module], torch.optim.Optimizer]) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, make(model))
-    train(job, model, optimizer, epochs=1)
-    torch.utils.swap_tensors(model[2].weight, nn.Parameter(model[2].weight.detach() * 2))
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def weights_that_are_swapped(job: Job) -> Outcome:
-    return _swapped(job, adam)
-
-
-@loop
-def weights_that_are_swapped_under_an_optimizer_that_every_rank_steps(job: Job) -> Outcome:
-    return _swapped(job, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))

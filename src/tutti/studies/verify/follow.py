@@ -26,8 +26,7 @@ from tutti.data.columns import mapped
 from tutti.errors import BadOption
 from tutti.launch.placement import split_off_servers
 from tutti.model_parallel.base import Of, gradient_of, taken, values_of
-from tutti.model_parallel.layout import Layout
-from tutti.model_parallel.ways import portion_of
+from tutti.model_parallel.layout import Layout, portion_of
 from tutti.run.build import (
     Assembly,
     Task,
