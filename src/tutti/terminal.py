@@ -27,16 +27,6 @@ def say_last(text: str) -> None:
             data = data[os.write(2, data) :]
 
 
-def identity(descriptor: int) -> tuple[int, int]:
-    """The identity of the file, pipe or terminal behind a descriptor.
-
-    Raises:
-        OSError: the descriptor is closed.
-    """
-    stat = os.fstat(descriptor)
-    return stat.st_dev, stat.st_ino
-
-
 @contextmanager
 def lasting_output() -> Iterator[None]:
     """Print characters that the encoding does not have as escapes; a reader that has gone is no error."""

@@ -286,8 +286,8 @@ def test_a_kill_of_the_coordinator_leaves_no_process(tmp_path: Path) -> None:
     while missing:
         missing.discard(program.stdout.readline().strip())
     processes = [coordinator, *coordinator.children(recursive=True)]
-    # It, the fork server, two branches, two ranks.
-    assert len(processes) >= 6
+    # It, the fork server, two ranks.
+    assert len(processes) >= 4
     program.kill()
     program.wait()
     program.stdout.close()

@@ -11,7 +11,7 @@ from tutti.farm.jobs import blocks_for
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, refuse_too_many, share_host
-from tutti.launch.rank_processes import RankSetting
+from tutti.launch.rank_main import RankSetting
 
 
 def place_blocks(

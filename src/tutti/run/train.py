@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,11 +17,9 @@ from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.exports.sources import load_from
-from tutti.launch.guard import JOB
 from tutti.launch.hangs import print_stacks_when_asked
-from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import split_off_servers
-from tutti.launch.stop_request import stoppable
+from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.run import RunStart, World, now
 from tutti.records.run_folder import check_writable
@@ -57,8 +54,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     job = load_job(payload, TrainJob)
     context = RunContext()
     # Nobody watches a process that tutti has not started, itself or by mpirun.
-    watched = started_by().launcher is Launcher.TUTTI or JOB in os.environ
-    if isinstance(comm, BlockingCommunicator) and watched:
+    if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
         context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)
