@@ -120,7 +120,7 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
     def work() -> None:
         distribute.distribute(*make(), strategies.Solo())
 
-    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use '-n 1' or strategy='sync'"):
+    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use -n 1 or strategy sync"):
         worlds.each(2, work)
 
 
@@ -138,8 +138,8 @@ class Restless(Adam):
 @pytest.mark.parametrize(
     ("strategy", "kind", "remedy"),
     [
-        (strategies.Lazy(threshold=0.1), Adam, r"strategy=tutti.Lazy\(threshold=0\)"),
-        (strategies.Downpour(), Restless, r"strategy=tutti.Downpour\(side='worker'\)"),
+        (strategies.Lazy(threshold=0.1), Adam, "or threshold=0"),
+        (strategies.Downpour(), Restless, "strategy downpour side worker"),
     ],
     ids=["threshold", "in a step"],
 )
@@ -193,7 +193,7 @@ def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
 
 def test_passes_that_a_strategy_gathers_are_left_to_the_loop() -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(BadOption, match="every=2"):
+    with pytest.raises(BadOption, match="every"):
         tutti.distribute(model, SGD(model.parameters(), lr=0.1), strategies.Sync(every=2))
 
 

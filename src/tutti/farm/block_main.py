@@ -41,12 +41,7 @@ PRUNED: Final = "those who compare it with other runs have ended it"
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Work on one job after the other until there are no more (entry point of the ranks).
-
-    Args:
-        comm: the ranks of the block.
-        payload: the pickled `SharedPlace` of the host's data.
-    """
+    """Work on one job after the other until there are no more (entry point of the ranks)."""
     # What is here stays: to look through it for garbage after each job would take longer than many a job.
     gc.collect()
     gc.freeze()

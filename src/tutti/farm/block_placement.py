@@ -85,11 +85,6 @@ def settings_of(placement: Placement, blocks: int, allowed: Sequence[int]) -> li
     """Return the threads and cores of each rank of each block.
 
     A server sleeps most of the time: it has one thread, and the cores of its block's workers.
-
-    Args:
-        placement: as `place_blocks` gives it.
-        blocks: how many there are.
-        allowed: the logical CPUs of ranks that are not bound.
     """
     workers, servers = placement.workers // blocks, placement.servers // blocks
     cores = placement.cores or (tuple(allowed),) * placement.workers

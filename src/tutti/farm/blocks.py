@@ -6,9 +6,9 @@
 
 The server imports torch once. When a job fails, or a rank dies, the block's ranks and all that they have
 started are killed, and others are forked in their place; the other blocks do not notice. Ranks that have run
-code of the user's are replaced before the next job, as that code may have changed anything in them; their
-successors are forked while they work. Jobs of built-in parts leave nothing behind and share their ranks: a
-short job takes a sixth of the processor time that fresh ranks need for it.
+code of the user's are replaced before the next job, as that code may have changed anything in them. Jobs of
+built-in parts leave nothing behind and share their ranks: a short job takes a sixth of the processor time
+that fresh ranks need for it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,6 @@ class HostPool:
         self._pending: list[PoolEvent] = []
         self._tries = [0] * blocks
         self._blocks: dict[int, Block] = {}
-        self._successors: dict[int, Block] = {}
         for number in range(blocks):
             self._start(number)
 
@@ -185,16 +184,9 @@ class HostPool:
         ranks.tell(TrainTask(block, task, folder.absolute() / LOG, job.prunable))
         if job.runs_code:
             ranks.spent = True
-            self._successors[block] = self._fork(block)
 
     def wait(self, until: float) -> list[PoolEvent]:
-        """Wait for events until the time `until`, which may be infinite, and return them.
-
-        Raises:
-            EndedBySignal: all is to end at once.
-            DiskFull: the job of a block cannot write its folder.
-            TuttiError: a block does not come to work, or there is nothing to start one from.
-        """
+        """Wait for events until the time `until`, which may be infinite, and return them."""
         events, self._pending = self._pending, []
         while not events:
             events = self._next_events(until)
@@ -203,11 +195,7 @@ class HostPool:
         return events
 
     def gather(self) -> None:
-        """Wait until the ranks of all blocks have come together: no job has to wait for torch.
-
-        Raises:
-            EndedBySignal, TuttiError: as `wait`.
-        """
+        """Wait until the ranks of all blocks have come together: no job has to wait for torch."""
         while not all(block.ready for block in self._blocks.values()):
             self._pending += self._next_events(inf)
 
@@ -228,7 +216,7 @@ class HostPool:
 
     def close(self) -> None:
         """End all blocks."""
-        for block in (*self._blocks.values(), *self._successors.values()):
+        for block in self._blocks.values():
             block.end()
         self._selector.close()
         self._arena.close()
@@ -308,14 +296,10 @@ class HostPool:
         ]
 
     def _start(self, number: int) -> None:
-        block = self._successors.pop(number) if number in self._successors else self._fork(number)
-        self._blocks[number] = block
+        block = self._blocks[number] = Block(self._server, self._data, self._settings[number])
         self._watch(block.channel, partial(self._hear, number))
         for source, read in block.sources():
             self._watch(source, partial(self._read, source, read))
-
-    def _fork(self, number: int) -> Block:
-        return Block(self._server, self._data, self._settings[number])
 
     def _drop(self, number: int) -> JobOver | None:
         block = self._blocks[number]

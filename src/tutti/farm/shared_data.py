@@ -51,11 +51,7 @@ class SharedData:
         self._seen: dict[_Lying, SamplePool] = {}
 
     def open(self, job: TrainJob, comm: Communicator) -> DataSet:
-        """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was.
-
-        Raises:
-            UserError: the data or the split cannot be used.
-        """
+        """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was."""
         found: _Lying | UserError | None = None
         if comm.node.rank == 0:
             try:

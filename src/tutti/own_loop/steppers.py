@@ -223,7 +223,7 @@ class WorkerStepper(Stepper):
     @override
     def load_state(self, saved: Saved, options: list[Values], same: bool) -> None:
         _load_optimizer(self, saved, options)
-        with as_arguments(self.strategy):
+        with as_arguments(of_loop=True):
             self.worker = self.strategy.worker(self.replica, self.loop.comm, self.optimizer, self.clip)
         if same:
             self.worker.load_state(saved)
@@ -251,7 +251,7 @@ class WorkerStepper(Stepper):
     def _stepping(self, purpose: Purpose) -> Iterator[None]:
         self._inside = True
         try:
-            with as_arguments(self.strategy):
+            with as_arguments(of_loop=True):
                 yield
         except (PeerLost, CallsDiffer) as error:
             raise self.loop.exchange.meetings.explain(error, purpose) from None

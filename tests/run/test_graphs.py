@@ -11,7 +11,7 @@ from torch import nn
 from tutti.data import Batches, Part
 from tutti.errors import BadOption
 from tutti.replica import Replica
-from tutti.run.capturing import captured_by
+from tutti.run.build import graph_of
 from tutti.run.config import TrainConfig
 from tutti.training.evaluation import Objective
 from tutti.training.losses import Loss
@@ -24,6 +24,6 @@ def test_a_loss_with_a_denominator_of_its_own_is_not_recorded(monkeypatch: pytes
     monkeypatch.setattr(Part, "device", property(lambda _: torch.device("cuda")))
     own = Loss("own", lambda outputs, targets: (outputs.sum(), 4), weighed=True)
     rest: Any = Objective(own), Replica(nn.Linear(2, 1)), batches
-    assert captured_by(TrainConfig(cuda_graph="auto"), *rest) is None
-    with pytest.raises(BadOption, match=r"denominator of its own.*use --cuda-graph off"):
-        captured_by(TrainConfig(cuda_graph="on", device="cuda"), *rest)
+    assert graph_of(TrainConfig(cuda_graph="auto"), *rest) is None
+    with pytest.raises(BadOption, match=r"denominator of its own; use --cuda-graph off"):
+        graph_of(TrainConfig(cuda_graph="on", device="cuda"), *rest)
