@@ -16,6 +16,7 @@ from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
+from tutti.comm.shm.communicator import HostCommunicator
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.placement import split_off_servers
@@ -35,6 +36,7 @@ from tutti.run.build import (
 )
 from tutti.run.checks import check_job, check_predictions
 from tutti.run.jobs import Job, load_job
+from tutti.run.kept_data import KeptData
 from tutti.run.optimization import build_optimizer
 from tutti.run.recording import Recording
 from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
@@ -53,6 +55,8 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
+    if job.memory is not None and isinstance(comm, HostCommunicator):
+        context = replace(context, open_data=KeptData(job.memory.data).open)
     # Nobody watches a process that tutti has not started, itself or by mpirun.
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
