@@ -36,7 +36,7 @@ NEEDS_GPU_SAMPLES: Final = (
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
 
-MEASURED: Final = ("precision", "layout", "batch_size")
+MEASURED: Final = ("precision", "layout")
 """The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
 
 STOP: Final = "stop"
