@@ -266,18 +266,6 @@ def test_the_farm_of_another_question_is_refused(
     assert "seed is 5 (was 0)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("other", "option"), [("mlp/none/fold-1", "seed, split"), ("mlp/cosine/fold-0", "schedule")]
-)
-def test_exchanged_folders_are_noticed(farm: Path, tmp_path: Path, other: str, option: str) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(farm, copy, symlinks=True)
-    shutil.rmtree(copy / "jobs/mlp/none/fold-0")
-    (copy / "jobs" / other).rename(copy / "jobs/mlp/none/fold-0")
-    with pytest.raises(BadRunFolder, match=f"fold-0 has the run of another job in it, by {option};"):
-        findings_of(FarmFolder.open(copy))
-
-
 def test_exchanged_predictions_are_noticed(farm: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(farm, copy, symlinks=True)

@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from typing_extensions import override
 
@@ -42,9 +42,6 @@ from tutti.studies.cross_validation.study import (
 )
 from tutti.training.intervals import seconds_of
 
-FOLDS: Final = 5
-"""The folds, where the user does not say how many."""
-
 
 @part("cv")
 class CvCommand(Command):
@@ -61,11 +58,9 @@ class CvCommand(Command):
     def define(self, parser: Parser) -> None:
         models = "models with commas, each as for 'tutti train' (default: cnn)"
         parser.add_argument("models", metavar="MODELS", nargs="?", default="cnn", help=models)
-        parser.option("--folds", "parts that are held out in turn", "K", FOLDS, type=int)
+        parser.option("--folds", "parts that are held out in turn", "K", 5, type=int)
         repeats = "how often all samples are divided, each time in another way"
         parser.option("--repeats", repeats, "N", 1, type=int)
-        bags = "instead of folds: train on N bags of samples drawn with replacement, and hold out the others"
-        parser.option("--bag", bags, "N", type=int)
         parser.option("--stratified", "each fold has the same share of each class")
         parser.option(
             "--group-by",
@@ -133,17 +128,14 @@ class CvCommand(Command):
             None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
             None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
         )
-        folds = own.folds * own.repeats if own.bag is None else own.bag
+        folds = own.folds * own.repeats
         blocks.prepare(max(0, folds) * len(candidates), fewest_servers(candidates))
         # scikit-learn takes a second to import.
-        from tutti.studies.cross_validation.splits import Bootstraps, splitter_of
+        from tutti.studies.cross_validation.splits import splitter_of
 
         grouped = own.group_by is not None
         splitter = splitter_of(own.folds, own.repeats, config.seed, own.stratified, grouped)
         said = {"folds": own.folds, "repeats": own.repeats, "stratified": own.stratified}
-        if own.bag is not None:
-            _refuse_folds(own)
-            splitter, said = Bootstraps(own.bag, config.seed), {"bag": own.bag}
         question = CrossValidation(
             config,
             candidates,
@@ -184,18 +176,6 @@ class CvCommand(Command):
         except UserError as error:
             print(
                 f"tutti: warning: {error}; then run 'tutti report {folder.path}'", file=sys.stderr, flush=True
-            )
-
-
-def _refuse_folds(own: argparse.Namespace) -> None:
-    """Refuse options of folds beside --bag."""
-    if own.bag < 2:
-        raise BadOption(f"--bag is {own.bag}; the smallest possible is 2")
-    asked = {"--folds": own.folds != FOLDS, "--repeats": own.repeats != 1, "--stratified": own.stratified}
-    for name, given in asked.items():
-        if given:
-            raise BadOption(
-                f"{name} is about dividing the samples, and --bag draws them; leave one of them out"
             )
 
 

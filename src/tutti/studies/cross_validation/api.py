@@ -61,7 +61,6 @@ from tutti.studies.cross_validation.study import (
     write_findings,
 )
 from tutti.studies.given_data import GivenData
-from tutti.studies.given_weights import with_kept_weights
 from tutti.studies.spelling import CV, as_arguments_of, spelled
 from tutti.terminal import lasting_output
 from tutti.training.intervals import seconds_of
@@ -222,8 +221,6 @@ def cross_validate(
     there = GivenData.of(data, config)
     config = without_groups(there.config, groups if isinstance(groups, str) else None)
     chosen = _choices("model", models), _choices("schedule", schedules)
-    if resume and out is not None:
-        chosen = [_as_begun(Path(out), one) for one in chosen[0]], chosen[1]
     candidates = contenders(config, *chosen, sweep or {}, objects)
     jobs = max(0, cv) * len(candidates) if isinstance(cv, int) else None
     ranks.prepare(jobs, fewest_servers(candidates))
@@ -252,15 +249,6 @@ def cross_validate(
         why = spelled(why, CV)
         raise TuttiError(f"no fold has come to its end: {job} failed: {why}; see {folder.job(job)}")
     return CrossValidated(found.scores, found.differences, found.failed, folder.path)
-
-
-def _as_begun(farm: Path, choice: Choice) -> Choice:
-    """Return a model with the weights that the folds which have finished have begun with."""
-    objects = {
-        field: with_kept_weights(farm, f"{field} {choice.name}", pickled)
-        for field, pickled in choice.objects.items()
-    }
-    return replace(choice, objects=objects)
 
 
 def _refuse_unknown(options: Mapping[str, object]) -> None:

@@ -70,31 +70,6 @@ class RepeatedGroups:
             yield from kind(self.folds, shuffle=True, random_state=int(seed)).split(X, y, groups)
 
 
-@dataclass(frozen=True)
-class Bootstraps:
-    """Bags of as many samples as there are, drawn with replacement; held out is what a bag has not drawn.
-
-    Where there are groups, these are drawn, each with all of its samples.
-
-    Args:
-        bags: how many.
-        seed: decides what is drawn.
-    """
-
-    bags: int
-    seed: int
-
-    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Array, Array]]:
-        """Yield (train, test) for each bag."""
-        every = np.arange(len(X))
-        _, drawable = np.unique(every if groups is None else groups, return_inverse=True)
-        count = int(drawable.max()) + 1
-        for seed in np.random.SeedSequence(self.seed).spawn(self.bags):
-            drawn = np.random.default_rng(seed).integers(0, count, count)
-            times = np.bincount(drawn, minlength=count)[drawable]
-            yield np.repeat(every, times), np.flatnonzero(times == 0)
-
-
 def splitter_of(
     folds: int = 5, repeats: int = 1, seed: int = 0, stratified: bool = False, grouped: bool = False
 ) -> Splitter:

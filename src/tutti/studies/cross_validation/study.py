@@ -56,12 +56,6 @@ KIND: Final = "cv"
 SCORES: Final = "scores.csv"
 COMPARISON: Final = "compare.csv"
 
-_TELLING: Final = (
-    *("model", "model_options", "optimizer", "optimizer_options", "schedule", "schedule_options"),
-    *("lr", "batch_size", "seed"),
-)
-"""The options that tell one job from another; runs keep them as they are given."""
-
 FOLDER: Final = Path("farms")
 """The folder of farms without a path of their own."""
 
@@ -262,11 +256,6 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
     folder = FarmFolder.begin(out, KIND, plan.record, jobs, resume=resume)
     if plan.question.arrays is not None:
         keep_data(folder, plan.question.arrays)
-    if plan.question.objects:
-        # Imports torch, which who gave objects has.
-        from tutti.studies.given_weights import keep_weights
-
-        keep_weights(folder.path, plan.question.objects)
     if not folder.splits.is_file():
         write_splits(folder.splits, plan.splits, plan.fingerprint, plan.question.config.seed)
     return folder
@@ -369,13 +358,11 @@ def findings_of(folder: FarmFolder) -> Findings:
             job = job_name(name, number)
             state, run = folder.state(job), RunFolder(folder.job(job))
             if state is JobState.FINISHED:
-                config = run.config()
-                _refuse_exchanged(run, plan.jobs[job], config)
                 found.append(predictions_of(run, splits[number]))
                 summary = run.read(Summary)
                 said.append(summary)
                 seconds[name].append(summary.seconds)
-                losses[name] = str(config.get("loss"))
+                losses[name] = str(run.config().get("loss"))
                 continue
             found.append(None)
             said.append(None)
@@ -418,21 +405,6 @@ def _computed(score: str, run: Summary | None) -> float:
     return values[name]
 
 
-def _refuse_exchanged(run: RunFolder, planned: Json, config: Json) -> None:
-    """Refuse the run of another job, in a folder that was renamed or copied."""
-    # Without a learning rate a run has that of its optimizer.
-    left_out = {"lr"} if planned.get("lr") is None else set[str]()
-    names = [name for name in _TELLING if name not in left_out]
-    differ = [name.replace("_", "-") for name in names if config.get(name) != planned.get(name)]
-    if _fold_of(config) != _fold_of(planned):
-        differ.append("split")
-    if differ:
-        raise BadRunFolder(
-            f"{run.path} has the run of another job in it, by {', '.join(differ)}; put back what belongs "
-            "there, or delete it and go on with --resume"
-        )
-
-
 def predictions_of(run: RunFolder, split: Split) -> Predictions:
     """Read the predictions of a fold.
 
@@ -448,10 +420,6 @@ def predictions_of(run: RunFolder, split: Split) -> Predictions:
             "there, or delete that folder and go on with --resume"
         )
     return found
-
-
-def _fold_of(config: Json) -> str:
-    return str(config.get("split")).rpartition(":")[2]
 
 
 def of_labels(predicted: Mapping[str, Sequence[Predictions | None]], losses: Mapping[str, str]) -> bool:

@@ -28,7 +28,6 @@ from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
 from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.given_data import GivenData
-from tutti.studies.given_weights import with_kept_weights
 from tutti.studies.search.objectives import aims_of, with_own
 from tutti.studies.search.space import read_space, space_of
 from tutti.studies.spelling import TUNE, as_arguments_of, spelled
@@ -159,8 +158,6 @@ def tune(
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     given |= {"sampling": weights_of(sampling), "augment": augment}
     values, objects = by_name(given)
-    if resume and out is not None:
-        objects = {name: with_kept_weights(Path(out), name, one) for name, one in objects.items()}
     there = GivenData.of(data, TrainConfig.from_json({**values, **options}))
     search = Search(
         there.config,

@@ -264,11 +264,6 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
     question = {**search.record(), **numbers_of(search.objects), "fingerprint": samples.fingerprint}
     path = out or FOLDER / folder_name(search.config.model, samples.name)
     folder = FarmFolder.begin(path, KIND, question, resume=resume)
-    if search.objects:
-        # Imports torch, which who gave objects has.
-        from tutti.studies.given_weights import keep_weights
-
-        keep_weights(folder.path, search.objects)
     if search.folds > 1 and not folder.splits.is_file():
         splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
         write_splits(folder.splits, splits, samples.fingerprint, search.config.seed)
