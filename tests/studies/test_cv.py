@@ -293,5 +293,3 @@ def test_the_page_has_all_figures(farm: Path, tmp_path: Path, capsys: pytest.Cap
 def test_a_farm_is_watched(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(farm)]) == 0
     assert "12 of 12 jobs done, 0 running" in capsys.readouterr().out
-    assert main(["watch", str(farm), "--once"]) == 0
-    assert "best so far: " in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
-from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_block, submit
-from tutti.cli.options import Parser, config_from, sweep_of
-from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
-from tutti.records.farm_folder import FarmFolder
+from tutti.cli.command import Command, print_page, stopped
+from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
+from tutti.cli.options import Parser, config_from, sweep_of, words_of
+from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.studies.cross_validation.asked_score import asked_score
@@ -32,7 +30,6 @@ from tutti.studies.cross_validation.scores import MEASURES
 from tutti.studies.cross_validation.study import (
     Blocks,
     CrossValidation,
-    Findings,
     begin,
     fewest_servers,
     findings_of,
@@ -40,7 +37,6 @@ from tutti.studies.cross_validation.study import (
     without_groups,
     write_findings,
 )
-from tutti.training.intervals import seconds_of
 
 
 @part("cv")
@@ -85,19 +81,7 @@ class CvCommand(Command):
         )
         parser.option("--score", scores, "NAME", "auto")
         parser.option("--classes", "show the accuracy of each class")
-        parser.option("--block", "ranks of each run", "B", 1, type=int)
-        blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
-        parser.option("--blocks", blocks, "N", type=int)
-        threads = "threads of each rank (default: the cores / the ranks)"
-        parser.option("--threads", threads, "N", type=int)
-        timeout = "give a run up that is not done after such a time, such as 10m"
-        parser.option("--job-timeout", timeout, "TIME")
-        limit = "save and stop when so much time is over, such as 2h; --resume goes on"
-        parser.option("--time-limit", limit, "TIME")
-        out = "folder of all runs and results (default: farms/DATE-MODELS-DATA)"
-        parser.option("--out", out, "FOLDER")
-        define_engine(parser)
-        parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
+        define_farm(parser, "farms/DATE-MODELS-DATA")
         parser.option("--dry-run", "look at the data, print the runs and end")
         parser.config_options(leave_out=[*({*NOT_SWEPT} - {"data", "data_options", "seed"}), "schedule"])
         parser.fields.append("schedule_options")
@@ -117,17 +101,12 @@ class CvCommand(Command):
         score = asked_score(own.score, "--score", config.metrics)
         config = replace(config, metrics=cast("str", score.among(config.metrics)))
         config = without_groups(config, own.group_by)
-        models = choices_of("model", _listed(own.models))
-        schedules = choices_of("schedule", _listed(own.schedules))
+        models = choices_of("model", words_of(own.models))
+        schedules = choices_of("schedule", words_of(own.schedules))
         candidates = contenders(config, models, schedules, sweep_of(own.sweep))
         array = array_job(own, fewest_servers(candidates))
-        blocks = Blocks(
-            own.block,
-            own.blocks if array is None else None,
-            own.threads,
-            None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
-            None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
-        )
+        at_a_time = own.blocks if array is None else None
+        blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)
         folds = own.folds * own.repeats
         blocks.prepare(max(0, folds) * len(candidates), fewest_servers(candidates))
         # scikit-learn takes a second to import.
@@ -160,24 +139,7 @@ class CvCommand(Command):
         found = findings_of(folder)
         write_findings(folder, found)
         print_findings(found, folder, outcome, sys.stdout, own.classes)
-        self._report(folder, found)
+        print_page(lambda: write_cv_page(folder, found), folder.path)
         if outcome.stopped is not None:
-            out = shlex.quote(str(folder.path))
-            print(f"stopped: {outcome.stopped}; go on by the same command with --resume --out {out}")
-            return EXIT_INTERRUPTED
+            return stopped(outcome.stopped, folder.path)
         return 1 if found.failed else 0
-
-    def _report(self, folder: FarmFolder, found: Findings) -> None:
-        """Write the page, or say what it takes to have one."""
-        try:
-            print(f"report: {write_cv_page(folder, found)}", flush=True)
-        except BadRunFolder:
-            raise
-        except UserError as error:
-            print(
-                f"tutti: warning: {error}; then run 'tutti report {folder.path}'", file=sys.stderr, flush=True
-            )
-
-
-def _listed(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]

@@ -49,6 +49,7 @@ from tutti.studies.cross_validation.scores import (
     write_scores,
 )
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
+from tutti.training.intervals import seconds_of
 
 KIND: Final = "cv"
 """The kind of a farm."""
@@ -81,6 +82,24 @@ class Blocks:
     threads: int | None = None
     job_timeout_s: float | None = None
     time_limit_s: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        block: int,
+        blocks: int | None,
+        threads: int | None,
+        job_timeout: str | None,
+        time_limit: str | None,
+    ) -> Blocks:
+        """Return the blocks of options, whose lengths of time are texts such as "10m".
+
+        Raises:
+            BadOption: one is no length of time.
+        """
+        limits = {"--job-timeout": job_timeout, "--time-limit": time_limit}
+        seconds = (None if text is None else seconds_of(text, name) for name, text in limits.items())
+        return cls(block, blocks, threads, *seconds)
 
     def prepare(self, jobs: int | None, servers: int = 0) -> None:
         """Start what the ranks will come from: it imports torch while this process does other things.
