@@ -8,7 +8,6 @@ It ends with exit code 1 at the first thing that is wrong.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -20,107 +19,57 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-
-NOT_CODE = ("tutti/py.typed", "tutti/reports/page.html", "tutti/batch_last/kernels.c")
-"""The files of the package that are no Python."""
-
-MOST_BYTES = 2_000_000
-"""A larger wheel holds something that nobody meant."""
-
-MOST_IMPORT_S = 0.1
-"""The CPU seconds that `import tutti` may take."""
-
-IMPORTS = """
-import sys, time
-begin = time.process_time()
-import tutti
-seconds = time.process_time() - begin
-heavy = [name for name in ("torch", "mpi4py", "numpy", "rich") if name in sys.modules]
-print(seconds, *heavy)
-"""
+NOT_CODE = {"tutti/py.typed", "tutti/reports/page.html", "tutti/batch_last/kernels.c"}
+IMPORTS = "import sys, tutti; print(*({'torch', 'mpi4py', 'numpy', 'rich'} & set(sys.modules)))"
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     """Run a program and return what it prints; its failure is ours."""
-    print("$", *(str(word).strip().partition("\n")[0] for word in command), flush=True)
+    print("$", *command, flush=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=environment, text=True, capture_output=True, check=False
-    )
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, env=environment, text=True, capture_output=True, check=False)
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\nexit code {done.returncode}")
     return done.stdout
 
 
 def build(folder: Path) -> Path:
-    """Build the sdist, and of that the wheel; return the wheel."""
+    """Build the sdist, and of that the wheel; return the wheel, which has all files of the package."""
     shutil.rmtree(folder, ignore_errors=True)
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
     run(Path(sys.executable).with_name("check-wheel-contents"), wheel)
+    wanted = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/tutti").rglob("*.py")} | NOT_CODE
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    if wanted != found:
+        sys.exit(f"{wheel.name} misses or should not have {', '.join(sorted(wanted ^ found)[:10])}")
     return wheel
 
 
-def look_into(wheel: Path) -> None:
-    """Compare the files of the wheel with those of the package."""
-    sources = ROOT / "src"
-    wanted = {str(path.relative_to(sources)) for path in (sources / "tutti").rglob("*.py")} | {*NOT_CODE}
-    with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    for what, names in (("misses", wanted - found), ("should not have", found - wanted)):
-        if names:
-            sys.exit(f"{wheel.name} {what} {', '.join(sorted(names)[:10])}")
-    size = wheel.stat().st_size
-    print(f"{wheel.name}: {size / 1e3:,.0f} kB, {len(found)} files")
-    if size > MOST_BYTES:
-        sys.exit(f"{wheel.name} has {size:,} bytes, and at most {MOST_BYTES:,} are expected")
-
-
-def use(wheel: Path, whole: bool) -> None:
+def use(wheel: Path, whole: bool, folder: Path) -> None:
     """Install the wheel into an empty environment; import it, and train there."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        venv.create(folder / "venv", with_pip=whole)
-        programs = folder / "venv" / "bin"
-        if whole:
-            run(programs / "pip", "install", "--quiet", wheel)
-        else:
-            run(sys.executable, "-m", "pip", "--python", programs / "python", "install", "--no-deps", wheel)
-            (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
-            # An editable tutti there is not found by that: it would take the files beside it to be read.
-            (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        version = wheel.name.split("-")[1]
-        said = run(programs / "tutti", "--version", cwd=folder)
-        if said != f"tutti {version}\n":
-            sys.exit(f"the wheel of version {version} says '{said.strip()}'")
-        # Other programs can only make it longer.
-        imported = [run(programs / "python", "-c", IMPORTS, cwd=folder).split() for _ in range(5)]
-        if any(len(words) > 1 for words in imported):
-            sys.exit(f"import tutti imports {', '.join(imported[0][1:])}")
-        seconds = min(float(words[0]) for words in imported)
-        print(f"import tutti: {1e3 * seconds:.0f} ms of a core")
-        if seconds > MOST_IMPORT_S:
-            sys.exit(
-                f"that is more than {1e3 * MOST_IMPORT_S:.0f} ms; see python -X importtime -c 'import tutti'"
-            )
-        print(
-            run(programs / "tutti", "train", "mlp", "--epochs", "1", "-n", "1", cwd=folder).splitlines()[-1]
-        )
-
-
-def main() -> None:
-    """Build and check."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--whole", action="store_true")
-    own = parser.parse_args()
-    wheel = build(own.folder.resolve() / "dist")
-    look_into(wheel)
-    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-    run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
-    use(wheel, own.whole)
+    venv.create(folder / "venv", with_pip=whole)
+    programs = folder / "venv" / "bin"
+    if whole:
+        run(programs / "pip", "install", "--quiet", wheel)
+    else:
+        run(sys.executable, "-m", "pip", "--python", programs / "python", "install", "--no-deps", wheel)
+        (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
+        # An editable tutti there is not found by that: it would take the files beside it to be read.
+        (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    if run(programs / "tutti", "--version", cwd=folder) != f"tutti {wheel.name.split('-')[1]}\n":
+        sys.exit("the wheel says that it has another version")
+    if heavy := run(programs / "python", "-c", IMPORTS, cwd=folder).split():
+        sys.exit(f"import tutti imports {', '.join(heavy)}")
+    print(run(programs / "tutti", "train", "mlp", "--epochs", "1", "-n", "1", cwd=folder))
 
 
 if __name__ == "__main__":
-    main()
+    made = build(Path(sys.argv[1]).resolve() / "dist")
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    with tempfile.TemporaryDirectory() as name:
+        use(made, "--whole" in sys.argv, Path(name))

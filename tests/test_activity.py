@@ -85,9 +85,3 @@ def test_a_process_that_waits_for_a_lock_is_not(tmp_path: Path) -> None:
         with running(program) as process:
             assert looks(process, lambda idle_s: idle_s == 0.0) == 0.0
             assert Idleness(process, 0.0).look(1.0) == 0.0
-
-
-def test_a_process_that_is_gone_is_not() -> None:
-    with running(TELL) as process:
-        pass
-    assert Idleness(process, 0.0).look(1.0) == 0.0

@@ -83,13 +83,6 @@ def test_a_part_is_imported_when_it_is_asked_for(package: Path) -> None:
         things["mine"]
 
 
-def test_a_new_file_is_a_new_part(package: Path) -> None:
-    (package / "flat.py").write_text('from tutti.registry import part\n\n@part("disc")\ndef disc(): ...\n')
-    things: Registry[object] = Registry("things_zzz", "thing")
-    assert "disc" in things
-    assert callable(things["disc"])
-
-
 def test_an_unknown_name_is_refused_with_the_nearest(package: Path) -> None:
     things: Registry[object] = Registry("things_zzz", "thing", "Or give a file.")
     with pytest.raises(UnknownName, match=r"unknown thing 'bal'; did you mean 'ball'\?.*Or give a file\."):

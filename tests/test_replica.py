@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tutti.errors import BadModel
-from tutti.replica import ALIGNMENT, Gradients, Memory, NormShare, Replica, refuse_overlaps
+from tutti.replica import ALIGNMENT, Gradients, NormShare, Replica, ReplicaMemory, refuse_overlaps
 
 
 def mlp() -> nn.Sequential:
@@ -25,14 +23,6 @@ def test_parameters_become_views_and_keep_their_values() -> None:
         assert torch.equal(parameter, value)
         flat.weights[span] = 2.0
         assert bool((parameter == 2.0).all())
-
-
-def test_parameters_stay_the_same_objects() -> None:
-    module = mlp()
-    before = list(module.parameters())
-    flat = Replica(module).flats[0]
-    for old, new, listed in zip(before, module.parameters(), flat.parameters, strict=True):
-        assert old is new is listed
 
 
 def test_parameters_are_aligned_and_the_gaps_are_zero() -> None:
@@ -54,28 +44,6 @@ def test_backward_writes_into_the_vector_of_gradients() -> None:
         assert torch.equal(flat.grads[span], parameter.grad.reshape(-1))
 
 
-def test_gradients_that_exist_already_are_kept() -> None:
-    module = mlp()
-    module(torch.ones(2, 7)).sum().backward()
-    before = module[0].weight.grad.clone()
-    flat = Replica(module).flats[0]
-    assert torch.equal(flat.grads[flat.spans[0]], before.reshape(-1))
-
-
-def test_a_sparse_gradient_that_exists_already_is_kept() -> None:
-    module = nn.Embedding(5, 2, sparse=True, dtype=torch.float64)
-    module(torch.tensor([3, 1, 3])).sum().backward()
-    (flat,) = Replica(module).flats
-    assert flat.grads[:10].tolist() == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 2.0, 2.0, 0.0, 0.0]
-    assert not module.weight.grad.is_sparse
-
-
-def test_count_leaves_gaps_frozen_and_second_uses_out() -> None:
-    module = mlp()
-    module[2].bias.requires_grad_(False)
-    assert Replica(module).count == 7 * 5 + 5 + 5 * 3
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -95,16 +63,6 @@ def test_tied_weights_are_laid_down_once() -> None:
     for model in (module, plain):
         model(torch.ones(1, 4)).sum().backward()
     torch.testing.assert_close(flat.grads[flat.spans[0]], plain.first.weight.grad.reshape(-1))
-
-
-def test_frozen_parameters_are_left_where_they_are() -> None:
-    module = mlp()
-    module[0].weight.requires_grad_(False)
-    pointer = module[0].weight.data_ptr()
-    (flat,) = Replica(module).flats
-    assert "0.weight" not in flat.names
-    assert module[0].weight.data_ptr() == pointer
-    assert module[0].weight.grad is None
 
 
 def test_each_dtype_has_a_vector_of_its_own() -> None:
@@ -150,33 +108,6 @@ def test_attach_gives_an_unused_parameter_a_zero_gradient() -> None:
     assert not module[2].weight.grad.any()
 
 
-def test_attach_takes_in_sparse_gradients() -> None:
-    module = nn.Embedding(5, 2, sparse=True)
-    replica = Replica(module)
-    module.zero_grad(set_to_none=True)
-    module(torch.tensor([3])).sum().backward()
-    assert module.weight.grad.is_sparse
-    replica.attach()
-    assert replica.flats[0].grads.view(-1)[6:8].tolist() == [1.0, 1.0]
-
-
-def test_attach_leaves_gradients_in_place_alone() -> None:
-    module = mlp()
-    replica = Replica(module)
-    module(torch.ones(2, 7)).sum().backward()
-    before = replica.flats[0].grads.clone()
-    replica.attach()
-    assert torch.equal(replica.flats[0].grads, before)
-
-
-def test_attach_refuses_weights_that_were_transposed() -> None:
-    module = nn.Linear(3, 3)
-    replica = Replica(module)
-    module.weight.data = module.weight.data.T
-    with pytest.raises(BadModel, match=r"'weight' was moved to other memory, or transposed"):
-        replica.attach()
-
-
 def test_attach_refuses_weights_that_were_moved_away() -> None:
     module = mlp()
     replica = Replica(module)
@@ -198,47 +129,9 @@ def test_buffers_are_views_that_forward_goes_on_updating() -> None:
     assert bool((module.running_var == 7.0).all())
 
 
-def test_a_buffer_of_two_modules_is_held_once() -> None:
-    module = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
-    module[1].running_mean = module[0].running_mean
-    (vector,) = Replica(module).buffers
-    assert len(vector) == 3 * ALIGNMENT
-    assert module[1].running_mean is module[0].running_mean
-
-
-def test_a_model_without_buffers_has_no_vector_of_them() -> None:
-    assert Replica(mlp()).buffers == ()
-
-
-def test_channels_last_is_kept() -> None:
-    module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    before = module.weight.detach().clone()
-    flat = Replica(module).flats[0]
-    assert module.weight.is_contiguous(memory_format=torch.channels_last)
-    assert module.weight.grad.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(module.weight, before)
-    flat.weights.fill_(1.0)
-    assert bool((module.weight == 1.0).all())
-
-
-def test_channels_last_of_volumes_is_kept() -> None:
-    module = nn.Conv3d(3, 4, 2).to(memory_format=torch.channels_last_3d)
-    before = module.weight.detach().clone()
-    flat = Replica(module).flats[0]
-    assert module.weight.is_contiguous(memory_format=torch.channels_last_3d)
-    assert torch.equal(module.weight, before)
-    flat.weights.fill_(1.0)
-    assert bool((module.weight == 1.0).all())
-
-
-def test_a_replica_by_itself_has_one_row_of_gradients() -> None:
-    (flat,) = Replica(mlp()).flats
-    assert flat.rows.shape == (1, len(flat.weights))
-
-
 def test_a_replica_that_does_not_fill_takes_the_weights_that_are_there() -> None:
     module, there = mlp(), torch.full((96,), 3.0)
-    Replica(module, Memory(weights=lambda length, *_: there[:length], fill=False))
+    Replica(module, ReplicaMemory(weights=lambda length, *_: there[:length], fill=False))
     assert all(bool((parameter == 3.0).all()) for parameter in module.parameters())
 
 
@@ -253,14 +146,6 @@ def test_what_is_frozen_is_laid_down_only_where_that_is_asked_for() -> None:
         assert flat.names == names
 
 
-def test_weights_that_are_not_contiguous_keep_their_values() -> None:
-    module = nn.Linear(3, 2)
-    values = torch.arange(6.0).view(3, 2).t()
-    module.weight = nn.Parameter(values)
-    Replica(module)
-    assert torch.equal(module.weight, values)
-
-
 def test_weights_that_were_cut_from_wider_ones_lie_without_gaps() -> None:
     module = nn.Linear(2, 3, bias=False, dtype=torch.float64)
     module.weight = nn.Parameter(torch.arange(12.0, dtype=torch.float64).view(3, 4)[:, :2])
@@ -268,19 +153,11 @@ def test_weights_that_were_cut_from_wider_ones_lie_without_gaps() -> None:
     assert flat.weights.tolist() == [0.0, 1.0, 4.0, 5.0, 8.0, 9.0] + 10 * [0.0]
 
 
-def test_a_copy_of_the_module_is_independent() -> None:
-    module = mlp()
-    flat = Replica(module).flats[0]
-    other = copy.deepcopy(module)
-    flat.weights.fill_(5.0)
-    assert not bool((other[0].weight == 5.0).any())
-
-
 def test_replicas_over_one_memory_see_each_others_weights() -> None:
     weights, rows = torch.zeros(96), torch.zeros(2, 96)
 
-    def memory(row: int) -> Memory:
-        return Memory(lambda *_: weights, lambda *_: rows, row, fill=row == 0)
+    def memory(row: int) -> ReplicaMemory:
+        return ReplicaMemory(lambda *_: weights, lambda *_: rows, row, fill=row == 0)
 
     first, second = mlp(), nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
     replicas = [Replica(first, memory(0)), Replica(second, memory(1))]
@@ -313,14 +190,6 @@ def test_large_numbers_are_finite_also_where_their_sum_is_not() -> None:
     assert replica.first_not_finite() is None
 
 
-def test_a_parameter_that_is_not_finite_is_found_in_every_dtype() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    replica = Replica(module)
-    with torch.no_grad():
-        module[1].bias[0] = torch.nan
-    assert replica.first_not_finite() == "1.bias"
-
-
 class Sharded(Tensor):
     """A tensor of which this process has the first row, as it has a part of a DTensor."""
 
@@ -335,16 +204,6 @@ def sharded() -> nn.Sequential:
     return module
 
 
-def test_scattered_parameters_stay_where_they_are_and_count() -> None:
-    module = sharded()
-    weight, pointer = module[1].weight, module[1].weight.data_ptr()
-    replica = Replica(module)
-    assert replica.flats[0].names == ("0.weight", "0.bias")
-    assert replica.scattered == (("1.weight", weight),)
-    assert weight.data_ptr() == pointer
-    assert replica.count == 4 + 2 + 6
-
-
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_scattered_parameter_is_looked_at_in_this_process_s_part(row: int) -> None:
     module = sharded()
@@ -353,16 +212,6 @@ def test_a_scattered_parameter_is_looked_at_in_this_process_s_part(row: int) -> 
     with torch.no_grad():
         module[1].weight.as_subclass(Tensor)[row, 1] = torch.nan
     assert replica.first_not_finite() == ("1.weight" if row == 0 else None)
-
-
-def test_a_scattered_gradient_that_is_not_finite_is_named() -> None:
-    module = sharded()
-    replica = Replica(module)
-    gradient = torch.zeros(3, 2, dtype=torch.float64)
-    module[1].weight.grad = gradient.as_subclass(Sharded)
-    assert replica.first_not_finite() is None
-    gradient[0, 1] = -torch.inf
-    assert replica.first_not_finite() == "1.weight"
 
 
 def backward(kind: str) -> tuple[nn.Module, Gradients]:
@@ -429,15 +278,6 @@ def test_gradients_lie_in_the_vector_while_they_are_lent() -> None:
     assert bool((flat.grads[flat.spans[0]] == 4.0).all())
 
 
-def test_gradients_are_given_back_after_an_error() -> None:
-    module = mlp()
-    replica = Replica(module)
-    module[0].weight.grad = before = torch.ones(5, 7)
-    with pytest.raises(ZeroDivisionError), replica.lent_gradients():
-        raise ZeroDivisionError
-    assert module[0].weight.grad is before
-
-
 def test_the_module_can_look_at_other_weights_and_back_again() -> None:
     module = mlp()
     replica = Replica(module)
@@ -458,22 +298,6 @@ def test_a_scalar_and_an_empty_parameter_are_fine() -> None:
     replica.attach()
     assert module[0].item() == 2.0
     assert replica.count == 1
-
-
-def test_a_model_with_nothing_to_train_is_refused() -> None:
-    with pytest.raises(BadModel, match="no trainable parameter"):
-        Replica(mlp().requires_grad_(False))
-
-
-@pytest.mark.parametrize("module", [nn.LazyLinear(2), nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())])
-def test_a_lazy_module_is_refused(module: nn.Module) -> None:
-    with pytest.raises(BadModel, match="lazy; run one batch through the model"):
-        Replica(module)
-
-
-def test_a_module_on_the_meta_device_is_refused() -> None:
-    with pytest.raises(BadModel, match="'weight' of the model lies on the meta device"):
-        Replica(nn.Linear(2, 2, device="meta"))
 
 
 def untied() -> nn.Module:
@@ -518,47 +342,10 @@ def test_a_parameter_that_reaches_into_another_by_its_strides_is_refused() -> No
     refuse_overlaps(nn.ParameterList([memory[::3], memory[10:]]))
 
 
-def test_tensors_without_strides_share_nothing() -> None:
-    module = nn.Linear(3, 3)
-    module.register_buffer("graph", torch.eye(3).to_sparse())
-    refuse_overlaps(module)
-
-
-def test_parameters_side_by_side_in_one_memory_keep_their_values() -> None:
-    memory = torch.arange(24.0).view(4, 6)
-    module = nn.ParameterList([memory[:2, ::2], memory[2:]])
-    module.register_buffer("constant", torch.ones(6))
-    module.register_buffer("part", module.constant[:2])
-    before = [p.detach().clone() for p in module]
-    Replica(module)
-    assert all(torch.equal(p, value) for p, value in zip(module, before, strict=True))
-
-
-def test_complex_parameters_that_are_not_finite_are_found() -> None:
-    module = nn.Module()
-    module.wave = nn.Parameter(torch.ones(3, dtype=torch.complex64))
-    replica = Replica(module)
-    assert replica.first_not_finite() is None
-    with torch.no_grad():
-        module.wave[1] = complex(0, float("inf"))
-    assert replica.first_not_finite() == "wave"
-
-
 class Elsewhere(Tensor):
     """A tensor that says it lies on another device."""
 
     device = torch.device("cuda", 1)  # type: ignore[assignment]
-
-
-def test_a_module_on_two_devices_is_refused() -> None:
-    module = mlp()
-    module[2].weight = nn.Parameter(torch.zeros(3, 5).as_subclass(Elsewhere))
-    with pytest.raises(BadModel, match=r"lies on cpu and cuda:1; .* model\.to\('cpu'\)"):
-        Replica(module)
-
-
-def test_a_replica_is_in_no_own_loop_until_one_says_so() -> None:
-    assert not Replica(mlp()).in_own_loop
 
 
 def test_buffers_that_share_memory_go_on_sharing_it() -> None:
@@ -571,3 +358,45 @@ def test_buffers_that_share_memory_go_on_sharing_it() -> None:
     assert module.first.tolist() == [2]
     assert [one.tolist() for one in replica.buffers[:2]] == [[2] * 4, [2]]
     assert replica.buffers[2][:3].tolist() == [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("layer", "order"),
+    [
+        (nn.Conv2d(3, 4, 3), torch.channels_last),
+        (nn.Conv3d(3, 4, 2), torch.channels_last_3d),
+        (nn.Linear(3, 2), torch.contiguous_format),
+    ],
+)
+def test_the_order_in_memory_and_gradients_that_exist_are_kept(
+    layer: nn.Module, order: torch.memory_format
+) -> None:
+    module = layer.to(memory_format=order)
+    weight = module.get_parameter("weight")
+    weight.grad, before = torch.ones_like(weight), weight.detach().clone()
+    flat = Replica(module).flats[0]
+    assert weight.is_contiguous(memory_format=order)
+    assert torch.equal(weight, before)
+    assert bool((flat.grads[flat.spans[0]] == 1).all())
+    flat.weights.fill_(1.0)
+    assert bool((weight == 1.0).all())
+
+
+def moved() -> nn.Module:
+    module = mlp()
+    module[2].weight = nn.Parameter(torch.zeros(3, 5).as_subclass(Elsewhere))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (mlp().requires_grad_(False), "no trainable parameter"),
+        (nn.LazyLinear(2), "lazy"),
+        (nn.Linear(2, 2, device="meta"), "'weight' .* meta device"),
+        (moved(), "cpu and cuda:1"),
+    ],
+)
+def test_a_model_that_cannot_be_laid_out_is_refused(module: nn.Module, message: str) -> None:
+    with pytest.raises(BadModel, match=message):
+        Replica(module)

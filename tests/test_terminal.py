@@ -1,9 +1,8 @@
-"""A run outlasts a full disk under what it prints; where its folder has no room, it does not begin."""
+"""Output that cannot be written is one message; where there is no room, no run begins."""
 
 from __future__ import annotations
 
-import os
-import resource
+import io
 import shutil
 import subprocess
 import sys
@@ -12,70 +11,35 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.preloaded import command
 from tutti.cli.main import main
-from tutti.errors import BadRunFolder, UserError, no_room
-from tutti.records.run import Summary
-from tutti.records.run_folder import RunFolder, check_writable
-from tutti.terminal import LastingFile
+from tutti.errors import UserError
+from tutti.tables import TextTable
+from tutti.terminal import console_on
 
-TUTTI = f"{sys.executable} -m tutti"
-TRAIN = f"{TUTTI} train mlp --model.hidden 8 --epochs 2 --out run"
-PATIENCE_S = 100
+TRAIN = "train mlp --model.hidden 8 --epochs 1 --out run"
 
 
 def shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     """Run a line of the shell; what is not redirected there is captured."""
-    return subprocess.run(
-        ["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    return subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_what_finds_no_room_is_lost_and_said_later() -> None:
-    full = os.open("/dev/full", os.O_WRONLY)
-    file = LastingFile(full)
-    assert file.write(b"lost") == 4
-    assert file.problem is not None
-    assert file.problem.strerror == "No space left on device"
-    os.close(full)
-
-
-def test_a_reader_that_has_gone_is_no_full_disk() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    file = LastingFile(writing)
-    with pytest.raises(BrokenPipeError):
-        file.write(b"for nobody")
-    assert file.problem is None
-    os.close(writing)
-
-
-def test_a_full_disk_under_the_output_costs_no_weights(tmp_path: Path) -> None:
-    done = shell(tmp_path, f"{TRAIN} -n 2 > /dev/full")
-    assert done.returncode == 1
-    assert "No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr
-    summary = RunFolder.open(tmp_path / "run").read(Summary)
-    assert summary.epochs == 2
-
-
-@pytest.mark.parametrize(("where", "code"), [("> /dev/full", 1), (">&-", 0), (">&- 2>&-", 0), ("2>&-", 0)])
-def test_the_exit_code_says_whether_the_output_is_all_there(tmp_path: Path, where: str, code: int) -> None:
-    done = shell(tmp_path, f"{TUTTI} --help {where}")
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
-
-
-def test_a_closed_output_is_not_taken_for_the_next_file(tmp_path: Path) -> None:
-    done = shell(tmp_path, f"{TRAIN} -n 1 >&-")
-    assert done.returncode == 0, done.stderr
-    assert RunFolder.open(tmp_path / "run").read(Summary).epochs == 2
-    assert not any(b"epoch 1/2" in path.read_bytes() for path in (tmp_path / "run").glob("*.*"))
-
-
-def test_a_limit_on_files_that_leaves_no_shared_memory_is_one_message(tmp_path: Path) -> None:
-    done = shell(tmp_path, f"ulimit -f 100; {TRAIN} -n 2")
-    assert done.returncode == UserError.exit_code
-    assert "ulimit -f unlimited" in done.stderr
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("{tutti} --help > /dev/full", 2, "No space left on device"),
+        ("{tutti} --help | true; exit ${{PIPESTATUS[0]}}", 141, ""),
+        ("PYTHONIOENCODING=ascii {tutti} {train} -n 1", 0, ""),
+        ("ulimit -f 100; {python} -m tutti {train} -n 2", 2, "ulimit -f unlimited"),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_message_and_an_exit_code(
+    tmp_path: Path, line: str, code: int, said: str
+) -> None:
+    done = shell(tmp_path, line.format(tutti=" ".join(command()), train=TRAIN, python=sys.executable))
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -84,25 +48,11 @@ def test_a_run_does_not_begin_where_its_weights_have_no_room(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2600))
     rest = ["--steps", "1", "-n", "1", "--out", str(tmp_path / "run")]
-    assert main(["train", "mlp", *rest]) == 2
+    assert main(["train", "mlp", *rest]) == UserError.exit_code
     assert "2,600 bytes free" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     # 64 x 10 weights and 10 biases, of 4 bytes each.
     assert main(["train", "mlp", "--model.hidden", "[]", *rest]) == 0
-
-
-def test_a_limit_on_files_counts_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, resource.RLIM_INFINITY))
-    check_writable(tmp_path / "run", needed_bytes=1000)
-    with pytest.raises(BadRunFolder, match="1,001"):
-        check_writable(tmp_path / "run", needed_bytes=1001)
-
-
-def test_lack_of_room_is_told_from_other_errors() -> None:
-    found = no_room(OSError(28, "No space left on device", "weights"))
-    assert isinstance(found, UserError)
-    assert "weights" in str(found)
-    assert no_room(FileNotFoundError(2, "No such file", "x")) is None
 
 
 def test_an_error_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,3 +60,25 @@ def test_an_error_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert "\x1b" not in error
     assert "\\x1b[31mred" in error
+
+
+def test_a_table_is_one_line_for_each_row_in_a_pipe_and_fits_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    table = TextTable(("name", "figure", "remark"), left=["remark"], title="scores")
+    table.add_row("one " * 50, "0.9876", "the best")
+    table.add_row("\x1b[2J[bold]mlp", "0.9123", "")
+    pipe, terminal = io.StringIO(), Terminal()
+    console_on(pipe).print(table)
+    first, heads, one, other = pipe.getvalue().splitlines()
+    assert (first, heads.split()) == ("scores", ["name", "figure", "remark"])
+    assert one.split()[-3:] == ["0.9876", "the", "best"]
+    assert other.split() == ["\\x1b[2J[bold]mlp", "0.9123", "-"]
+    monkeypatch.setenv("COLUMNS", "40")
+    console_on(terminal).print(table)
+    assert "0.9876" in terminal.getvalue()
+    assert max(map(len, terminal.getvalue().splitlines())) <= 60

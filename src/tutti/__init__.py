@@ -7,143 +7,94 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-
-def _is_command() -> bool:
-    """Tell whether the command `tutti`, or `python -m tutti`, begins here: nothing of it is there yet."""
-    return sys.argv[0].rpartition("/")[2] == "tutti" or (sys.argv[0] == "-m" and "tutti" in sys.orig_argv)
-
+from typing import TYPE_CHECKING, Final
 
 if sys.platform != "linux":
-    _system = "macOS" if sys.platform == "darwin" else sys.platform
-    _refusal = (
-        f"tutti runs on Linux, and this is {_system}: its ranks share memory and see each other end by "
-        "system calls that only Linux has; use it in a Linux container or virtual machine, on Windows in WSL "
-        "2 (docs/where-it-runs.md)"
+    raise ImportError(
+        f"tutti runs on Linux, and this is {'macOS' if sys.platform == 'darwin' else sys.platform}: its "
+        "ranks share memory and see each other end by system calls that only Linux has; use it in a Linux "
+        "container or virtual machine, on Windows in WSL 2 (docs/where-it-runs.md)"
     )
-    if not _is_command():
-        raise ImportError(_refusal)
-    print(f"tutti: error: {_refusal}", file=sys.stderr)
-    sys.exit(2)
 
-try:
-    from tutti.torch_backend.registration import register_with_torch
-except KeyboardInterrupt:
-    if not _is_command():
-        raise
-    print("tutti: interrupted", file=sys.stderr)
-    sys.exit(130)
+from tutti.torch_backend.registration import register_with_torch
 
-if TYPE_CHECKING:
-    from tutti.comm.base import Communicator
-    from tutti.errors import (
-        BadData,
-        BadModel,
-        BadOption,
-        BadRunFolder,
-        NotFinite,
-        PeerLost,
-        RankFailed,
-        TuttiError,
-        UnknownName,
-        UserError,
-    )
-    from tutti.own_loop.distribute import (
-        checkpoints,
-        distribute,
-        finish,
-        init,
-        mean,
-        settled,
-        shard,
-        total,
-    )
-    from tutti.records.run import EpochRecord, Evaluation, Summary
-    from tutti.run.api import Result, train
-    from tutti.run.config import TrainConfig
-    from tutti.run.resize import resize
-    from tutti.run.trained import TrainedModel, load
-    from tutti.strategies import (
-        ADPSGD,
-        EASGD,
-        GEM,
-        Clip,
-        DiLoCo,
-        Downpour,
-        EASGDSync,
-        Gossip,
-        Hogwild,
-        Lazy,
-        Local,
-        ParamServer,
-        Solo,
-        Strategy,
-        Sync,
-        Worker,
-    )
-    from tutti.studies.cross_validation.api import CrossValidated, cross_validate
-    from tutti.studies.ensemble.module import load_ensemble
-    from tutti.studies.search.api import Found, tune
-    from tutti.training.callbacks import Callback, Course
+if TYPE_CHECKING:  # `as`: these names are public
+    from tutti.comm.base import Communicator as Communicator
+    from tutti.errors import BadData as BadData
+    from tutti.errors import BadModel as BadModel
+    from tutti.errors import BadOption as BadOption
+    from tutti.errors import BadRunFolder as BadRunFolder
+    from tutti.errors import NotFinite as NotFinite
+    from tutti.errors import PeerLost as PeerLost
+    from tutti.errors import RankFailed as RankFailed
+    from tutti.errors import TuttiError as TuttiError
+    from tutti.errors import UnknownName as UnknownName
+    from tutti.errors import UserError as UserError
+    from tutti.own_loop.distribute import checkpoints as checkpoints
+    from tutti.own_loop.distribute import distribute as distribute
+    from tutti.own_loop.distribute import finish as finish
+    from tutti.own_loop.distribute import init as init
+    from tutti.own_loop.distribute import mean as mean
+    from tutti.own_loop.distribute import settled as settled
+    from tutti.own_loop.distribute import shard as shard
+    from tutti.own_loop.distribute import total as total
+    from tutti.records.run import EpochRecord as EpochRecord
+    from tutti.records.run import Evaluation as Evaluation
+    from tutti.records.run import Summary as Summary
+    from tutti.run.api import Result as Result
+    from tutti.run.api import train as train
+    from tutti.run.config import TrainConfig as TrainConfig
+    from tutti.run.resize import resize as resize
+    from tutti.run.trained import TrainedModel as TrainedModel
+    from tutti.run.trained import load as load
+    from tutti.strategies import ADPSGD as ADPSGD
+    from tutti.strategies import EASGD as EASGD
+    from tutti.strategies import GEM as GEM
+    from tutti.strategies import Clip as Clip
+    from tutti.strategies import DiLoCo as DiLoCo
+    from tutti.strategies import Downpour as Downpour
+    from tutti.strategies import EASGDSync as EASGDSync
+    from tutti.strategies import Gossip as Gossip
+    from tutti.strategies import Hogwild as Hogwild
+    from tutti.strategies import Lazy as Lazy
+    from tutti.strategies import Local as Local
+    from tutti.strategies import ParamServer as ParamServer
+    from tutti.strategies import Solo as Solo
+    from tutti.strategies import Strategy as Strategy
+    from tutti.strategies import Sync as Sync
+    from tutti.strategies import Worker as Worker
+    from tutti.studies.cross_validation.api import CrossValidated as CrossValidated
+    from tutti.studies.cross_validation.api import cross_validate as cross_validate
+    from tutti.studies.ensemble.module import load_ensemble as load_ensemble
+    from tutti.studies.search.api import Found as Found
+    from tutti.studies.search.api import tune as tune
+    from tutti.training.callbacks import Callback as Callback
+    from tutti.training.callbacks import Course as Course
 
     __version__: str
 
-__all__ = [
-    "ADPSGD",
-    "EASGD",
-    "GEM",
-    "BadData",
-    "BadModel",
-    "BadOption",
-    "BadRunFolder",
-    "Callback",
-    "Clip",
-    "Communicator",
-    "Course",
-    "CrossValidated",
-    "DiLoCo",
-    "Downpour",
-    "EASGDSync",
-    "EpochRecord",
-    "Evaluation",
-    "Found",
-    "Gossip",
-    "Hogwild",
-    "Lazy",
-    "Local",
-    "NotFinite",
-    "ParamServer",
-    "PeerLost",
-    "RankFailed",
-    "Result",
-    "Solo",
-    "Strategy",
-    "Summary",
-    "Sync",
-    "TrainConfig",
-    "TrainedModel",
-    "TuttiError",
-    "UnknownName",
-    "UserError",
-    "Worker",
-    "__version__",
-    "checkpoints",
-    "cross_validate",
-    "distribute",
-    "finish",
-    "init",
-    "load",
-    "load_ensemble",
-    "mean",
-    "resize",
-    "settled",
-    "shard",
-    "total",
-    "train",
-    "tune",
-]
+_HOMES: Final = {
+    "comm.base": "Communicator",
+    "errors": "BadData BadModel BadOption BadRunFolder NotFinite "
+    "PeerLost RankFailed TuttiError UnknownName UserError",
+    "own_loop.distribute": "checkpoints distribute finish init mean settled shard total",
+    "records.run": "EpochRecord Evaluation Summary",
+    "run.api": "Result train",
+    "run.config": "TrainConfig",
+    "run.resize": "resize",
+    "run.trained": "TrainedModel load",
+    "strategies": "ADPSGD EASGD GEM Clip DiLoCo Downpour EASGDSync Gossip "
+    "Hogwild Lazy Local ParamServer Solo Strategy Sync Worker",
+    "studies.cross_validation.api": "CrossValidated cross_validate",
+    "studies.ensemble.module": "load_ensemble",
+    "studies.search.api": "Found tune",
+    "training.callbacks": "Callback Course",
+}
+"""The public names, by the module that defines them."""
+
+_MODULES: Final = {name: f"tutti.{module}" for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def _rendezvous_file(timeout_s: float) -> int | None:
@@ -162,20 +113,11 @@ def __getattr__(name: str) -> object:
         from tutti.records.run import version
 
         return version("tutti")
-    if name in __all__:
-        value: object = getattr(import_module(_homes()[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'tutti' has no attribute '{name}'")
-
-
-def _homes() -> dict[str, str]:
-    """Modules of the public names: the imports for type checkers say them, which are read as text."""
-    import ast
-
-    nodes = ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tutti' has no attribute '{name}'")
+    value: object = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 BYSTANDER: Final = "tutti-bystander"
 """The name of threads that do not count, as the kernel has it: 15 characters at most."""
@@ -29,31 +29,6 @@ _PR_SET_NAME: Final = 15
 def be_bystander() -> None:
     """Have what this thread does not count as work of its process."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, BYSTANDER.encode(), 0, 0, 0)
-
-
-class Work(NamedTuple):
-    """The work of a process and its descendants so far.
-
-    Attributes:
-        cpu_s: seconds of cores that they have used.
-        nbytes: how much they have read and written.
-    """
-
-    cpu_s: float
-    nbytes: int
-
-
-def work_of(process: int) -> Work | None:
-    """The work of a process so far; None: it waits for a lock on a file, or the kernel does not tell."""
-    try:
-        family = list(_family(process))
-        if _locked_out() & set(family):
-            return None
-        found = [_work_of_thread(thread) for one in family for thread in _threads(one)]
-        ended = [_work_of_ended_children(one) for one in family]
-    except (OSError, ValueError, IndexError):
-        return None
-    return Work(sum(cpu_s for cpu_s, _ in found) + sum(ended), sum(nbytes for _, nbytes in found))
 
 
 class Idleness:
@@ -73,10 +48,35 @@ class Idleness:
         if done is not None and self._done is not None:
             # The kernel counts in ticks: one more may be the rest of what was done before.
             most_s = _TICK_S + IDLE_SHARE * passed
-            if done.cpu_s - self._done.cpu_s <= most_s and done.nbytes == self._done.nbytes:
+            if done[0] - self._done[0] <= most_s and done[1] == self._done[1]:
                 return passed
         self._since, self._done = now, done
         return 0.0
+
+
+def work_of(process: int) -> tuple[float, int] | None:
+    """The seconds of cores that a process and its descendants have used, and the bytes that they have moved.
+
+    None: it waits for a lock on a file, or the kernel does not tell.
+    """
+    try:
+        family = list(_family(process))
+        # Whoever has the lock.
+        waiting = (line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+        if {int(fields[5]) for fields in waiting} & set(family):
+            return None
+        ticks, nbytes = 0, 0
+        for one in family:
+            # Those of children that have ended.
+            ticks += sum(map(int, _fields(Path(f"/proc/{one}/stat"))[13:15]))
+            for thread in Path(f"/proc/{one}/task").iterdir():
+                if (thread / "comm").read_text().strip() != BYSTANDER:
+                    ticks += sum(map(int, _fields(thread / "stat")[11:13]))
+                    lines = (thread / "io").read_text().splitlines()
+                    nbytes += sum(int(line.partition(": ")[2]) for line in lines)
+        return _TICK_S * ticks, nbytes
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _family(process: int) -> Iterator[int]:
@@ -87,30 +87,6 @@ def _family(process: int) -> Iterator[int]:
             yield from _family(int(child))
 
 
-def _threads(process: int) -> Iterator[Path]:
-    """Yield the folders of a process's threads that count."""
-    for thread in Path(f"/proc/{process}/task").iterdir():
-        if (thread / "comm").read_text().strip() != BYSTANDER:
-            yield thread
-
-
-def _work_of_thread(folder: Path) -> tuple[float, int]:
-    user, system = _fields(folder / "stat")[11:13]
-    counts = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
-    return _TICK_S * (int(user) + int(system)), sum(int(count) for count in counts.values())
-
-
-def _work_of_ended_children(process: int) -> float:
-    user, system = _fields(Path(f"/proc/{process}/stat"))[13:15]
-    return _TICK_S * (int(user) + int(system))
-
-
 def _fields(stat: Path) -> list[str]:
     """The fields of /proc/PID/stat behind the name, which may have blanks; the first is the state."""
     return stat.read_text().rpartition(")")[2].split()
-
-
-def _locked_out() -> set[int]:
-    """The processes that wait for a lock on a file, whoever has it."""
-    waiting = (line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
-    return {int(fields[5]) for fields in waiting}

@@ -29,9 +29,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from copy import copy
 from pathlib import Path
 from types import UnionType
-from typing import Final
+from typing import Final, Self
 
 from typing_extensions import override
 
@@ -115,17 +116,23 @@ class UnknownName(UserError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", of: str = "") -> None:
         self.kind, self.name, self.known, self.hint, self.of = kind, name, sorted(known), hint, of
-        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
-        meant = f"; did you mean '{near[0]}'?" if near else "."
-        listed = f"Known: {', '.join(self.known)}." if self.known else "It has none." if of else ""
-        if len(self.known) > _MOST_LISTED:
-            nearest = difflib.get_close_matches(name, self.known, n=_NEAREST, cutoff=0)
-            listed = f"The nearest of {len(self.known)}: {', '.join(nearest)}."
-        sentence = f"unknown {kind} '{name}'{' of ' + of if of else ''}{meant}"
-        super().__init__(" ".join(filter(None, (sentence, listed, hint))))
+        # All are texts, in which options may be spelled otherwise.
+        super().__init__(kind, name, hint, of, *self.known)
 
     def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str, str]]:
-        return type(self), (self.kind, self.name, self.known, self.hint, self.of)
+        kind, name, hint, of, *known = self.args
+        return type(self), (kind, name, known, hint, of)
+
+    @override
+    def __str__(self) -> str:
+        kind, name, hint, of, *known = self.args
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        meant = f"; did you mean '{near[0]}'?" if near else "."
+        listed = f"Known: {', '.join(known)}." if known else "It has none." if of else ""
+        if len(known) > _MOST_LISTED:
+            nearest = difflib.get_close_matches(name, known, n=_NEAREST, cutoff=0)
+            listed = f"The nearest of {len(known)}: {', '.join(nearest)}."
+        return " ".join(filter(None, (f"unknown {kind} '{name}'{of and ' of ' + of}{meant}", listed, hint)))
 
 
 class PeerLost(TuttiError, RuntimeError):
@@ -137,25 +144,25 @@ class PeerLost(TuttiError, RuntimeError):
     """
 
     def __init__(self, ranks: Iterable[int], why: str = "") -> None:
-        self.ranks, self.why = sorted(ranks), why
-        who = ", ".join(map(str, self.ranks))
-        whole = f"lost rank{'s' if len(self.ranks) > 1 else ''} {who}{': ' + why if why else ''}"
-        super().__init__(whole if self.ranks else why)
+        super().__init__(sorted(ranks), why)
+        self.ranks, self.why = self.args
 
-    def __reduce__(self) -> tuple[type, tuple[list[int], str]]:
-        return type(self), (self.ranks, self.why)
+    @override
+    def __str__(self) -> str:
+        why = str(self.args[-1])
+        who = f"lost rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
+        return f"{who}{why and ': ' + why}" if self.ranks else why
 
-    def adding(self, more: str) -> PeerLost:
-        """The same loss, of which more is to be said."""
-        return PeerLost(self.ranks, f"{self.why}; {more}")
+    def adding(self, more: str) -> Self:
+        """Return the same loss with a longer reason."""
+        again = copy(self)
+        again.why = f"{self.why}; {more}"
+        again.args = (*self.args[:-1], again.why)
+        return again
 
 
 class RankHung(PeerLost):
     """Ranks made no step for too long, and were ended."""
-
-    @override
-    def adding(self, more: str) -> RankHung:
-        return RankHung(self.ranks, f"{self.why}; {more}")
 
 
 class HostLost(PeerLost):
@@ -170,14 +177,11 @@ class HostLost(PeerLost):
     def __init__(self, hosts: Iterable[str], ranks: Iterable[int], why: str) -> None:
         super().__init__(ranks, why)
         self.hosts = list(hosts)
-        self.args = (f"lost host{'s' if len(self.hosts) > 1 else ''} {', '.join(self.hosts)}: {why}",)
-
-    def __reduce__(self) -> tuple[type, tuple[list[str], list[int], str]]:  # type: ignore[override]
-        return type(self), (self.hosts, self.ranks, self.why)
+        self.args = self.hosts, self.ranks, why
 
     @override
-    def adding(self, more: str) -> HostLost:
-        return HostLost(self.hosts, self.ranks, f"{self.why}; {more}")
+    def __str__(self) -> str:
+        return f"lost host{'s' if len(self.hosts) > 1 else ''} {', '.join(self.hosts)}: {self.args[-1]}"
 
 
 class LauncherLost(PeerLost):
@@ -190,13 +194,6 @@ class LauncherLost(PeerLost):
     def __init__(self, why: str) -> None:
         super().__init__((), why)
         self.args = (why,)
-
-    def __reduce__(self) -> tuple[type, tuple[str]]:  # type: ignore[override]
-        return type(self), (self.why,)
-
-    @override
-    def adding(self, more: str) -> LauncherLost:
-        return LauncherLost(f"{self.why}; {more}")
 
 
 class CallsDiffer(TuttiError, ValueError, RuntimeError):
@@ -212,11 +209,12 @@ class RankFailed(TuttiError):
     """
 
     def __init__(self, rank: int, traceback: str) -> None:
+        super().__init__(rank, traceback)
         self.rank, self.traceback = rank, traceback
-        super().__init__(f"rank {rank} failed:\n{traceback.rstrip()}")
 
-    def __reduce__(self) -> tuple[type, tuple[int, str]]:
-        return type(self), (self.rank, self.traceback)
+    @override
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed:\n{self.args[-1].rstrip()}"
 
 
 def says_all(error: BaseException) -> bool:
@@ -260,35 +258,28 @@ def room_left(path: Path) -> str:
     return f"which has {shutil.disk_usage(there).free:,} bytes left"
 
 
-def too_many_files(error: OSError) -> UserError | None:
-    """The remedy for a file that could not be opened beside too many others; None if that is not why."""
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
-        return None
-    limit = "of this process (ulimit -n)" if error.errno == errno.EMFILE else "of this machine"
-    return UserError(f"too many open files: raise the limit {limit}, or use fewer workers")
+_LIMITS: Final = {
+    errno.EMFILE: "too many open files: raise the limit of this process (ulimit -n), or use fewer workers",
+    errno.ENFILE: "too many open files: raise the limit of this machine, or use fewer workers",
+    errno.EAGAIN: "no further process can be started: raise the limit of this user (ulimit -u, which counts "
+    "threads, too) or of the container (pids.max of its control group), or use fewer workers",
+}
 
 
-def too_many_processes(error: OSError) -> UserError | None:
-    """The remedy for a process that could not be started beside too many others; None if that is not why."""
-    if error.errno != errno.EAGAIN:
-        return None
-    return UserError(
-        "no further process can be started: raise the limit of this user (ulimit -u, which counts threads, "
-        "too) or of the container (pids.max of its control group), or use fewer workers"
-    )
+def too_many(error: OSError) -> UserError | None:
+    """Return the remedy for one file or process too many; None if that is not why something failed."""
+    return UserError(_LIMITS[error.errno]) if error.errno in _LIMITS else None
 
 
 def no_process(error: OSError) -> UserError:
-    """The remedy for a process that could not be started, or not got what it needs, for whatever reason."""
-    remedy = too_many_files(error) or too_many_processes(error)
-    return remedy or UserError(f"no further process can be started: {error.strerror}")
+    """Return the remedy for a process that could not be started, or not got what it needs."""
+    return too_many(error) or UserError(f"no further process can be started: {error.strerror}")
 
 
 def no_thread(error: RuntimeError) -> UserError | None:
-    """The remedy for a thread that could not be started beside too many; None if that is not why."""
-    if str(error) != "can't start new thread":  # Python says no more.
-        return None
-    return too_many_processes(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    """Return the remedy for a thread that could not be started; None if that is not why something failed."""
+    # Python says no more.
+    return UserError(_LIMITS[errno.EAGAIN]) if str(error) == "can't start new thread" else None
 
 
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -18,36 +19,26 @@ _FILES: Final = (
 
 
 def free_bytes(meminfo: Path = _MEMINFO, mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int | None:
-    """Return the bytes that may still be taken: the least of the machine's and of each control group's.
-
-    Returns:
-        None where the system does not say it.
-    """
-    found = []
+    """Return the least of the machine's free bytes and each control group's; None: it is not known."""
+    found = list(_free_in_groups(mount, membership))
     with suppress(OSError, ValueError, StopIteration):
         line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) * 1024)
-    found += [free for folder in _folders(mount, membership) if (free := _free_in(folder)) is not None]
     return min(found, default=None)
 
 
-def _folders(mount: Path, membership: Path) -> list[Path]:
-    """Return the folders of this process's control groups and of those above."""
-    found = []
+def _free_in_groups(mount: Path, membership: Path) -> Iterator[int]:
+    """Yield what is free in the control groups of this process and those above."""
     with suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers or "memory" in controllers.split(","):
-                root, group = mount / "memory" if controllers else mount, Path(path.lstrip("/"))
-                # In a container the path may be the host's and not exist here; then the root's files count.
-                found += [root / one for one in (group, *group.parents)]
-    return found
-
-
-def _free_in(folder: Path) -> int | None:
-    for limit, used, reclaimed in _FILES:
-        with suppress(OSError, ValueError):
-            most, taken = int((folder / limit).read_text()), int((folder / used).read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            return max(0, most - taken + int(stat.get(reclaimed, 0)))
-    return None
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root, group = mount / "memory" if controllers else mount, Path(path.lstrip("/"))
+            # In a container the path may be the host's and not exist here; then the root's files count.
+            for folder in (root / one for one in (group, *group.parents)):
+                for limit, used, reclaimed in _FILES:
+                    with suppress(OSError, ValueError):
+                        most, taken = (int((folder / one).read_text()) for one in (limit, used))
+                        stat = dict(one.split() for one in (folder / "memory.stat").read_text().splitlines())
+                        yield max(0, most - taken + int(stat.get(reclaimed, 0)))

@@ -10,9 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from pathlib import Path
-from types import FunctionType, MappingProxyType, ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Final
 
 from tutti.errors import BadOption, UnknownName
@@ -131,32 +130,17 @@ def takes_option(factory: object, name: str) -> bool:
 
 
 def _names_in(found: object) -> list[str]:
-    """List a module's or class's public names, without those that it merely imports under the same name."""
-    public = {name: getattr(found, name, None) for name in dir(found) if not name.startswith("_")}
-    home = getattr(found, "__name__", None)
-    own = [
-        name
-        for name, value in public.items()
-        if not isinstance(value, ModuleType)
-        and (getattr(value, "__module__", home) == home or getattr(value, "__name__", None) != name)
-    ]
-    return own or list(public)
+    """List the public names of a module or class, without modules that it imports."""
+    public = [name for name in dir(found) if not name.startswith("_")]
+    return [name for name in public if not isinstance(getattr(found, name, None), ModuleType)]
 
 
 def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
     """The parameters of `factory`; None for the few built-in callables that do not tell theirs."""
     try:
-        return _inspected(factory) if isinstance(factory, FunctionType | type) else _parameters_of(factory)
+        return inspect.signature(factory).parameters
     except ValueError:
         return None
-
-
-def _parameters_of(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(factory).parameters
-
-
-# To look takes longer than to build a small model, and a farm builds thousands.
-_inspected: Final = lru_cache(maxsize=64)(_parameters_of)
 
 
 def imported_files() -> list[str]:

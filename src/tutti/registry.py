@@ -50,7 +50,7 @@ _DEFINITION: Final = re.compile(r'^@part\("([^"]+)"\)$.*?^(?:class|def) (\w+)', 
 
 
 @dataclass(frozen=True)
-class _Place:
+class _PartFile:
     """The place of a part: the file and the module that define it, and its name there."""
 
     file: Path
@@ -82,17 +82,17 @@ class Registry(Mapping[str, T], Generic[T]):
         self._package, self._kind, self._hint = package, kind, hint
 
     @cached_property
-    def _places(self) -> dict[str, _Place]:
+    def _places(self) -> dict[str, _PartFile]:
         # The folder below the outermost package: to look up the package itself would import those above it.
         outermost, *below = self._package.split(".")
         spec = importlib.util.find_spec(outermost)
         assert spec is not None, f"no package {outermost}"
         folder = Path(next(iter(spec.submodule_search_locations or ())), *below)
-        found: dict[str, _Place] = {}
+        found: dict[str, _PartFile] = {}
         for file in sorted(folder.glob("*.py")):
             for name, attribute in _DEFINITION.findall(file.read_text(encoding="utf-8")):
                 assert name not in found, f"two parts are called {name}: in {file} and {found[name].file}"
-                found[name] = _Place(file, f"{self._package}.{file.stem}", attribute)
+                found[name] = _PartFile(file, f"{self._package}.{file.stem}", attribute)
         return found
 
     @override
@@ -152,12 +152,11 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             KeyError: it has none there.
         """
-        for node in self._places[name].definition.body:
-            match node:
-                case ast.Assign(targets=[ast.Name(id=named)], value=ast.Constant(value=str(text))):
-                    if named == attribute:
-                        return text
-        raise KeyError(f"{name} has no text '{attribute}'")
+        text = self._places[name].file.read_text(encoding="utf-8")
+        found = re.search(rf'^    {attribute}\b[^"\n]* = "(.*)"$', text, re.MULTILINE)
+        if found is None:
+            raise KeyError(f"{name} has no text '{attribute}'")
+        return found[1]
 
     def with_text(self, text: str) -> list[str]:
         """Return the names of the parts in whose files a text stands."""

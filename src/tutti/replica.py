@@ -33,7 +33,7 @@ Vectors = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
 @dataclass(frozen=True)
-class Memory:
+class ReplicaMemory:
     """The memory of a replica's vectors; by default this process's own.
 
     Attributes:
@@ -206,7 +206,9 @@ class Replica:
             not initialised, or is on the meta device, or a parameter shares memory with another tensor.
     """
 
-    def __init__(self, module: nn.Module, memory: Memory = Memory(), frozen: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, memory: ReplicaMemory = ReplicaMemory(), frozen: bool = False
+    ) -> None:
         self.module, self.in_own_loop = module, False
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             _refuse_unusable(name, tensor)
@@ -463,7 +465,7 @@ def _reach(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
-def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: Memory) -> Flat:
+def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: ReplicaMemory) -> Flat:
     spans, length = _lay_out(p for _, p in named)
     device = named[0][1].device
     rows = memory.gradients(length, dtype, device)

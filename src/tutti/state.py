@@ -136,19 +136,9 @@ class Saved:
 
 def order_of(tensor: Tensor) -> str:
     """Return how the elements of a dense tensor lie in memory: see `TensorPiece.order`."""
-    if (
-        tensor.dim() == 4
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-    ):
-        return "channels_last"
-    if (
-        tensor.dim() == 5
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last_3d)
-    ):
-        return "channels_last_3d"
-    return "rows"
+    order = {4: "channels_last", 5: "channels_last_3d"}.get(tensor.dim(), "rows")
+    own = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=_ORDERS[order])
+    return order if own else "rows"
 
 
 def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = "") -> Iterator[TensorPiece]:
@@ -223,12 +213,12 @@ def put_under(prefix: str, held: Held) -> Held:
 def found_under(prefix: str, held: Named) -> Named:
     """Return what `put_under` has put under the prefix, by the names that it had before."""
     start = f"{prefix}/"
-    tensors = {name: held.tensors[name] for name in held.tensors if name.startswith(start)}
-    numbers = {name: value for name, value in held.numbers.items() if name.startswith(start)}
-    return Named(
-        {name.removeprefix(start): one for name, one in tensors.items()},
-        {name.removeprefix(start): one for name, one in numbers.items()},
-    )
+
+    def under(values: Mapping[str, Any]) -> dict[str, Any]:
+        # By name: a tensor that is not asked for is not read.
+        return {name.removeprefix(start): values[name] for name in values if name.startswith(start)}
+
+    return Named(under(held.tensors), under(held.numbers))
 
 
 def find(joint: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""Standard output and standard error, and tables and bars on a terminal, by rich.
-
-Output outlasts a full disk: what cannot be written is lost, work goes on. A reader that has gone is another
-matter (`tutti ... | head`): the printing code gets a `BrokenPipeError`.
-"""
+"""Standard output and standard error, and tables and bars on a terminal, by rich."""
 
 from __future__ import annotations
 
@@ -14,36 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
     from rich.console import Console
-
-
-_DESCRIPTORS: Final = (0, 1, 2)
-
-
-class LastingFile(io.FileIO):
-    """A file whose writes never fail, but for a reader that has gone.
-
-    Args:
-        descriptor: of the file; it stays open.
-
-    Attributes:
-        problem: why the first write that failed did so; None as long as none did.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(descriptor, "w", closefd=False)
-        self.problem: OSError | None = None
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Write `data`, or lose it; returns its length."""
-        try:
-            return super().write(data) or 0
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            self.problem = self.problem or error
-            return len(memoryview(data).cast("B"))
 
 
 def say_last(text: str) -> None:
@@ -60,58 +27,21 @@ def say_last(text: str) -> None:
             data = data[os.write(2, data) :]
 
 
-def identity(descriptor: int) -> tuple[int, int]:
-    """The identity of the file, pipe or terminal behind a descriptor.
-
-    Raises:
-        OSError: the descriptor is closed.
-    """
-    stat = os.fstat(descriptor)
-    return stat.st_dev, stat.st_ino
-
-
 @contextmanager
-def lasting_output() -> Iterator[LastingFile | None]:
-    """Have what this process prints outlast a full disk, inside of the block.
-
-    It yields the file that standard output is written to; None where that is left as it is.
-
-    Streams that are not those that the process began with, as in a notebook, are left alone. A descriptor
-    that was closed (`>&-`) becomes one of /dev/null: the next file to be opened would be taken for it else.
-    """
-    for descriptor in _DESCRIPTORS:
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            # The lowest free number is this one.
-            os.open(os.devnull, os.O_RDWR)
-    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    files: dict[str, LastingFile] = {}
-    for descriptor, (name, stream) in enumerate(before.items(), start=1):
-        if stream is None or (stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper)):
-            files[name] = LastingFile(descriptor)
-            setattr(sys, name, _text_on(files[name], stream))
+def lasting_output() -> Iterator[None]:
+    """Print characters that the encoding does not have as escapes; a reader that has gone is no error."""
+    streams = [one for one in (sys.stdout, sys.stderr) if isinstance(one, io.TextIOWrapper)]
+    for stream in streams:
+        # Where its descriptor has become a pipe it cannot seek; it has the new errors all the same.
+        with suppress(OSError):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        yield files.get("stdout")
+        yield
     finally:
-        for name in files:
+        for stream in streams:
             # Its reader may have gone; and the program may have closed the stream.
             with suppress(BrokenPipeError, ValueError):
-                getattr(sys, name).flush()
-            setattr(sys, name, before[name])
-
-
-def _text_on(file: LastingFile, like: io.TextIOWrapper | None) -> io.TextIOWrapper:
-    """A text stream to a file; what its encoding does not have is written out."""
-    if like is not None:
-        with suppress(OSError):
-            like.flush()
-    return io.TextIOWrapper(
-        io.BufferedWriter(file),
-        encoding=None if like is None else like.encoding,
-        errors="backslashreplace",
-        line_buffering=True if like is None else like.line_buffering,
-    )
+                stream.flush()
 
 
 UNBOUNDED: Final = 1 << 16

@@ -205,36 +205,6 @@ sys.exit(main(["train"]))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tutti: interrupted\n")
 
 
-@pytest.mark.parametrize("command", [["-m", "tutti"], ["tutti"], ["program"]])
-def test_ctrl_c_before_the_command_has_begun_is_one_line(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("""
-import os, signal, sys
-
-class Interruption:
-    def find_spec(name, path, target=None):
-        if name == "tutti.torch_backend.registration":
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Interruption)
-""")
-    for name in ("tutti", "program"):
-        (tmp_path / name).write_text("import sys; from tutti.cli.main import main; sys.exit(main())")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    if len(command) == 1:
-        command = [str(tmp_path / command[0])]
-    done = subprocess.run(
-        [sys.executable, *command, "--help"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if command[-1].endswith("program"):
-        assert "KeyboardInterrupt" in done.stderr, "another program is told as Python tells it"
-    else:
-        assert (done.returncode, done.stdout, done.stderr) == (130, "", "tutti: interrupted\n")
-
-
 @pytest.mark.parametrize("words", ["--help", "doctor --help", "train --steps 1 -n 2", "train --steps 1 -n 1"])
 def test_when_nobody_reads_what_is_printed_the_command_ends_quietly(words: str, tmp_path: Path) -> None:
     read, write = os.pipe()

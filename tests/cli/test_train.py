@@ -291,7 +291,6 @@ def corrupt(tmp_path: Path) -> None:
         ("--config busy", "is not JSON"),
         ("--out busy", "busy"),
         ("--out full", "is not empty"),
-        ("--device cuda:3", "CUDA_VISIBLE_DEVICES=3"),
         ("--device mps", "Known: cpu, cuda"),
         ("--device gpu", "Known: cpu, cuda"),
         ("--device cuda --strategy easgd", "use --strategy solo there"),

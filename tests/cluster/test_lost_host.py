@@ -22,7 +22,6 @@ from tests.cluster.waiting_model import WAITS_FOR
 from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.exports.sources import read_from
-from tutti.launch.mpirun_outcome import LATE_S
 from tutti.records.run_folder import RunFolder
 from tutti.run.resize import resize
 
@@ -90,17 +89,8 @@ def ranks_on(hosts: Hosts, host: str) -> list[int]:
     return sorted(
         process
         for process in hosts.processes(host)
-        # mpirun has the same words, and more; the parent of a rank is its witness.
-        if arguments_of(process)[1:-1] == RANK and arguments_of(parent_of(process))[1:-1] == RANK
+        if arguments_of(process)[1:-1] == RANK  # mpirun has the same words, and more.
     )
-
-
-def parent_of(process: int) -> int:
-    """Its parent; 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
 
 
 def line_with(words: str, program: subprocess.Popen[str]) -> str:
@@ -163,15 +153,14 @@ def test_a_rank_of_another_host_that_is_stopped_is_replaced(hosts: Hosts, tmp_pa
         lost = line_with("lost", program)
         (tmp_path / "go-on").touch()
         said = program.communicate(timeout=100)[0]
-    assert re.search(r"lost rank 1: on host b: it has not run for \d+ s, though its host answers", lost)
+    assert re.search(r"lost rank 1: on b: it gave no sign though its host answers", lost)
     assert program.returncode == 0, said
     assert is_empty(hosts)
 
 
-@pytest.mark.parametrize("victim", ["b", "a"])
-def test_a_rank_that_was_killed_is_replaced(hosts: Hosts, tmp_path: Path, victim: str) -> None:
+def test_a_rank_that_was_killed_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
     with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
-        os.kill(ranks_on(hosts, victim)[0], signal.SIGKILL)
+        os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
         # A rank may say before what it has lost.
         lost = line_with("going on", program)
         (tmp_path / "go-on").touch()
@@ -179,38 +168,6 @@ def test_a_rank_that_was_killed_is_replaced(hosts: Hosts, tmp_path: Path, victim
     assert re.search(r"lost rank \d.*; going on with 2 ranks", lost)
     assert "resumed after step" in said
     assert program.returncode == 0, said
-    assert is_empty(hosts)
-
-
-def launchers_on(hosts: Hosts, host: str) -> list[int]:
-    """The processes of mpirun on a host."""
-    return [
-        process
-        for process in hosts.processes(host)
-        if b"".join(arguments_of(process)[:1]).endswith(b"/prterun")
-    ]
-
-
-@pytest.mark.parametrize("when", ["before the loss", "after the loss"])
-def test_a_run_that_is_asked_to_stop_while_others_take_over_saves_and_stops(
-    hosts: Hosts, tmp_path: Path, when: str
-) -> None:
-    options = ["--on-failure", "respawn", "--checkpoint", "1h"]
-    with waiting(hosts, tmp_path, *options) as program:
-        (rank,) = ranks_on(hosts, "b")
-        (launcher,) = launching_processes(hosts, "a")
-        if when == "before the loss":
-            os.kill(rank, signal.SIGSTOP)  # So that it cannot save first.
-            os.kill(launcher, signal.SIGUSR1)
-            line_with("saving, then stopping", program)
-        os.kill(rank, signal.SIGKILL)
-        line_with("going on", program)
-        if when == "after the loss":
-            os.kill(launcher, signal.SIGTERM)
-        (tmp_path / "go-on").touch()
-        said = program.communicate(timeout=100)[0]
-    assert program.returncode == EXIT_INTERRUPTED, said
-    assert (tmp_path / "run/checkpoints/latest").exists()
     assert is_empty(hosts)
 
 
@@ -239,16 +196,6 @@ def test_a_run_gets_ranks_on_a_host_that_stands_by_and_gives_them_back(hosts: Ho
     starts = RunFolder(tmp_path / "run").starts().records
     assert [start.world.ranks for start in starts] == [1, 2, 1]
     assert 0 < starts[1].step < starts[2].step
-    assert is_empty(hosts)
-
-
-def test_a_run_goes_on_when_mpirun_was_stopped(hosts: Hosts, tmp_path: Path) -> None:
-    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--hang-timeout", "20s") as program:
-        os.kill(launchers_on(hosts, "a")[0], signal.SIGSTOP)
-        (tmp_path / "go-on").touch()
-        said = program.communicate(timeout=100)[0]
-    assert "tutti: mpirun had started the ranks; it was stopped by a signal (SIGSTOP)" in said
-    assert program.returncode == 0, said
     assert is_empty(hosts)
 
 
@@ -284,41 +231,3 @@ def test_a_host_that_stands_by_takes_the_place_of_one_without_power(tmp_path: Pa
     # On one host the same sums are made in another order.
     before, after = (read_from(folder).weights for folder in (alone, survived))
     torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
-
-
-def test_a_request_to_stop_kills_nothing_that_has_not_begun(hosts: Hosts, tmp_path: Path) -> None:
-    with waiting(hosts, tmp_path, "--on-failure", "respawn", "--max-failures", "1") as program:
-        (main,) = (one for one in hosts.processes("a") if arguments_of(one)[1:3] == [b"-m", b"tutti"])
-        os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
-        line_with("going on", program)
-        os.kill(main, signal.SIGUSR1)  # mpirun has not begun either.
-        said = program.communicate(timeout=100)[0]
-    assert "lost" not in said
-    assert program.returncode == EXIT_INTERRUPTED, said
-    assert is_empty(hosts)
-
-
-@pytest.mark.parametrize("since_s", [0.0, 0.5])
-def test_a_host_that_is_lost_while_others_take_over_is_passed_over(tmp_path: Path, since_s: float) -> None:
-    if reason := why_not():
-        pytest.skip(reason)
-    options = ["--hosts", "a:1,b:1,c:1", "-n", "2", "--on-failure", "respawn"]
-    with Hosts(["a", "b", "c"], apart=True) as hosts, waiting(hosts, tmp_path, *options) as program:
-        time.sleep(2.5)  # There is a copy of the state.
-        before = hosts.processes("b")
-        os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
-        line_with("going on", program)
-        while set(hosts.processes("b")) <= set(before):
-            assert program.poll() is None
-            time.sleep(0.01)
-        time.sleep(since_s)
-        hosts.cut_off("b")  # mpirun is starting its daemon there, or the daemon a rank.
-        began = time.monotonic()
-        lost = line_with("going on", program)
-        took_s = time.monotonic() - began
-        (tmp_path / "go-on").touch()
-        said = program.communicate(timeout=100)[0]
-        assert program.returncode == 0, said
-        assert is_empty(hosts, but="b")
-    assert "going on with 2 ranks on 2 hosts (a: 1, c: 1)" in lost
-    assert took_s < LATE_S / 2

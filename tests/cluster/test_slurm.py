@@ -78,14 +78,6 @@ def test_the_doctor_sees_the_ranks_of_both_nodes(slurm: Slurm) -> None:
     assert "nothing is wrong" in done.stdout
 
 
-def test_the_doctor_says_that_srun_has_not_told_mpi_of_the_ranks(slurm: Slurm) -> None:
-    done = slurm.run(["srun", "--mpi=none", *TWO_TASKS, *TUTTI, "doctor", "--mpi"])
-    assert done.returncode == 1
-    assert "srun started 2 ranks, but in each MPI sees 1" in done.stdout
-    assert "srun --mpi=pmix" in done.stdout
-    assert "Traceback" not in done.stderr
-
-
 def test_a_training_whose_ranks_do_not_see_each_other_is_refused(slurm: Slurm) -> None:
     done = slurm.run(["srun", "--mpi=none", *TWO_TASKS, *TUTTI, "train", *TRAINING.split()])
     assert "srun started 2 ranks, but MPI sees 1" in done.stderr
@@ -94,32 +86,9 @@ def test_a_training_whose_ranks_do_not_see_each_other_is_refused(slurm: Slurm) -
     assert "Traceback" not in done.stderr
 
 
-def test_a_task_uses_the_cores_that_slurm_has_given_it(slurm: Slurm) -> None:
-    one = slurm.run(["srun", "--ntasks=1", "--cpus-per-task=1", *PLACES])
-    assert one.stdout == "1 rank x 1 thread\n"
-
-
 def test_srun_in_an_allocation_of_salloc_starts_ranks(slurm: Slurm) -> None:
     placed = slurm.run(["salloc", *TWO_TASKS, "srun", *PLACES])
     assert placed.stdout.splitlines() == ["2 ranks, started by srun"] * 2, placed.stderr
-
-
-def test_more_ranks_than_a_task_has_cores_are_told_how_to_ask_for_more(slurm: Slurm) -> None:
-    asked = PLACES[-1].replace("p().describe()", "*p(4).warnings")
-    done = slurm.run(["srun", "--ntasks=1", "--cpus-per-task=1", *PLACES[:-1], asked])
-    assert "ask for more by --cpus-per-task=4" in done.stdout, done.stderr
-
-
-def test_one_node_of_two_is_warned_about(slurm: Slurm) -> None:
-    asked = PLACES[-1].replace("p().describe()", "*p(1).warnings")
-    done = slurm.run(["salloc", "--nodes=2", *PLACES[:-1], asked])
-    assert "Slurm has allocated 2 nodes (a, b), and this uses one of them" in done.stdout
-
-
-def test_a_host_outside_of_the_allocation_is_refused(slurm: Slurm) -> None:
-    done = slurm.run(["salloc", "--nodes=1", "--nodelist=a", *TUTTI, "train", "--hosts", "a:1,b:1"])
-    assert "--hosts names b, but Slurm has allocated a;" in done.stderr
-    assert done.returncode == 2
 
 
 def test_an_allocation_without_mpirun_is_told_of_srun(slurm: Slurm, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.network import Network
 from tutti.comm.traced import traced
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.records.trace import Lane, Reading, Trace, chrome_trace
+from tutti.records.trace import ClockReading, Lane, Trace, chrome_trace
 from tutti.strategies import STRATEGIES
 
 SLOW = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, local_latency_s=1e-4)
@@ -159,5 +159,5 @@ def test_clocks_that_are_apart_and_drift_are_found_to_be_so() -> None:
 
 
 def test_one_host_has_one_clock() -> None:
-    found: list[Reading | None] = VirtualWorld(3).run(lambda comm: compare_clocks(comm, comm.clock))
+    found: list[ClockReading | None] = VirtualWorld(3).run(lambda comm: compare_clocks(comm, comm.clock))
     assert found == [None] * 3

@@ -102,14 +102,14 @@ class Resumed:
     Attributes:
         weights: those evaluated before its first step.
         state: of the worker at that moment.
-        anew: what the worker says is lost at another number of ranks.
+        restarts: what the worker says is lost at another number of ranks.
         final: the weights in the end.
         staleness: of its exchanges.
     """
 
     weights: dict[str, Tensor]
     state: State
-    anew: tuple[str, ...]
+    restarts: tuple[str, ...]
     final: Tensor
     staleness: dict[int, int]
 
@@ -170,7 +170,7 @@ def go_on(comm: Communicator, course: Course, kept: Checkpoint | None) -> Resume
     comm.barrier()
     _train(comm, course, replica, worker, optimizer, range(STOP, course.steps))
     final = _finished(comm, course, replica, worker)
-    return Resumed(weights, state, worker.anew, final, worker.traffic.take().staleness)
+    return Resumed(weights, state, worker.restarts, final, worker.traffic.take().staleness)
 
 
 def differences(left: Left, resumed: Resumed) -> list[str]:
@@ -224,7 +224,7 @@ def _train(
     for step in steps:
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
         replica.module.both = step >= STOP if course.late else step not in (2, STOP - 1, STOP)
-        if worker.is_late():
+        if worker.late:
             worker.skip()
             continue
         batches = SAMPLES * torch.arange(step, step + 1) if together else SAMPLES * (size * step + rank)

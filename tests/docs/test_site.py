@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("sphinx")
 
-from website import conf, contents, options, reference, strategies
+from website import contents, options, reference, strategies
 from website.docstrings import to_rst
 from website.equations import latex, lines
 from website.paths import ROOT, SITE_OF, DeadLink, SiteMap, page_of_file
@@ -23,22 +23,9 @@ PAGES = [f"docs/{page}" for page in contents.pages_of_docs()] + [
 ]
 
 
-def slugs(text: str) -> set[str]:
-    """The anchors that GitHub gives to the headings of a page."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    bare = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings]
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in bare}
-
-
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_of_a_page_leads_to_a_file_and_every_anchor_to_a_heading(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert SiteMap(strategies.files()).rewrite(text, page)
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    for target, anchor in re.findall(r"\]\(([^()\s#:]*)#([^()\s]+)\)", prose):
-        other = (ROOT / page).parent / target if target else ROOT / page
-        assert anchor in slugs(other.read_text(encoding="utf-8")), f"{page} -> {target}#{anchor}"
+def test_every_link_of_a_page_leads_somewhere_on_the_site(page: str) -> None:
+    assert SiteMap(strategies.files()).rewrite((ROOT / page).read_text(encoding="utf-8"), page)
 
 
 def test_a_link_to_nothing_is_an_error_that_names_both() -> None:
@@ -54,11 +41,6 @@ def test_links_follow_their_files_to_the_site() -> None:
     )
     assert site.rewrite("[d](../Makefile)", "docs/data.md") == "[d](files/Makefile.md)"
     assert "make train" in page_of_file("Makefile")
-
-
-def test_code_is_left_as_it_is() -> None:
-    text = "```python\nx = f[0](nothing.md)\n```\n"
-    assert SiteMap({}).rewrite(text, "docs/data.md") == text
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
@@ -125,14 +107,6 @@ def test_equations_are_set_as_one_reads_them() -> None:
     assert latex("p = |dw|^2", assigned=["dw"]) == r"p = \lvert \mathit{dw} \rvert ^{2}"
 
 
-def test_a_remark_stays_words() -> None:
-    (line,) = lines("w = c     every `pull_every` batches")
-    assert [(piece.text, piece.formula) for piece in line.pieces] == [
-        ("w = c", True),
-        ("every `pull_every` batches", False),
-    ]
-
-
 def test_an_indented_paragraph_of_a_docstring_is_shown_as_it_is_and_bars_are_no_mark_up() -> None:
     text = ["The norm |x| of `x`.", "", "    w = |x|", "", "Args:", "    x: a *vector*", ""]
     assert to_rst(text) == [
@@ -152,7 +126,3 @@ def test_the_site_loads_nothing_from_elsewhere() -> None:
     for path in (ROOT / "website").rglob("*"):
         if path.suffix in (".css", ".py"):
             assert not re.search(r"(?:url\(|src=|href=)[\"']?https?:", Path(path).read_text(encoding="utf-8"))
-
-
-def test_the_foot_of_a_page_is_no_copyright_of_nobody() -> None:
-    assert getattr(conf, "copyright", "") or not getattr(conf, "html_show_copyright", True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
-from torch.distributed.algorithms.join import Join
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import tutti  # noqa: F401
 from tests.ecosystem.outcomes import main
@@ -73,10 +69,6 @@ def small_buckets_that_are_the_gradients() -> dict[str, Tensor]:
     return train(DistributedDataParallel(network(), bucket_cap_mb=0.001, gradient_as_bucket_view=True))
 
 
-def static_graph() -> dict[str, Tensor]:
-    return train(DistributedDataParallel(network(), static_graph=True))
-
-
 def unused_parameters() -> dict[str, Tensor]:
     model = DistributedDataParallel(network(), find_unused_parameters=True)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -97,52 +89,15 @@ def gradients_accumulated_without_exchange() -> dict[str, Tensor]:
     return {"before": alone, **{name: value.grad for name, value in model.named_parameters()}}
 
 
-def buffers_of_rank_0() -> dict[str, Tensor]:
-    model = DistributedDataParallel(network())
-    with torch.no_grad():
-        model.module.body[1].running_mean.add_(dist.get_rank())
-    loss(model, 0)
-    return {"mean": model.module.body[1].running_mean.clone()}
-
-
 def uneven_inputs() -> dict[str, Tensor]:
     model = DistributedDataParallel(network())
     with model.join():
         return train(model, steps=2 + 3 * dist.get_rank())
 
 
-def uneven_inputs_of_model_and_optimizer() -> dict[str, Tensor]:
-    model = DistributedDataParallel(network())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.Adam, lr=0.01)
-    with Join([model, optimizer]):
-        train(model, 5 - 3 * dist.get_rank(), optimizer)
-    return weights(model)
-
-
-def uneven_inputs_that_shall_end_training() -> dict[str, Tensor]:
-    model, steps = DistributedDataParallel(network()), 0
-
-    def passes() -> None:
-        nonlocal steps
-        with model.join(throw_on_early_termination=True):
-            for steps in range(2 + 3 * dist.get_rank()):
-                loss(model, steps).backward()
-
-    with pytest.raises(RuntimeError, match="exhausted"):
-        passes()
-    return {"steps": torch.tensor(steps)}
-
-
 def halves_on_the_wire() -> dict[str, Tensor]:
     model = DistributedDataParallel(network())
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return train(model)
-
-
-def bfloats_on_the_wire() -> dict[str, Tensor]:
-    model = DistributedDataParallel(network())
-    # Under its own name DDP refuses this hook on the CPU, though there is nothing that it could not do there.
-    model.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
     return train(model)
 
 
@@ -153,27 +108,6 @@ def low_rank_on_the_wire() -> dict[str, Tensor]:
     )
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return train(model, steps=6)
-
-
-def local_steps() -> dict[str, Tensor]:
-    model = DistributedDataParallel(network())
-    alone, _ = dist.new_subgroups(group_size=1)
-    state = post_localSGD_hook.PostLocalSGDState(None, alone, start_localSGD_iter=2)
-    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-    local = optim.SGD(model.parameters(), lr=0.1)
-    averager = PeriodicModelAverager(period=2, warmup_steps=2)
-    return train(model, 6, PostLocalSGDOptimizer(local, averager))
-
-
-def a_hook_that_raises() -> dict[str, Tensor]:
-    def refuse(state, bucket):
-        raise ValueError("this hook has had enough")
-
-    model = DistributedDataParallel(network())
-    model.register_comm_hook(None, refuse)
-    with pytest.raises(Exception, match="this hook has had enough"):
-        loss(model, 0).backward()
-    return train(DistributedDataParallel(network()))
 
 
 def callbacks_that_exchange_again() -> dict[str, Tensor]:
@@ -206,18 +140,6 @@ def sharded_optimizer() -> dict[str, Tensor]:
         return trained
     state = optimizer.state_dict()["state"]
     return trained | {f"moment {number}": part["exp_avg"] for number, part in state.items()}
-
-
-def samples_by_rank() -> dict[str, Tensor]:
-    samples = TensorDataset(torch.arange(23))
-    sampler = DistributedSampler(samples, shuffle=True, seed=5)
-    loader = DataLoader(samples, batch_size=4, sampler=sampler)
-    sampler.set_epoch(1)
-    own = torch.cat([indices for (indices,) in loader])
-    seen = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(seen, own)
-    assert set(torch.cat(seen).tolist()) == set(range(23))
-    return {"own": own}
 
 
 def objects() -> dict[str, Tensor]:

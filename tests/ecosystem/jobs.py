@@ -42,11 +42,6 @@ def mpirun(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subpr
         return mpi.mpirun(RANKS, HERE / program, *arguments, settings=settings, timeout_s=timeout_s)
 
 
-def python(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """What the program said and its exit code; it starts its ranks itself."""
-    return run([*interpreter(), str(HERE / program), *arguments], _environment(), timeout_s)
-
-
 @contextmanager
 def meeting_point() -> Iterator[dict[str, str]]:
     """The environment variables that tell ranks where they meet: a port for each group of the job.

@@ -10,25 +10,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn, optim
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
-    set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tutti  # noqa: F401
 from tests.ecosystem.outcomes import main
-from tests.preloaded.children import forked_children
 
 STEPS = 3
 WIDTH = 12
@@ -62,11 +58,11 @@ def whole(model: nn.Module) -> dict[str, Tensor]:
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 
-def sharded_network(**options: object) -> tuple[nn.Module, optim.Optimizer]:
+def sharded_network() -> tuple[nn.Module, optim.Optimizer]:
     model = network()
     for layer in (model[0], model[2]):
-        fully_shard(layer, **options)
-    fully_shard(model, **options)
+        fully_shard(layer)
+    fully_shard(model)
     return model, optim.Adam(model.parameters(), lr=0.01)
 
 
@@ -75,37 +71,6 @@ def sharded() -> dict[str, Tensor]:
     losses = train(model, optimizer, rank=dist.get_rank())
     held = sum(parameter.to_local().numel() for parameter in model.parameters())
     return {"losses": losses, "held": torch.tensor(held), **whole(model)}
-
-
-def sharded_in_bfloat16() -> dict[str, Tensor]:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model, optimizer = sharded_network(mp_policy=policy)
-    for step in range(STEPS):
-        inputs, _ = batch(step, dist.get_rank())
-        optimizer.zero_grad()
-        model(inputs).float().square().mean().backward()
-        optimizer.step()
-    return whole(model)
-
-
-def sharded_saved_and_loaded_as_one_file() -> dict[str, Tensor]:
-    model, optimizer = sharded_network()
-    train(model, optimizer, rank=dist.get_rank())
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    folder = shared_folder()
-    if dist.get_rank() == 0:
-        torch.save(state, folder / "model.pt")
-        plain = network()
-        plain.load_state_dict(torch.load(folder / "model.pt"))
-    dist.barrier()
-    torch.manual_seed(1)
-    again, _ = sharded_network()
-    loaded = torch.load(folder / "model.pt") if dist.get_rank() == 0 else {}
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(again, loaded, options=options)
-    inputs, _ = batch(99)
-    torch.testing.assert_close(again(inputs), model(inputs))
-    return {"outputs": again(inputs).detach()}
 
 
 def tensor_parallel() -> dict[str, Tensor]:
@@ -119,10 +84,10 @@ def tensor_parallel() -> dict[str, Tensor]:
     return {"losses": losses, **whole(split)}
 
 
-def pipeline(schedule: type[ScheduleGPipe] | type[Schedule1F1B]) -> dict[str, Tensor]:
+def pipeline() -> dict[str, Tensor]:
     model, rank = network(), dist.get_rank()
     stage = PipelineStage([model[:2], model[2:]][rank], rank, dist.get_world_size(), torch.device("cpu"))
-    scheduled = schedule(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    scheduled = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     inputs, targets = batch(0)
     if rank == 0:
         scheduled.step(inputs)
@@ -131,14 +96,6 @@ def pipeline(schedule: type[ScheduleGPipe] | type[Schedule1F1B]) -> dict[str, Te
     outputs = scheduled.step(target=targets, losses=losses)
     found = {name: value.grad for name, value in model[2:].named_parameters()}
     return found | {"outputs": outputs.detach(), "losses": torch.stack(losses).detach()}
-
-
-def pipeline_that_fills_and_drains() -> dict[str, Tensor]:
-    return pipeline(ScheduleGPipe)
-
-
-def pipeline_one_forward_one_backward() -> dict[str, Tensor]:
-    return pipeline(Schedule1F1B)
 
 
 def mesh_in_two_dimensions() -> dict[str, Tensor]:
@@ -154,26 +111,6 @@ def mesh_in_two_dimensions() -> dict[str, Tensor]:
         weights = {name: value.full_tensor().detach() for name, value in model.named_parameters()}
         found |= {f"{shape} {name}": value for name, value in (weights | {"losses": losses}).items()}
     return found
-
-
-def tensors_dealt_anew() -> dict[str, Tensor]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    whole = torch.arange(35, dtype=torch.float64).view(5, 7)
-    rows = distribute_tensor(whole, mesh, [Shard(0)])
-    columns = rows.redistribute(placements=[Shard(1)])
-    everywhere = columns.redistribute(placements=[Replicate()])
-    assert torch.equal(everywhere.to_local(), whole)
-    product = (columns @ rows.T.redistribute(placements=[Shard(0)])).full_tensor()
-    torch.testing.assert_close(product, whole @ whole.T)
-    return {"rows": rows.to_local(), "columns": columns.to_local(), "sum": rows.sum().full_tensor()}
-
-
-def collectives_with_gradients() -> dict[str, Tensor]:
-    own = torch.full((3,), 1.0 + dist.get_rank(), requires_grad=True)
-    total = differentiable.all_reduce(own * own)
-    everything = torch.cat(differentiable.all_gather(own * 2))
-    (total.sum() + everything.square().sum()).backward()
-    return {"total": total.detach(), "everything": everything.detach(), "gradient": own.grad}
 
 
 def checkpoint_of_shards() -> dict[str, Tensor]:
@@ -192,34 +129,6 @@ def checkpoint_of_shards() -> dict[str, Tensor]:
     return {"losses": pairs[1]}
 
 
-def checkpoint_beside_training(
-    kind: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
-) -> dict[str, Tensor]:
-    model, optimizer = sharded_network()
-    train(model, optimizer, rank=dist.get_rank())
-    saved = {name: value.clone() for name, value in whole(model).items()}
-    folder, own = shared_folder(), dist.new_group()
-    written = dcp.async_save(
-        {"model": get_model_state_dict(model)},
-        checkpoint_id=folder,
-        process_group=own,
-        async_checkpointer_type=kind,
-    )
-    losses = train(model, optimizer, 10, rank=dist.get_rank())
-    written.result()
-    torch.manual_seed(1)
-    again, _ = sharded_network()
-    weights = get_model_state_dict(again)
-    dcp.load({"model": weights}, checkpoint_id=folder)
-    set_model_state_dict(again, weights)
-    torch.testing.assert_close(whole(again), saved)
-    return {"losses": losses}
-
-
-def checkpoint_by_another_process() -> dict[str, Tensor]:
-    return checkpoint_beside_training(AsyncCheckpointerType.PROCESS)
-
-
 def shared_folder() -> Path:
     """An empty folder that all ranks know."""
     path = [tempfile.mkdtemp(dir=sys.argv[1])] if dist.get_rank() == 0 else [None]
@@ -233,5 +142,4 @@ if __name__ == "__main__":
         "RANK": os.environ["OMPI_COMM_WORLD_RANK"],
         "WORLD_SIZE": os.environ["OMPI_COMM_WORLD_SIZE"],
     }
-    with forked_children():
-        main(globals())
+    main(globals())

@@ -10,7 +10,6 @@ import time
 import warnings
 from pathlib import Path
 
-import psutil
 import torch
 from torch import nn
 
@@ -40,14 +39,6 @@ def _rank() -> int:
     from tutti.launch.launcher import started_by
 
     return started_by().rank
-
-
-def waiting_for_successor(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Wait until the ranks are there that are to have this block's next job."""
-    server = psutil.Process().parent().parent()
-    while len(server.children()) < 2:
-        time.sleep(0.01)
-    return _model(shape, outputs)
 
 
 def starving(shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +16,16 @@ from safetensors.torch import load_file
 import tutti
 from tests.farm.job_list import JobList
 from tests.preloaded import interpreter
-from tutti.errors import BadOption, DiskFull, TuttiError
+from tutti.errors import BadOption, DiskFull
 from tutti.farm.block_main import PRUNED
 from tutti.farm.block_placement import place_blocks
-from tutti.farm.blocks import ENTRY, HostPool
-from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
+from tutti.farm.blocks import HostPool
+from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded
 from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.farm.work import work_on
-from tutti.launch import fork_server_client
 from tutti.launch.cores import Cores
 from tutti.records.farm_folder import THREADS, FarmFolder, JobState
-from tutti.records.json_lines import read_lines
 from tutti.records.run import EpochRecord
-from tutti.records.usage import UsageRecord
 from tutti.run.config import TrainConfig
 
 TINY = TrainConfig(model="mlp", model_options={"hidden": [4]}, data="digits", steps=2, batch_size=8)
@@ -153,12 +149,6 @@ def test_jobs_find_nothing_of_each_other(tmp_path: Path) -> None:
             assert log.count(text) == 1
 
 
-def test_the_ranks_of_the_next_job_are_started_while_one_with_code_of_the_user_works(tmp_path: Path) -> None:
-    jobs = [replace(_bad("waiting_for_successor"), name=f"job-{number}") for number in range(2)]
-    outcomes, _ = _work(_farm(tmp_path / "farm"), jobs, blocks=1, job_timeout_s=60.0)
-    assert [outcome.why for outcome in outcomes.values()] == ["", ""]
-
-
 def test_a_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
     # Time passes once the job hangs, and never again: the next one may be slow.
@@ -176,23 +166,6 @@ def test_a_full_disk_ends_the_work_and_fails_no_job(tmp_path: Path) -> None:
     ):
         _work(folder, [_bad("filling"), _job("next")], blocks=1)
     assert {folder.state(name) for name in ("filling", "next")} == {JobState.WAITING}
-
-
-def test_who_kills_the_process_of_all_ranks_fails_no_job(tmp_path: Path) -> None:
-    folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
-    source = JobList([_bad("hanging", note=str(hangs)), _job("next")])
-    fork_server_client.end_ranks()
-    fork_server_client.prepare_ranks(ENTRY, 1, crowded=False)
-    (server,) = fork_server_client._kept
-
-    def kill(what: Happening) -> None:
-        if isinstance(what, JobBegan):
-            server._process.kill()
-
-    with pytest.raises(TuttiError, match="that ranks are forked from was killed"):
-        work_on(folder, source, blocks=1, threads=1, listener=kill)
-    assert not source.outcomes
-    assert {folder.state(name) for name in ("hanging", "next")} == {JobState.WAITING}
 
 
 def test_a_block_of_several_ranks(tmp_path: Path) -> None:
@@ -275,47 +248,6 @@ def test_a_source_ends_prunable_jobs_after_an_epoch(tmp_path: Path, block: int) 
     }
 
 
-def test_a_pruned_job_that_was_killed_before_its_summary_trains_no_further(tmp_path: Path) -> None:
-    config = TINY.changed({"steps": None, "epochs": 4, "batch_size": 256, "checkpoint": "1 epoch"})
-    job, farm = FarmJob("pruned", config, prunable=True), tmp_path / "farm"
-    work_on(_farm(farm), Pruner([job]), block=2, blocks=1, threads=1)
-    for again in (False, True):
-        (farm / "jobs/pruned/summary.json").unlink()
-        source, told = Pruner([job]), list[Happening]()
-        settings = {"block": 2, "blocks": 1, "threads": 1}
-        work_on(_farm(farm, resume=True), source, listener=told.append, **settings)
-        summary = source.outcomes["pruned"].summary
-        assert summary is not None, again
-        assert (summary.epochs, summary.ended_early) == (2, PRUNED)
-        assert [one.record.epoch for one in told if isinstance(one, EpochEnded)] == [2]
-
-
-ENDED_AS_IT_BEGINS = """
-import os, signal
-
-def net():
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTERM)
-"""
-
-
-@pytest.mark.parametrize(("asked", "state"), [(True, JobState.STOPPED), (False, JobState.FAILED)])
-def test_a_job_whose_ranks_the_request_itself_has_ended_is_stopped(
-    tmp_path: Path, asked: bool, state: JobState
-) -> None:
-    (tmp_path / "mine.py").write_text(ENDED_AS_IT_BEGINS)
-    source = JobList([_job("job-0", model=f"{tmp_path / 'mine.py'}:net")])
-
-    def ask(what: Happening) -> None:
-        # As whoever sends SIGTERM to all processes of a farm.
-        if isinstance(what, JobBegan) and asked:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    work_on(_farm(tmp_path / "farm"), source, blocks=1, threads=1, listener=ask)
-    assert source.outcomes["job-0"].state == state
-    assert "killed by signal 15" in source.outcomes["job-0"].why
-
-
 def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:
     longer = {"steps": None, "epochs": 12, "batch_size": 16}
     jobs = [_job(f"job-{seed}", seed=seed, **longer) for seed in range(3)]
@@ -339,25 +271,6 @@ def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:
     assert len((stopped.job("job-0") / "starts.jsonl").read_text().splitlines()) == 2
 
 
-def test_the_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tutti.launch.stop_request.SAME_S", 0.0)
-    folder = _farm(tmp_path / "farm")
-
-    def interrupt(what: Happening) -> None:
-        if isinstance(what, EpochEnded | Stopping):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        work_on(
-            folder,
-            JobList([_job("endless", steps=10_000_000, data_options={}), _job("other", steps=10_000_000)]),
-            blocks=2,
-            threads=1,
-            listener=interrupt,
-        )
-    assert {folder.state(name) for name in ("endless", "other")} <= {JobState.WAITING, JobState.STOPPED}
-
-
 def test_a_kill_of_the_coordinator_leaves_no_process(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [
@@ -373,48 +286,14 @@ def test_a_kill_of_the_coordinator_leaves_no_process(tmp_path: Path) -> None:
     while missing:
         missing.discard(program.stdout.readline().strip())
     processes = [coordinator, *coordinator.children(recursive=True)]
-    # It, the fork server, two branches, two ranks.
-    assert len(processes) >= 6
+    # It, the fork server, two ranks.
+    assert len(processes) >= 4
     program.kill()
     program.wait()
     program.stdout.close()
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive
     assert _farm(tmp_path / "farm", resume=True).state("endless-0") is not JobState.RUNNING
-
-
-def test_nothing_grows_with_the_number_of_jobs(tmp_path: Path) -> None:
-    folder, sizes = _farm(tmp_path / "farm"), list[tuple[int, int, int]]()
-
-    def look(what: Happening) -> None:
-        if isinstance(what, JobEnded) and int(what.job.name) in {*range(10, 20), *range(190, 200)}:
-            here = psutil.Process()
-            # The sampler is a child of this process.
-            ranks = {one for one in here.children(recursive=True) if not one.children()} - {*here.children()}
-            rank = max(ranks, key=lambda one: one.cpu_times().user)
-            maps = len(Path(f"/proc/{rank.pid}/maps").read_text().splitlines())
-            sizes.append((rank.num_fds(), maps, rank.memory_info().rss))
-            while not any(read_lines(path, UsageRecord).records for path in folder.usage):
-                time.sleep(0.01)
-
-    jobs = [FarmJob(str(number), TINY) for number in range(200)]
-    outcomes, _ = _work_with(folder, jobs, look)
-    assert {one.state for one in outcomes.values()} == {JobState.FINISHED}
-    # The job after the one that has ended may have opened files of its own.
-    (files, maps, nbytes), (files_later, maps_later, nbytes_later) = (
-        map(min, zip(*some, strict=True)) for some in (sizes[:10], sizes[10:])
-    )
-    assert files_later <= files
-    assert maps_later <= maps + 10
-    assert nbytes_later < nbytes + (8 << 20)
-
-
-def _work_with(
-    folder: FarmFolder, jobs: Sequence[FarmJob], listener: object
-) -> tuple[dict[str, JobOutcome], None]:
-    source = JobList(jobs)
-    work_on(folder, source, blocks=1, threads=1, listener=listener)  # type: ignore[arg-type]
-    return source.outcomes, None
 
 
 def test_the_number_of_blocks_follows_the_cores() -> None:

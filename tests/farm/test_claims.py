@@ -112,20 +112,3 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
     # A later launch tries again what has failed.
     with folder.launch() as later:
         assert Unclaimed(folder, later, JobList(jobs), told.append).next() == jobs[0]
-
-
-def test_a_job_that_was_chosen_ahead_is_claimed_when_it_is_asked_for(tmp_path: Path) -> None:
-    folder = FarmFolder.begin(tmp_path / "farm", "test", {})
-    jobs = [FarmJob(name, TrainConfig()) for name in ("long", "short")]
-    with folder.launch() as other, folder.launch() as ours:
-        source = JobList(jobs)
-        left = Unclaimed(folder, ours, source, lambda _: None)
-        left.choose_ahead()
-        left.choose_ahead()
-        assert source.next() == jobs[1], "one was chosen, and one only"
-        assert other.claim("long"), "nobody has claimed it yet"
-        assert left.next() is None
-        assert left.elsewhere()
-        other.release("long")
-        left._look_at = 0.0
-        assert left.next() == jobs[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -80,15 +79,6 @@ def test_every_job_ends_once(lengths: list[float], blocks: int, failing: set[int
     assert outcome.busy_s <= blocks * outcome.seconds + 1e-6
 
 
-def test_the_next_job_is_chosen_while_all_blocks_work() -> None:
-    pool, working = VirtualPool(2, _course), list[int]()
-    coordinator = Coordinator(
-        pool, JobList(_jobs([1.0, 2.0, 3.0])), ahead=lambda: working.append(len(coordinator._running))
-    )
-    coordinator.run()
-    assert set(working) == {2}
-
-
 @tried
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=30), st.integers(1, 8))
 def test_the_longest_come_first_and_no_block_idles_while_jobs_wait(lengths: list[float], blocks: int) -> None:
@@ -164,13 +154,6 @@ def test_a_source_may_wait_for_results(blocks: int) -> None:
     source = Pairs(4)
     outcome = Coordinator(VirtualPool(blocks, _course), source).run()
     assert outcome.ended[FINISHED] == source.given == 8
-
-
-def test_a_thousand_blocks_are_busy_almost_all_the_time() -> None:
-    random_lengths = random.Random(1)
-    lengths = [random_lengths.lognormvariate(4, 0.5) for _ in range(10_000)]
-    outcome = Coordinator(VirtualPool(1024, _course), JobList(_jobs(lengths))).run()
-    assert outcome.busy_s / (outcome.seconds * 1024) >= 0.97
 
 
 @tried

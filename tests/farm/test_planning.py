@@ -7,12 +7,10 @@ from itertools import product
 
 import pytest
 
-from tutti.cli.engines import ranks_by_block
 from tutti.cli.main import main
 from tutti.errors import BadOption
 from tutti.farm.block_placement import place_blocks, settings_of
 from tutti.launch.cores import BINDING, Cores
-from tutti.model_parallel.ways import parse_layout
 
 
 def machine(cores: int, threads: int = 1, quota: int | None = None, first: int = 0) -> Cores:
@@ -72,18 +70,6 @@ def test_a_crowd_is_told_once_and_one_that_memory_has_no_room_for_is_refused() -
     assert not place_blocks(3, 2, 2, None, 1, machine(8))[0].warnings
     with pytest.raises(BadOption, match="GiB of memory before they train anything"):
         place_blocks(3, 1_000_000, 1, None, 1, machine(2))
-
-
-def test_wrong_ranks_of_a_run_are_told_as_those_of_a_block() -> None:
-    with pytest.raises(BadOption, match="2 x 2 is 4; use --block 4, or numbers"), ranks_by_block():
-        parse_layout("data=2,tensor=2", {}, 3)
-
-
-def test_cores_that_are_left_become_threads() -> None:
-    placement, blocks = place_blocks(2, None, None, 3, 1, machine(16))
-    assert (blocks, placement.threads) == (3, 5)
-    placement, blocks = place_blocks(2, 2, None, None, 0, machine(16))
-    assert (blocks, placement.threads) == (2, 4)
 
 
 def test_openmp_binds_no_thread_of_a_farm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from tutti.cli.engines import array_job
 from tutti.cli.main import main
 from tutti.errors import UserError
 from tutti.farm.slurm import ArrayJob
-from tutti.launch.launcher import LaunchContext, Launcher
 from tutti.records.farm_folder import FarmFolder, JobState
 
 SBATCH = """\
@@ -88,18 +87,6 @@ def test_the_script_that_a_dry_run_shows_is_no_dry_run() -> None:
         Namespace(hosts=None, on="slurm", blocks=2, block=3, threads=None, command_line=words), servers=1
     )
     assert job == ArrayJob(["cv", "mlp", "--on", "slurm"], tasks=2, ranks=2, threads=1)
-
-
-@pytest.mark.parametrize("words", ["cv mlp", "tune mlp --space.lr 0.1,0.2"])
-def test_a_farm_is_not_started_on_several_hosts_by_one_command(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    command = [*words.split(), "--data", "digits", "--out", str(tmp_path / "farm")]
-    assert main([*command, "--hosts", "a,b"]) == 2
-    assert "--hosts is an option of 'tutti train'" in capfd.readouterr().err
-    monkeypatch.setattr("tutti.farm.block_placement.started_by", lambda: LaunchContext(Launcher.SRUN, 0, 2))
-    assert main(command) == 2
-    assert "srun has started this process" in capfd.readouterr().err
 
 
 def test_without_slurm_the_script_is_left_to_the_user(

@@ -141,22 +141,8 @@ def test_a_loss_that_is_not_finite_is_found_on_the_gpu() -> None:
         trained(optimizer="sgd", lr=1e30)
 
 
-def test_a_run_of_the_gpu_is_profiled_and_evaluated_on_the_cpu_too(tmp_path) -> None:
-    words = f"train cnn -n 1 --device cuda --steps 40 --profile 10-12 --trace --out {tmp_path / 'run'}"
+def test_a_run_of_the_gpu_is_traced_and_evaluated_on_the_cpu_too(tmp_path) -> None:
+    words = f"train cnn -n 1 --device cuda --steps 40 --trace --out {tmp_path / 'run'}"
     assert main(words.split()) == 0
-    assert "CUDA" in (tmp_path / "run" / "profile-rank0.txt").read_text()
     for device in ("cpu", "cuda"):
         assert main(["evaluate", str(tmp_path / "run"), "-n", "1", "--device", device]) == 0
-
-
-def test_the_callers_random_numbers_go_on_as_if_nothing_had_been_trained() -> None:
-    torch.cuda.manual_seed(1)
-    expected = torch.rand(3, device="cuda")
-    torch.cuda.manual_seed(1)
-    trained(steps=3)
-    assert torch.equal(torch.rand(3, device="cuda"), expected)
-
-
-def test_all_that_makes_a_gpu_fast_still_learns():
-    result = trained(precision="bf16", layout="channels_last", steps=None, epochs=20)
-    assert result.summary.test.metrics["accuracy"] > 0.95

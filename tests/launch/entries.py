@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import gzip
 import json
 import os
 import signal
@@ -56,7 +55,7 @@ def watches_for_garbage(comm: Communicator, payload: bytes) -> object:
 
 
 def leave_files_open(comm: Communicator, payload: bytes) -> object:
-    """Two that modules refer to, one in a circle, and one that is written when that circle is freed."""
+    """One that a module refers to, one in a circle, and one that is written when that circle is freed."""
 
     class Circle:
         def __init__(self, name: str) -> None:
@@ -72,9 +71,6 @@ def leave_files_open(comm: Communicator, payload: bytes) -> object:
     text = Path(payload.decode(), f"text-{comm.rank}").open("w")  # noqa: SIM115  It is left open.
     text.write("a text")
     sys.left_open = text  # type: ignore[attr-defined]
-    packed = gzip.open(Path(payload.decode(), f"packed-{comm.rank}"), "wb")  # noqa: SIM115  Likewise.
-    packed.write(b"packed")
-    globals()["left_open"] = packed
     atexit.register(Path(payload.decode(), f"atexit-{comm.rank}").write_text, "called")
     return None
 
@@ -132,20 +128,6 @@ def die(comm: Communicator, payload: bytes) -> object:
         if payload == b"exit":
             os._exit(3)
         os.kill(os.getpid(), signal.SIGKILL)
-    comm.barrier()
-    return None
-
-
-def close_descriptors(comm: Communicator, payload: bytes) -> object:
-    """Rank 1 closes all that it has open, opens files in their place, and ends as the payload says."""
-    how, folder = payload.decode().split(" ", 1)
-    comm.barrier()
-    if comm.rank == 1:
-        os.closerange(3, 64)
-        files = [(Path(folder) / str(number)).open("w") for number in range(32)]
-        if how == "raise":
-            raise ValueError("seven is not a colour")
-        return files
     comm.barrier()
     return None
 
@@ -243,19 +225,6 @@ def circumstances(comm: Communicator, payload: bytes) -> object:
             "random": np.random.random(),
         }
     )
-
-
-def variable(comm: Communicator, payload: bytes) -> object:
-    """What each rank has in the environment variable that the payload names."""
-    return comm.all_gather_objects(os.environ.get(payload.decode()))
-
-
-def die_unseen(comm: Communicator, payload: bytes) -> object:
-    """Rank 0 is killed while the parent, which would tell of it, is stopped; the other one does not look."""
-    if comm.rank == 0:
-        os.kill(os.getppid(), signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
 
 
 def interrupt(comm: Communicator, payload: bytes) -> object:

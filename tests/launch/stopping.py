@@ -1,6 +1,6 @@
 """A program that makes steps until it is asked to stop: python stopping.py FOLDER WHERE [HOSTS | -n N].
 
-Its ranks wait where they are told to (loading, training, evaluating), and leave a file when they are there.
+Its ranks wait where they are told to (loading, training), and leave a file when they are there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tutti.errors import EXIT_INTERRUPTED
-from tutti.launch import stop_request
 from tutti.launch.launcher import started_by
 from tutti.launch.placement import place_ranks
 from tutti.launch.start import start
@@ -43,8 +42,7 @@ def work(comm: Communicator, payload: bytes) -> object:
     with stoppable():
         comm.barrier()
         be_at("training")
-        be_at("stuck")
-        while not stopped and steps != (3 if where in ("evaluating", "ending") else -1):
+        while not stopped and steps != (3 if where == "ending" else -1):
             time.sleep(0.01)
             stopped = any(comm.all_gather_objects(stop_requested()))
             steps += 1
@@ -53,7 +51,6 @@ def work(comm: Communicator, payload: bytes) -> object:
             time.sleep(0.3)
             (here / f"saved-{comm.rank}").write_text(str(steps))
         comm.barrier()
-    be_at("evaluating")
     comm.barrier()
     return stopped
 
@@ -63,8 +60,6 @@ def main() -> int:
     hosts = more[0] if more and more[0] != "-n" else None
     workers = int(more[1]) if more and hosts is None else "auto" if hosts or started_by().mpi else 2
     Path(folder, "program").write_text(str(os.getpid()))
-    if where == "stuck":
-        stop_request.LIMIT_S = 1.0  # type: ignore[misc]
     payload = json.dumps([folder, where]).encode()
     stopped = start("tests.launch.stopping:work", payload, place_ranks(workers, hosts=hosts))
     print("stopped" if stopped else "done", flush=True)

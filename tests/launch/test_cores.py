@@ -25,15 +25,11 @@ def topology(root: Path, siblings: dict[int, str]) -> Path:
     return root
 
 
-def control_group(root: Path, version: int, quotas: dict[str, str], line: str) -> tuple[Path, Path]:
+def control_group(root: Path, quotas: dict[str, str], line: str) -> tuple[Path, Path]:
     for path, quota in quotas.items():
-        folder = root / "mount" / ("cpu" if version == 1 else "") / path.lstrip("/")
+        folder = root / "mount" / path.lstrip("/")
         folder.mkdir(parents=True, exist_ok=True)
-        if version == 2:
-            (folder / "cpu.max").write_text(quota)
-        else:
-            (folder / "cpu.cfs_quota_us").write_text(quota.split()[0])
-            (folder / "cpu.cfs_period_us").write_text(quota.split()[1])
+        (folder / "cpu.max").write_text(quota)
     (root / "cgroup").write_text(line)
     return root / "mount", root / "cgroup"
 
@@ -61,21 +57,16 @@ def test_kernel_lists_of_cpus_are_read(text: str, numbers: list[int]) -> None:
 
 def test_quota_of_version_2_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:
     quotas = {"/": "max 100000", "/a": "150000 100000", "/a/b": "400000 100000"}
-    assert cpu_quota(*control_group(tmp_path, 2, quotas, "0::/a/b\n")) == 1.5
-
-
-def test_quota_of_version_1_is_read(tmp_path: Path) -> None:
-    line = "5:memory:/x\n4:cpu,cpuacct:/x\n"
-    assert cpu_quota(*control_group(tmp_path, 1, {"/": "-1 100000", "/x": "300000 100000"}, line)) == 3.0
+    assert cpu_quota(*control_group(tmp_path, quotas, "0::/a/b\n")) == 1.5
 
 
 def test_in_a_container_the_quota_at_the_root_counts(tmp_path: Path) -> None:
     quotas = {"/": "200000 100000"}
-    assert cpu_quota(*control_group(tmp_path, 2, quotas, "0::/docker/4711\n")) == 2.0
+    assert cpu_quota(*control_group(tmp_path, quotas, "0::/docker/4711\n")) == 2.0
 
 
 def test_no_quota_is_none(tmp_path: Path) -> None:
-    assert cpu_quota(*control_group(tmp_path, 2, {"/": "max 100000"}, "0::/\n")) is None
+    assert cpu_quota(*control_group(tmp_path, {"/": "max 100000"}, "0::/\n")) is None
     assert cpu_quota(tmp_path, tmp_path / "missing") is None
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import replace
 
 import pytest
 
 from tutti.errors import BadModel, PeerLost, RankFailed, TuttiError, UserError
-from tutti.launch import rank_main as ranks
-from tutti.launch.exit_reports import Death, Report, cause, decode, encode, failure
-from tutti.terminal import identity
+from tutti.launch.exit_reports import Death, Report, cause, failure
 
 
 class OwnError(UserError):
@@ -85,6 +82,7 @@ def test_all_dead_ranks_are_named_with_what_happened_to_the_first() -> None:
         (Death(0, 0.0, -9, out_of_memory=True), "killed by signal 9 (SIGKILL); the kernel ran out of memory"),
         (Death(0, 0.0, -9), "killed by signal 9 (SIGKILL); if nobody sent it, the memory may have run out"),
         (Death(0, 0.0, -40), "killed by signal 40"),
+        (Death(0, 0.0, None), "it ended before it was done"),
     ],
 )
 def test_a_death_is_explained(death: Death, why: str) -> None:
@@ -103,24 +101,3 @@ def test_a_thread_that_could_not_be_started_is_named_by_the_limit() -> None:
     assert certain
     assert isinstance(error, UserError)
     assert str(error).startswith("no further process can be started: raise the limit of this user (ulimit -u")
-
-
-def test_a_report_is_read_when_it_is_complete() -> None:
-    sent = Report(1, 2.0, value=b"x" * 1000)
-    data = encode(sent)
-    assert decode(data[:4]) == []
-    assert decode(data[:-1]) == []
-    assert decode(data + b"more") == [sent]
-
-
-def test_a_rank_that_fails_when_nobody_listens_any_more_ends_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    reading, writing = os.pipe()
-    os.close(reading)
-    ranks._send_report(failure(1, ValueError("as on rank 0"), None), writing, identity(writing))
-    os.close(writing)
-    assert codes == [1]
-    assert capfd.readouterr() == ("", "")

@@ -86,11 +86,6 @@ def test_a_task_of_srun_is_recognised() -> None:
     )  # fmt: skip
 
 
-def test_tasks_per_node_may_be_written_in_short() -> None:
-    found = started_by({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"})
-    assert found.local_size == 1
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -139,11 +134,6 @@ def test_a_command_typed_into_a_shell_of_srun_is_alone_and_a_script_there_is_a_r
 
 def test_an_allocation_without_a_step_is_alone() -> None:
     assert started_by({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == ALONE
-
-
-def test_mpirun_inside_an_allocation_is_mpirun() -> None:
-    found = started_by({**SRUN, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"})
-    assert (found.launcher, found.size) == (Launcher.MPIRUN, 2)
 
 
 @pytest.mark.parametrize("environ", [SRUN, {"OMPI_COMM_WORLD_SIZE": "2"}])

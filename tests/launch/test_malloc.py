@@ -9,8 +9,6 @@ import sys
 import pytest
 
 from tutti.launch.malloc import TUNABLES, start_settings
-from tutti.launch.placement import Placement
-from tutti.launch.start import start
 
 PROGRAM = """
 import resource, sys
@@ -23,28 +21,6 @@ for turn in range(2):
     del memory
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(kept, faults)
-"""
-ONCE = """
-from contextlib import nullcontext
-from pathlib import Path
-from tutti.launch.malloc import give_back_memory, keep_memory, memory_lent
-
-def held():
-    return int(Path("/proc/self/statm").read_text().split()[1])
-
-def more(context):
-    before = held()
-    with context:
-        memory = bytearray(32 << 20)
-        memory[::4096] = bytes(len(memory[::4096]))
-        del memory
-    return held() - before
-
-keep_memory()
-before = held()
-kept, lent = more(nullcontext()), more(memory_lent())
-give_back_memory()
-print(kept, lent, held() - before)
 """
 STEPS = """
 import re, sys, torch
@@ -107,36 +83,10 @@ def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
     assert many > PAGES // 2
 
 
-def test_a_user_s_own_settings_are_left_alone() -> None:
-    kept, many = faults("keep", MALLOC_MMAP_THRESHOLD_="131072")
-    assert kept == "False"
-    assert many > PAGES // 2
-
-
-@pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="only glibc can be told to")
-def test_what_is_needed_once_goes_back_to_the_kernel() -> None:
-    kept, lent, given_back = (int(word) for word in printed(ONCE).split())
-    assert kept > PAGES // 2
-    assert lent < PAGES // 8, "it is not taken from what was kept"
-    assert given_back < PAGES // 8
-
-
 def test_the_heap_of_a_rank_stays_whole_while_it_trains() -> None:
     assert int(printed(STEPS, **start_settings({}))) < 4, "MiB that 250 steps alike have added"
-
-
-def test_ranks_start_with_a_heap_that_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TUNABLES, raising=False)
-    found = start("tests.launch.entries:variable", TUNABLES.encode(), Placement(2, 1))
-    assert found == ["glibc.malloc.tcache_count=0"] * 2
 
 
 @pytest.mark.parametrize("name", [TUNABLES, "MALLOC_ARENA_MAX"])
 def test_what_a_user_says_of_the_heap_stays(name: str) -> None:
     assert start_settings({name: "glibc.malloc.arena_max=1"}) == {}
-
-
-def test_what_a_user_says_of_other_things_is_said_as_well() -> None:
-    assert start_settings({TUNABLES: "glibc.cpu.x86_ibt=on"}) == {
-        TUNABLES: "glibc.cpu.x86_ibt=on:glibc.malloc.tcache_count=0"
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import pytest
 from tutti.errors import UserError
 from tutti.launch.mpi_library import (
     SEGMENT_BYTES,
-    give_home,
     library_beside,
     make_room,
     refuse_unloadable,
@@ -60,17 +58,6 @@ def test_shared_memory_without_room_for_all_ranks_is_made_in_the_temporary_folde
     chosen = {"OMPI_MCA_btl_sm_backing_directory": "/elsewhere"}
     make_room(4, chosen)
     assert chosen["OMPI_MCA_btl_sm_backing_directory"] == "/elsewhere"
-
-
-def test_who_has_no_home_is_given_the_one_that_the_system_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOME")
-    environ: dict[str, str] = {}
-    give_home(environ)
-    assert environ["HOME"] == pwd.getpwuid(os.geteuid()).pw_dir
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    nameless: dict[str, str] = {}
-    give_home(nameless)
-    assert nameless["HOME"] == "/"
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_server_takes_no_core_from_the_workers() -> None:
     placement = place_ranks("auto", cores=TWO, servers=1)
     assert (placement.workers, placement.servers, placement.ranks) == (2, 1, 3)
     assert (placement.threads, placement.cores, placement.warnings) == (1, ((0,), (1,)), ())
-    assert placement.describe() == "2 ranks x 1 thread and 1 server, bound to cores 0 and 1"
+    assert placement.describe() == "2 ranks x 1 thread and 1 server, bound to cores 0-1"
     assert place_ranks(1, cores=TWO, servers=2).describe() == "1 rank x 2 threads and 2 servers"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import select
 import signal
 import subprocess
 import sys
@@ -137,35 +135,6 @@ def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: S
     stopping.pass_to(page, lambda: passed.append(1))
     assert page.requested
     assert passed == [1]
-    stopping.act()
-
-
-def test_who_does_not_stop_in_time_is_ended(
-    stopping: Stopping, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(stop_request, "LIMIT_S", 0.0)
-    assert stopping.patience_s() is None
-    signal.raise_signal(SIGTERM)
-    assert not stopping.over()
-    assert stopping.patience_s() == 0
-    assert stopping.over()
-    assert stopping.ended_by == SIGTERM
-    assert "have not stopped within 0 s; they are ended" in capfd.readouterr().err
-
-
-def test_who_has_left_its_section_in_time_is_not_ended(
-    stopping: Stopping, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stop_request, "LIMIT_S", 0.0)
-    signal.raise_signal(SIGTERM)
-    assert not stopping.over()
-    stopping.page.stoppable = False
-    assert not stopping.over()
-    assert stopping.patience_s() is None
-
-
-def test_a_request_after_the_ranks_are_done_is_nothing(stopping: Stopping) -> None:
-    signal.raise_signal(SIGUSR1)
     stopping.act()
 
 
@@ -302,17 +271,6 @@ def running() -> Iterator[list[Job]]:
     assert left_in_shared_memory(before) == set()
 
 
-def test_a_signal_that_ends_is_not_lost_behind_one_that_asks_again(stopping: Stopping) -> None:
-    os.kill(os.getpid(), SIGUSR1)
-    assert not stopping.over()
-    for signum in (SIGUSR1, SIGHUP):
-        os.kill(os.getpid(), signum)
-    assert not stopping.over()
-    assert select.select([stopping], [], [], 0)[0] == [stopping]
-    assert stopping.over()
-    assert stopping.ended_by == SIGHUP
-
-
 def test_a_signal_that_ends_counts_behind_a_request_that_comes_too_late(stopping: Stopping) -> None:
     for signum in (SIGUSR1, SIGHUP):
         os.kill(os.getpid(), signum)
@@ -340,10 +298,8 @@ def test_ranks_under_our_supervisor_save_and_stop_or_are_ended(tmp_path: Path, r
     cases: dict[str, tuple[str, str, list[int | str], int, bool]] = {
         "Ctrl-C": ("training", "training", ["Ctrl-C"], EXIT_INTERRUPTED, True),
         "loading": ("loading", "loading", [SIGTERM], 128 + SIGTERM, False),
-        "evaluating": ("evaluating", "evaluating", ["Ctrl-C"], -SIGINT, False),
         "twice": ("saving", "training", ["Ctrl-C", "saving", "Ctrl-C"], -SIGINT, False),
         "late": ("saving", "training", [SIGUSR1, "saving", SIGUSR1, SIGHUP], 128 + SIGHUP, False),
-        "stuck": ("stuck", "training", [SIGTERM], 128 + SIGTERM, False),
     }
     for name, (where, *_) in cases.items():
         running.append(Job(tmp_path / name, where, forked=True))
@@ -354,7 +310,6 @@ def test_ranks_under_our_supervisor_save_and_stop_or_are_ended(tmp_path: Path, r
         assert job.saved == saved, job.folder.name
         asked = moment == "training"
         assert job.said.count("tutti: saving, then stopping") == asked
-        assert ("the ranks have not stopped within 1 s; they are ended" in job.said) == (job.where == "stuck")
 
 
 def test_a_signal_to_every_process_of_a_job_is_one_request(tmp_path: Path, running: list[Job]) -> None:
@@ -371,23 +326,6 @@ def test_a_signal_to_every_process_of_a_job_is_one_request(tmp_path: Path, runni
             one.send_signal(signum)
         assert end_with(job) == EXIT_INTERRUPTED
         assert job.saved
-
-
-def test_one_rank_alone_saves_and_stops_or_is_ended(tmp_path: Path, running: list[Job]) -> None:
-    cases: list[tuple[str, str, list[int | str], int, bool]] = [
-        ("training", "training", ["Ctrl-C"], EXIT_INTERRUPTED, True),
-        ("training", "training", [SIGTERM], EXIT_INTERRUPTED, True),
-        ("loading", "loading", [SIGUSR1], -SIGUSR1, False),
-        ("saving", "training", ["Ctrl-C", "saving", "Ctrl-C"], -SIGINT, False),
-        ("saving", "training", [SIGTERM, "saving", SIGTERM], -SIGTERM, False),
-    ]
-    for number, (where, *_) in enumerate(cases):
-        running.append(Job(tmp_path / str(number), where, ranks=1, options=["-n", "1"], forked=True))
-        running[-1].start()
-    for job, (_, moment, acts, code, saved) in zip(running, cases, strict=True):
-        job.wait_for(moment)
-        assert end_with(job, *acts) == code
-        assert job.saved == saved
 
 
 @needs_mpirun
@@ -443,28 +381,3 @@ def segments_of(job: Job) -> list[Path]:
     }
     assert files
     return list(files)
-
-
-def test_at_any_moment_a_run_has_saved_or_says_that_it_was_ended(tmp_path: Path, running: list[Job]) -> None:
-    """Moments at random, from the start of the interpreter to the end: what holds, holds at all of them."""
-    moments = random.Random(os.getpid())
-    began = time.monotonic()
-    # The last one starts as a user's does, which takes most of its time; the others get further.
-    times = [*sorted(moments.uniform(0.0, 1.5) for _ in range(3)), moments.uniform(1.5, 5.0)]
-    for number in range(4):
-        where = moments.choice(["training", "ending"])
-        running.append(Job(tmp_path / str(number), where, forked=number < 3))
-        running[-1].start()
-    for job, moment in zip(running, times, strict=True):
-        time.sleep(max(0.0, began + moment - time.monotonic()))
-        signum = moments.choice([SIGTERM, SIGUSR1])
-        family = job.family() if job.process.poll() is None else []
-        job.process.send_signal(signum)
-        if signum == SIGUSR1 and job.where == "training":
-            # It may have come so early that it ended the run; else this one ends it by asking.
-            job.process.send_signal(SIGTERM)
-        code = job.process.wait(timeout=PATIENCE_S)
-        ended = {-signum, 128 + signum, -SIGTERM, 128 + SIGTERM}
-        assert code in ({EXIT_INTERRUPTED} if job.saved else {*ended, 0}), (signum, job.where, job.said)
-        assert code != 0 or job.where == "ending"
-        assert wait_until_gone(one.pid for one in family) == []

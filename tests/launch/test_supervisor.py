@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from tests.launch.processes import (
     wait_until_gone,
 )
 from tests.preloaded import interpreter
+from tutti.cli.main import main
 from tutti.errors import BadData, PeerLost, RankFailed
 from tutti.launch.cores import Cores
 from tutti.launch.placement import Placement, place_ranks
@@ -77,17 +77,6 @@ def test_ranks_that_are_killed_at_the_same_time_are_all_named() -> None:
     with pytest.raises(PeerLost, match="SIGKILL") as caught:
         start("tests.launch.entries:die_together", b"", place_ranks(3))
     assert caught.value.ranks == [0, 1]
-
-
-@pytest.mark.parametrize("how", ["raise", "return"])
-def test_a_rank_that_has_closed_its_pipe_is_named_and_writes_into_no_other_file(
-    how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(PeerLost) as caught:
-        start("tests.launch.entries:close_descriptors", f"{how} {tmp_path}".encode(), place_ranks(2))
-    assert caught.value.ranks == [1]
-    assert ("ValueError: seven is not a colour" in capfd.readouterr().err) == (how == "raise")
-    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 32
 
 
 @pytest.mark.parametrize("how", ["raise", "return"])
@@ -165,12 +154,8 @@ def _supervise(folder: Path, forked: bool) -> subprocess.Popen[bytes]:
 
 def test_what_ranks_have_left_open_is_written_to_its_end(tmp_path: Path) -> None:
     start("tests.launch.entries:leave_files_open", str(tmp_path).encode(), place_ranks(2))
-    found = {
-        path.name: gzip.decompress(content).decode() if path.name.startswith("packed") else content.decode()
-        for path in tmp_path.iterdir()
-        for content in [path.read_bytes()]
-    }
-    written = {"packed": "packed", "text": "a text", "bytes": "something", "freed": "now", "atexit": "called"}
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    written = {"text": "a text", "bytes": "something", "freed": "now", "atexit": "called"}
     assert found == {f"{name}-{rank}": text for name, text in written.items() for rank in range(2)}
 
 
@@ -189,3 +174,25 @@ def test_one_worker_runs_in_this_process_and_leaves_it_as_it_was() -> None:
     ranks = start("tests.launch.entries:describe_alone", b"x", Placement(1, before + 1))
     assert ranks == (os.getpid(), before + 1, 1)
     assert torch.get_num_threads() == before
+
+
+PROGRAM = """
+import tutti
+rank = tutti.init().rank
+print("a line\\nof", rank)
+"""
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_whole_lines_of_ranks_tell_their_rank(
+    prefix: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    options = [] if prefix else ["--no-prefix"]
+    assert main(["run", "-n", "2", *options, str(tmp_path / "program.py")]) == 0
+    out = capfd.readouterr().out
+    for rank in range(2):
+        start = f"[rank {rank}] " if prefix else ""
+        assert f"{start}a line\n" in out
+        assert f"{start}of {rank}" in out
+    assert ("[rank" in out) == prefix

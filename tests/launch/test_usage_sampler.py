@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -56,7 +54,7 @@ def in_state(process: subprocess.Popen[bytes], state: str) -> None:
 @pytest.mark.serial
 def test_a_rank_that_computes_is_seen_to_compute(busy: subprocess.Popen[bytes]) -> None:
     probe = Probe({0: busy.pid}, CORES)
-    probe.begin()
+    probe.sample()
     began = time.monotonic()
     has_computed(busy, 0.3)
     record = probe.sample()
@@ -69,47 +67,11 @@ def test_a_rank_that_computes_is_seen_to_compute(busy: subprocess.Popen[bytes]) 
     assert all(0 <= percent <= 100 for percent in record.cores)
 
 
-def test_what_a_rank_did_before_the_run_began_is_not_sampled(busy: subprocess.Popen[bytes]) -> None:
-    probe = Probe({0: busy.pid}, CORES)
-    has_computed(busy, 0.3)
-    busy.send_signal(signal.SIGSTOP)
-    in_state(busy, psutil.STATUS_STOPPED)
-    probe.begin()
-    time.sleep(0.1)
-    assert probe.sample().ranks[0].cpu < 10
-
-
 def test_memory_is_the_proportional_set_size(busy: subprocess.Popen[bytes]) -> None:
     (rank,) = Probe({3: busy.pid}, CORES).sample().ranks
     assert rank.rank == 3
     assert rank.pss is not None
     assert 64 << 20 <= rank.pss <= 160 << 20
-
-
-def test_a_rank_that_has_begun_to_end_keeps_the_memory_that_it_had(
-    busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probe, late = Probe({0: busy.pid}, CORES), Probe({0: busy.pid}, CORES)
-    before = probe.sample().ranks[0].pss
-    assert before is not None
-    full = psutil.Process.memory_full_info
-    # It is listed as before, and has no memory any more: it is freed before the process is gone.
-    monkeypatch.setattr(psutil.Process, "memory_full_info", lambda one: full(one)._replace(pss=0))
-    assert probe.sample(final=True).ranks[0].pss == before
-    assert late.sample(final=True).ranks[0].pss is None
-
-
-def test_memory_is_not_looked_at_in_every_sample(
-    busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = []
-    monkeypatch.setattr(Probe, "_look_at_memory", lambda probe: looks.append(probe))
-    probe = Probe({0: busy.pid}, CORES)
-    probe._look_again = time.monotonic() + 1000
-    probe.sample()
-    assert looks == []
-    probe.sample(final=True)
-    assert looks == [probe]
 
 
 def test_a_stopped_rank_is_seen_to_be_stopped(busy: subprocess.Popen[bytes]) -> None:
@@ -129,24 +91,6 @@ def test_a_rank_that_ended_is_gone_before_and_after_somebody_asked_for_it(
     busy.wait()
     record = probe.sample()
     assert record.ranks[0].state == "gone"
-    assert Probe({0: busy.pid}, CORES).sample().ranks[0].state == "gone"
-
-
-def test_a_run_shorter_than_the_time_between_samples_gets_one(tmp_path: Path) -> None:
-    path = RunFolder(tmp_path).usage_file()
-    sampler = Sampler({0: os.getpid()}, CORES)
-    sampler.begin(path)
-    sampler.end()
-    record = RunFolder(tmp_path).usage().records[-1]
-    assert record.host == socket.gethostname()
-    assert record.ranks[0].pss == pytest.approx(psutil.Process().memory_full_info().pss, rel=0.3)
-    assert abs(record.time - time.time()) < PATIENCE_S
-
-
-def test_a_sampler_that_is_told_no_file_ends_without_one(tmp_path: Path) -> None:
-    sampler = Sampler({0: os.getpid()}, CORES)
-    sampler.end()
-    assert sampler._process.returncode == 0
 
 
 def test_a_file_that_cannot_be_written_is_said_once(
@@ -159,15 +103,6 @@ def test_a_file_that_cannot_be_written_is_said_once(
     said = capfd.readouterr().err
     assert said.count("tutti: warning: cannot write") == 1
     assert "Traceback" not in said
-
-
-def test_a_sampler_that_was_killed_is_missed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sampler = Sampler({0: os.getpid()}, CORES)
-    sampler.begin(tmp_path / "usage.jsonl")
-    sampler._process.kill()
-    sampler.end()
-    said = "tutti: warning: the process that samples cores and memory was killed by signal 9 (SIGKILL)\n"
-    assert capfd.readouterr().err == said
 
 
 def test_the_sampler_is_there_for_a_block_and_not_after_it(tmp_path: Path) -> None:
@@ -184,33 +119,6 @@ def test_a_run_that_is_soon_over_tells_the_memory_of_each_rank(tmp_path: Path) -
     ranks = RunFolder(tmp_path / "run").usage().records[-1].ranks
     assert all(one.pss is not None for one in ranks)
     assert [one.rank for one in ranks] == [0, 1]
-
-
-def test_the_sampler_is_ended_at_once_by_an_error() -> None:
-    with pytest.raises(KeyError), sampling(HostCommunicator.alone(), wanted=True) as sampler:
-        raise KeyError
-    assert sampler is not None
-    assert sampler._process.returncode == -signal.SIGKILL
-
-
-def test_no_process_is_started_where_no_samples_are_wanted() -> None:
-    with sampling(HostCommunicator.alone(), wanted=False) as sampler:
-        assert sampler is None
-
-
-def test_a_run_goes_on_without_samples_where_no_process_can_be_started(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    with sampling(HostCommunicator.alone(), wanted=True) as sampler:
-        assert sampler is None
-    with pytest.raises(KeyError), sampling(HostCommunicator.alone(), wanted=True):
-        raise KeyError
-    said = capfd.readouterr().err
-    assert said.count("cores and memory are not sampled: no further process can be started: raise the") == 2
 
 
 def test_a_sampler_does_not_outlive_a_rank_that_is_killed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 from torch.profiler import ProfilerActivity, profile
 
 from tutti.comm.base import Communicator
-from tutti.model_parallel.ways import portion_of
+from tutti.model_parallel.layout import portion_of
 from tutti.replica import local
 from tutti.run.build import assemble, build_strategy, open_config_data, prepare_task, seeded
 from tutti.run.config import TrainConfig

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn import functional
 
 
@@ -104,28 +102,6 @@ class Encoder(nn.Module):
         return self.head(rows[:, 0])
 
 
-class Undecided(nn.Module):
-    """Looks at values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.layer(inputs) if inputs.sum() > 0 else inputs
-
-
-class Dropping(nn.Module):
-    """Asks whether it trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return functional.dropout(self.layer(inputs), 0.5, self.training)
-
-
 def dropped() -> nn.Module:
     """Dropout of numbers and of whole channels, between layers that are cut."""
     return nn.Sequential(
@@ -164,81 +140,9 @@ def tied() -> nn.Module:
     return nn.Sequential(nn.Flatten(), first, nn.Tanh(), second, nn.Tanh(), third, nn.Linear(9, 5))
 
 
-def recurrent() -> nn.Module:
-    """Has a layer that cannot be cut."""
-    return nn.Sequential(nn.Flatten(2), nn.Flatten(1), nn.Unflatten(1, (14, 14)), nn.LSTM(14, 8))
-
-
 def grouped() -> nn.Module:
     """Has a convolution in groups."""
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(400, 5))
-
-
-def plan(module: nn.Module) -> dict[str, ParallelStyle]:
-    """The first layer cut by its outputs, the second by its inputs, the third whole: for mlp."""
-    return {"1": ColwiseParallel(), "3": RowwiseParallel()}
-
-
-def number(module: nn.Module) -> int:
-    """No plan."""
-    return 3
-
-
-def astray(module: nn.Module) -> dict[str, ParallelStyle]:
-    """A plan for another model."""
-    return {"99": ColwiseParallel()}
-
-
-class Scales(nn.Module):
-    """Two factors for each of eight numbers, of which one is used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
-
-    def forward(self, inputs: Tensor, first: bool) -> Tensor:
-        return inputs * (self.one if first else self.other)
-
-
-class Forked(nn.Module):
-    """Layers of which rank 0 of a job uses others than the ranks beside it.
-
-    Args:
-        way: "alike": the layer in its place has as many weights; "larger": it has more; "longer": there are
-            two; "behind": all go through the same layers, but the losses depend on different ones; "within":
-            on different parameters of a layer, which are as large.
-    """
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way, between = way, 9 if way == "larger" else 8
-        self.stem = nn.Linear(196, 8)
-        self.left = nn.Linear(8, 8)
-        self.right = nn.Sequential(nn.Linear(8, between), nn.Linear(between, 8))
-        self.head = nn.Linear(8, 5)
-        self.scales = Scales()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = functional.relu(self.stem(inputs.flatten(1)))
-        first = dist.is_initialized() and dist.get_rank() == 0
-        if self.way == "within":
-            return self.head(self.scales(hidden, first))
-        if self.way == "behind":
-            left, right = self.left(hidden), self.right[0](hidden)
-            return self.head(left + right.detach() if first else left.detach() + right)
-        if first:
-            return self.head(self.left(hidden))
-        return self.head(self.right[0](hidden) if self.way == "alike" else self.right(hidden))
-
-
-def forked(way: str) -> nn.Module:
-    """A model whose ranks do not use the same layers."""
-    return Forked(way)
-
-
-def residual() -> nn.Module:
-    """A model with a layer that nobody uses."""
-    return ResidualNet()
 
 
 class Normalised(torch.optim.Optimizer):

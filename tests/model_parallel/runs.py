@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -70,17 +71,12 @@ class Found:
     refused: str = ""
 
 
-def run(comm: Communicator, config: Run) -> Found:
-    """Train."""
-    return found_by(
-        comm, TrainJob(TrainConfig.from_json(config), quiet=True, write=False, bring_weights=True)
-    )
-
-
-def found_by(comm: Communicator, job: TrainJob) -> Found:
-    """Do a job that brings its weights."""
+def run(comm: Communicator, config: Run, **job: Any) -> Found:
+    """Train; of `TrainJob` more than is usual may be given."""
+    usual: dict[str, Any] = {"write": False}
+    made = TrainJob(TrainConfig.from_json(config), quiet=True, bring_weights=True, **(usual | job))
     try:
-        outcome = work(comm, pickle.dumps(job))
+        outcome = work(comm, pickle.dumps(made))
     except UserError as error:
         return Found([], None, {}, f"{type(error).__name__}: {error}")
     assert outcome.weights is not None
@@ -106,11 +102,8 @@ def alone(config: Run) -> Found:
 
 @cache
 def _alone(config: str) -> Found:
-    comm = HostCommunicator.alone()
-    try:
+    with closing(HostCommunicator.alone()) as comm:
         return run(comm, json.loads(config))
-    finally:
-        comm.close()
 
 
 def deviation(found: Found, expected: Found) -> float:

@@ -45,14 +45,6 @@ def test_a_run_leaves_a_folder_that_evaluate_reads(
     [
         ("--parallel tensor --strategy hogwild", "those of 'hogwild' do not; leave --strategy out"),
         ("--parallel pipeline --parallel.microbatches 16", "a pipeline gets 15 samples of a batch"),
-        (
-            "--parallel tensor --parallel.plan tests.model_parallel.models:number",
-            "it must return a dict from names",
-        ),
-        (
-            "--parallel tensor --parallel.plan tests.model_parallel.models:astray",
-            "names '99', which the model does not have",
-        ),
     ],
 )
 def test_what_does_not_go_together_is_one_clear_message(
@@ -80,15 +72,6 @@ def test_a_pipeline_records_what_each_rank_did_in_a_step(
     assert all(span.start < span.stop for span in record.spans)
     assert all(0 < idle < 1 for idle in record.idle)
     assert "pipeline 1f1b, 3 microbatches: idle for" in capfd.readouterr().out
-
-
-@pytest.mark.timeout(300)
-def test_a_parameter_has_its_own_name_in_a_pipeline_too(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = ("--parallel", "pipeline", "--lr", "1e30", "--optimizer", "sgd")
-    assert train(tmp_path / "run", *words) == 2
-    assert re.search(r"in gradient or weight, is '\d+\.(weight|bias)'", capfd.readouterr().err)
 
 
 @pytest.mark.timeout(300)

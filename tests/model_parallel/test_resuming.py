@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.comm.ranks import World
 from tests.kept_writers import nothing_beside_runs
-from tests.model_parallel.runs import CNN, MLP, Found, Run, deviation, found_by
+from tests.model_parallel.runs import CNN, MLP, Found, Run, deviation, run
 from tutti.comm.base import Communicator
 from tutti.errors import BadCheckpoint
 from tutti.exports.sources import read_from
 from tutti.records.checkpoints import FOLDER, step_folder
-from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume
-from tutti.run.train_job import TrainJob
 
 LONG: Run = {
     "optimizer": "adam",
@@ -43,7 +40,6 @@ DROPPED: Run = CNN | LONG | {"model": "tests.model_parallel.models:dropped", "mo
 WAYS: dict[str, Run] = {
     "undivided": {},
     "tensor": {"parallel": "tensor"},
-    "plan": {"parallel": "tensor", "parallel_options": {"plan": "tests.model_parallel.models:plan"}},
     "pipeline": {"parallel": "pipeline"},
     "sharded": {"parallel": "sharded"},
     "zbv": {"parallel": "pipeline", "parallel_options": {"schedule": "zbv"}},
@@ -60,18 +56,7 @@ Start = tuple[Run, str, Resume | None]
 def train_all(comm: Communicator, starts: list[Start]) -> list[Found]:
     """Train one run after the other, or go on with it."""
     with nothing_beside_runs():
-        return [
-            found_by(
-                comm,
-                TrainJob(
-                    replace(TrainConfig.from_json(config), out=out),
-                    quiet=True,
-                    bring_weights=True,
-                    resume=resume,
-                ),
-            )
-            for config, out, resume in starts
-        ]
+        return [run(comm, config | {"out": out}, write=True, resume=resume) for config, out, resume in starts]
 
 
 def on(ranks: int, starts: Mapping[str, Start]) -> dict[str, Found]:

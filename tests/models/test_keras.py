@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,15 +173,3 @@ def test_a_trained_model_is_exported_with_its_scale(keras: Any, tmp_path: Path) 
     with pytest.raises(BadModel, match="none of Keras"):
         write_program(tmp_path / "b.keras", PROGRAMS["keras"], plain, {})
     assert [path.name for path in tmp_path.iterdir()] == ["a.keras"]
-
-
-def test_an_export_imports_keras_with_torch(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERAS_BACKEND", "")
-    monkeypatch.delenv("KERAS_BACKEND")
-    seen: list[str | None] = []
-    monkeypatch.setattr(
-        "tutti.exports.programs.keras.optional_package",
-        lambda *_: seen.append(os.environ.get("KERAS_BACKEND")),
-    )
-    PROGRAMS["keras"].check()
-    assert seen == ["torch"]

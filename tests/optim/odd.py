@@ -30,7 +30,7 @@ class Odd(Optimizer):
                     continue
                 state = self.state[parameter]
                 if not state:
-                    state.update(latest=[], seen={"steps": 0, "signs": [None, True], 1: "a"}, label="new")
+                    state.update(latest=[], seen={"steps": 0, "signs": [None, True]}, label="new")
                 state["latest"] = [*state["latest"], parameter.grad.clone()][-group["window"][0] :]
                 state["seen"]["steps"] += 1
                 state["label"] = "old" if state["seen"]["steps"] > 2 else "new"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 from torch.optim import Optimizer
 
 from tests.strategies.sequential import Case, by_strategy, distance, sequential
@@ -107,26 +107,6 @@ def test_the_rate_rises_to_k_times_and_drops_later() -> None:
     assert rates(scheduler, 10) == pytest.approx(expected)
 
 
-def test_the_warmup_lasts_an_eighteenth_of_the_run_where_nothing_else_is_said() -> None:
-    scheduler = LinearScalingLR(optim.SGD([parameter(1.0)], lr=1.0), 180, factor=11.0)
-    assert rates(scheduler, 12) == pytest.approx([*range(1, 12), 11])
-
-
-def test_no_warmup_begins_at_the_scaled_rate() -> None:
-    assert rates(LinearScalingLR(optim.SGD([parameter(1.0)], lr=1.0), 9, factor=3.0, warmup=0), 2) == [
-        3.0,
-        3.0,
-    ]
-
-
-@pytest.mark.parametrize(("name", "kind"), [("lars", LARS), ("LAMB", LAMB)])
-def test_they_are_found_by_name(name: str, kind: type[Optimizer]) -> None:
-    optimizer = build(name, [parameter(1.0)], 0.25, {"weight_decay": 0.125})
-    assert type(optimizer) is kind
-    assert optimizer.param_groups[0]["lr"] == 0.25
-    assert optimizer.param_groups[0]["weight_decay"] == 0.125
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -146,68 +126,6 @@ def test_values_out_of_range_are_refused(name: str, options: dict[str, object], 
     rate = options.pop("lr", None)
     with pytest.raises(BadOption, match=message):
         build(name, [parameter(1.0)], rate, options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("lars", {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}),
-        ("lamb", {"lr": 0.0, "betas": (0.0, 0.0), "eps": 0.0, "weight_decay": 0.0}),
-    ],
-)
-def test_values_at_the_end_of_their_range_are_taken(name: str, options: dict[str, object]) -> None:
-    rate = options["lr"]
-    rest = {key: value for key, value in options.items() if key != "lr"}
-    assert isinstance(rate, float)
-    (group,) = build(name, [parameter(1.0)], rate, rest).param_groups
-    assert {key: group[key] for key in options} == options
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (LARS, {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.0005, "trust": 0.001}),
-        (LAMB, {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}),
-    ],
-)
-def test_values_that_nobody_gives(kind: type[Optimizer], expected: dict[str, object]) -> None:
-    assert kind([parameter(1.0)]).defaults == expected
-
-
-@pytest.mark.parametrize("kind", [LARS, LAMB])
-def test_a_parameter_without_a_gradient_stays(kind: type[Optimizer]) -> None:
-    weights, other = parameter(2.0), parameter(3.0)
-    optimizer = kind([weights, other], lr=0.1)
-    assert step(optimizer, weights, 1.0) != [2.0]
-    assert other.tolist() == [3.0]
-    assert optimizer.step() is None
-
-
-@pytest.mark.parametrize("options", [{"factor": 0.0}, {"warmup": -1}, {"drops": [1.0]}, {"gamma": 0.0}])
-def test_a_schedule_out_of_range_is_refused(options: dict[str, object]) -> None:
-    with pytest.raises(BadOption, match="expected factor and gamma above 0, warmup from 0, drops between"):
-        schedule("linear_scaling", optim.SGD([parameter(1.0)], lr=0.1), 10, {"factor": 2.0, **options})
-
-
-def test_how_much_larger_the_batch_is_has_to_be_said() -> None:
-    """Without it the rate would be constant."""
-    with pytest.raises(BadOption, match="needs the option 'factor'"):
-        schedule("linear_scaling", optim.SGD([parameter(1.0)], lr=0.1), 10)
-
-
-@pytest.mark.parametrize("kind", [LARS, LAMB])
-def test_a_closure_is_called(kind: type[Optimizer]) -> None:
-    weights = parameter(2.0)
-    optimizer = kind([weights], lr=0.1)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = (weights**2).sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 4.0
-    assert weights.item() != 2.0
 
 
 def model() -> nn.Module:

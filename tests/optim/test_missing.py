@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from tests.comm.ranks import World
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.replica import Replica
-from tutti.strategies import Local, Solo, Strategy, Sync
+from tutti.strategies import Solo, Strategy, Sync
 from tutti.strategies.base import Clip
 from tutti.strategies.placement import place
 
@@ -156,15 +155,6 @@ def test_ranks_that_step_together_follow_plain_torch(world: str, name: str, used
         assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("strategy", [Sync(collective="ring"), Sync(collective="mpi")], ids=str)
-@pytest.mark.parametrize("world", ["2", "hosts of 2 and 1"])
-def test_ranks_that_reduce_whole_gradients_follow_plain_torch(world: str, strategy: Sync) -> None:
-    make = OPTIMIZERS["adamw"]
-    expected = by_torch(make, "bb*aab")
-    for found in VirtualWorld(*WORLDS[world]).run(by_strategy, strategy, make, "bb*aab"):
-        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
-
-
 def moved(make: MakeOptimizer, used: str) -> tuple[bool, bool]:
     """Whether the last of the updates has moved either head."""
     before, after = TwoHeads().double(), TwoHeads().double()
@@ -178,47 +168,6 @@ def test_a_head_moves_where_it_is_used_and_only_there(name: str) -> None:
     make = OPTIMIZERS[name]
     assert moved(make, "*ab") == (False, True)
     assert moved(make, "*ba") == (True, False)
-
-
-def two_uses(comm: Communicator) -> tuple[Tensor, Tensor, Tensor]:
-    """The head `b` after it was used by rank 0 alone, after nobody has used it, and after all have."""
-    model = build()
-    replica = place(model, comm, Sync().home)
-    worker = Sync().worker(replica, comm, optim.Adam(model.parameters(), lr=0.05), Clip())
-    found = []
-    for heads in ("ab" if comm.rank == 0 else "a", "a", "b"):
-        worker.share = 1 / comm.size
-        backward(model, batch(comm.rank), heads, 7)
-        worker.step()
-        found.append(model.b.weight.detach().clone())
-    return found[0], found[1], found[2]
-
-
-def test_processes_see_what_the_others_use() -> None:
-    begin = build().b.weight.detach()
-    with World(2) as world:
-        for first, second, third in world.run(two_uses):
-            assert not torch.equal(first, begin)
-            assert torch.equal(second, first)
-            assert not torch.equal(third, second)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_processes_follow_plain_torch(ranks: int) -> None:
-    with World(ranks) as world:
-        for name in ("adam", "adamw", "momentum"):
-            make = OPTIMIZERS[name]
-            expected = by_torch(make, USED["both, then one"])
-            for found in world.run(by_strategy, Sync(), make, USED["both, then one"]):
-                assert torch.allclose(found, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_workers_with_weights_of_their_own_follow_plain_torch(name: str) -> None:
-    make = OPTIMIZERS[name]
-    expected = by_torch(make, USED["in turn"])
-    for found in VirtualWorld(1).run(by_strategy, Local(), make, USED["in turn"]):
-        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_a_gradient_of_zeros_is_not_a_missing_one() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn, optim
-from torch.optim import lr_scheduler
 
 from tutti.errors import BadOption, UnknownName
-from tutti.optim.schedules import check_schedule, schedule
+from tutti.optim.schedules import schedule
 
 
 def sgd(lr: float = 1.0) -> optim.Optimizer:
@@ -39,16 +38,6 @@ def test_one_cycle_has_its_peak_at_the_runs_rate_and_lasts_the_run(name: str) ->
     assert found[19] == pytest.approx(1 / 250_000)
 
 
-def test_one_cycle_takes_the_users_own_peak_and_length() -> None:
-    found = rates("one_cycle", 10, max_lr=2.0, total_steps=100)
-    assert found[0] == pytest.approx(2 / 25)
-    assert found[10] < 2.0
-
-
-def test_one_cycle_works_for_a_single_update() -> None:
-    assert len(rates("one_cycle", 1)) == 2
-
-
 @pytest.mark.parametrize("name", ["cosine", "CosineAnnealingLR", "cosine_annealing"])
 def test_cosine_ends_at_zero_with_the_run(name: str) -> None:
     found = rates(name, 10)
@@ -76,18 +65,10 @@ def test_torchs_linear_lr_rises_by_torchs_defaults_over_the_run(name: str) -> No
     assert rates(name, 4) == pytest.approx([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0])
 
 
-def test_polynomial_lasts_the_run() -> None:
-    assert rates("polynomial", 4) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
-
-
 def test_constant_is_no_schedule() -> None:
     assert schedule("constant", sgd(), 10) is None
     with pytest.raises(UnknownName, match="unknown option 'factor' of the schedule 'constant'"):
         schedule("constant", sgd(), 10, {"factor": 0.5})
-
-
-def test_torchs_constant_lr_is_still_there() -> None:
-    assert isinstance(schedule("ConstantLR", sgd(), 10), lr_scheduler.ConstantLR)
 
 
 def test_options_are_torchs() -> None:
@@ -116,27 +97,3 @@ def test_what_cannot_be_used_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         schedule(name, sgd(), 10, options)
-
-
-@pytest.mark.parametrize("name", ["constant", "cosine", "OneCycleLR", "plateau", "reduce_lr_on_plateau"])
-def test_a_name_can_be_checked_before_there_is_an_optimizer(name: str) -> None:
-    check_schedule(name)
-
-
-def test_a_name_that_stands_for_no_schedule_is_refused_before_there_is_an_optimizer() -> None:
-    with pytest.raises(UnknownName):
-        check_schedule("no-such")
-    with pytest.raises(BadOption, match="is made from other schedulers"):
-        check_schedule("chained_scheduler")
-
-
-@pytest.mark.parametrize("name", ["LRScheduler", "_LRScheduler"])
-def test_what_schedulers_are_made_from_is_none(name: str) -> None:
-    with pytest.raises(UnknownName):
-        schedule(name, sgd(), 10)
-
-
-def test_a_length_that_is_given_as_epochs_is_kept() -> None:
-    optimizer = sgd()
-    made = schedule("one_cycle", optimizer, 10, {"epochs": 3, "steps_per_epoch": 7, "max_lr": 1.0})
-    assert made.total_steps == 21

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from tutti.errors import BadModel, BadOption
 from tutti.model_parallel.memory import PeakMemory
 from tutti.optim.kernels import KERNELS as BY_CLASS
-from tutti.optim.runs import ELEMENTWISE, FUSED, is_plain
-from tutti.optim.sharded import PIECE, FlatPiece, ShardedOptimizer, own_slices
+from tutti.optim.runs import FUSED
+from tutti.optim.sharded import PIECE, ShardedOptimizer, own_slices
 from tutti.replica import ALIGNMENT, Flat, Replica
 
 
@@ -65,85 +65,12 @@ def test_whole_parameters_are_dealt_by_size() -> None:
     assert own_slices(flat, 2, optim.Adafactor(flat.parameters)) == [slice(0, 64), slice(64, 128)]
 
 
-def test_a_zero_eps_keeps_parameters_whole() -> None:
-    flat = flat_of(100, 28)
-    assert own_slices(flat, 2, adam_over(flat, eps=0.0))[0].stop == flat.spans[1].start
-
-
-def test_only_the_given_slice_moves_and_has_state() -> None:
-    replica = Replica(mlp())
-    flat = replica.flats[0]
-    flat.grads.fill_(1.0)
-    before = flat.weights.clone()
-    sharded = ShardedOptimizer(adam_over(flat, lr=0.1), replica, [slice(32, 64)])
-    sharded.step()
-    moved = (flat.weights != before).nonzero().view(-1)
-    assert (int(moved.min()), int(moved.max())) == (32, 63)
-    (run,) = sharded.pieces[0].runs
-    (state,) = run.optimizer.state.values()
-    assert state["exp_avg"].shape == (32,)
-
-
-def test_an_empty_slice_is_fine() -> None:
-    replica = Replica(mlp())
-    sharded = ShardedOptimizer(adam_over(replica.flats[0]), replica, [slice(0, 0)])
-    sharded.step()
-    assert sharded.pieces == ()
-
-
 def test_long_slices_are_moved_in_pieces_that_stay_in_the_cache() -> None:
     replica = Replica(nn.Linear(1000, 300))
     optimizer = optim.SGD(replica.module.parameters(), lr=0.1)
     pieces = ShardedOptimizer(optimizer, replica, whole(replica)).pieces
     assert [piece.place.stop - piece.place.start for piece in pieces][:2] == [PIECE, PIECE]
     assert sum(piece.place.stop - piece.place.start for piece in pieces) == len(replica.flats[0].weights)
-
-
-def test_a_slice_is_one_piece_where_a_call_of_the_optimizer_is_dear() -> None:
-    replica = Replica(nn.Linear(1000, 300))
-    optimizer = optim.RMSprop(replica.module.parameters(), lr=0.1)
-    assert len(ShardedOptimizer(optimizer, replica, whole(replica)).pieces) == 1
-
-
-def test_what_an_optimizer_keeps_as_none_is_left_out_of_the_state() -> None:
-    replica = Replica(mlp())
-    optimizer = optim.SGD(replica.flats[0].parameters, lr=0.1)
-    for parameter in replica.flats[0].parameters:
-        optimizer.state[parameter] = {"none": None, "momentum_buffer": torch.full_like(parameter, 2.0)}
-    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
-    (state,) = run.optimizer.state.values()
-    assert list(state) == ["momentum_buffer"]
-    assert all(bool((state["momentum_buffer"][span] == 2).all()) for span in replica.flats[0].spans)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"lr": 0.1, "betas": (0.9, 0.99), "fused": None}, True),
-        ({"lr": torch.tensor(0.1), "betas": (0.9, 0.99)}, False),
-        ({"lr": 0.1, "betas": (0.9, torch.tensor(0.99))}, False),
-        ({"lr": 0.1, "momentum": torch.tensor(0.9)}, False),
-    ],
-)
-def test_options_are_plain_where_none_is_a_tensor(options: dict[str, object], expected: bool) -> None:
-    assert is_plain({"params": [torch.zeros(1)], **options}) == expected
-
-
-def test_neighbours_of_one_group_are_one_parameter_for_elementwise_optimizers() -> None:
-    replica = Replica(mlp())
-    sharded = ShardedOptimizer(adam_over(replica.flats[0]), replica, whole(replica))
-    (run,) = sharded.pieces[0].runs
-    (parameter,) = run.optimizer.param_groups[0]["params"]
-    assert parameter.dim() == 1
-    assert parameter.data_ptr() == replica.flats[0].weights.data_ptr()
-
-
-def test_other_optimizers_see_the_parameters_own_shapes() -> None:
-    replica = Replica(mlp())
-    optimizer = optim.Adafactor(replica.module.parameters())
-    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
-    shapes = [tuple(p.shape) for p in run.optimizer.param_groups[0]["params"]]
-    assert shapes == [(9, 31), (9,), (5, 9), (5,)]
 
 
 @pytest.mark.parametrize("made", sorted(FUSED["cpu"], key=lambda cls: cls.__name__))
@@ -194,18 +121,6 @@ def test_the_short_way_to_a_kernel_gives_what_step_gives(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_a_subclass_is_never_moved_by_its_parents_kernel() -> None:
-    class Own(optim.Adam):
-        pass
-
-    assert Own not in BY_CLASS
-    replica = Replica(mlp())
-    optimizer = Own(replica.module.parameters())
-    length = len(replica.flats[0].weights)
-    (run,) = FlatPiece(optimizer, replica.flats[0], replica.flats[0].grads, slice(0, length)).runs
-    assert run.optimizer.param_groups[0]["fused"] is None
-
-
 def test_an_optimizer_that_may_use_all_parameters_together_gets_them_all_on_one_rank() -> None:
     class Own(optim.Adam):
         pass
@@ -232,22 +147,6 @@ def test_an_optimizer_that_may_use_all_parameters_together_steps_itself() -> Non
     assert set(optimizer.state) == set(replica.module.parameters())
 
 
-def test_every_elementwise_optimizer_leaves_the_gaps_zero() -> None:
-    for made in ELEMENTWISE:
-        module = mlp()
-        replica = Replica(module)
-        flat = replica.flats[0]
-        sharded = ShardedOptimizer(made(module.parameters(), lr=0.1), replica, whole(replica))
-        for step in range(3):
-            fill_gradients(module, step)
-            sharded.step()
-        gaps = torch.ones(len(flat.weights), dtype=torch.bool)
-        for span in flat.spans:
-            gaps[span] = False
-        assert gaps.any()
-        assert not flat.weights[gaps].any(), made
-
-
 def test_state_from_before_is_carried_over_in_memory_order() -> None:
     module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     optimizer = optim.Adam(module.parameters(), lr=0.1)
@@ -257,7 +156,7 @@ def test_state_from_before_is_carried_over_in_memory_order() -> None:
     expected = optimizer.state[module.weight]["exp_avg"].clone()
     replica = Replica(module)
     (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
-    (state,) = run.optimizer.state.values()
+    state = run.optimizer.state[run.parameters[0]]
     assert float(state["step"]) == 1.0
     found = state["exp_avg"][: expected.numel()].view(4, 3, 3, 3).permute(0, 3, 1, 2)
     assert torch.equal(found, expected)
@@ -276,38 +175,6 @@ def test_state_from_before_is_copied_once_however_many_pieces_there_are(layout: 
         pieces = ShardedOptimizer(optimizer, replica, whole(replica)).pieces
     assert len(pieces) > 5
     assert memory.peak < 2.1 * module.weight.nbytes
-
-
-def test_state_is_cut_as_the_slice_is_where_that_spans_several_parameters() -> None:
-    module = nn.ParameterList(
-        [nn.Parameter(torch.zeros(length, dtype=torch.float64)) for length in (40, 20, 50)]
-    )
-    optimizer = optim.RMSprop(module.parameters(), lr=0.1)
-    for number, parameter in enumerate(module):
-        parameter.grad = torch.arange(len(parameter), dtype=torch.float64) + 100 * number
-    optimizer.step()
-    replica = Replica(module)
-    (flat,) = replica.flats
-    expected = torch.zeros_like(flat.weights)
-    for parameter, span in zip(flat.parameters, flat.spans, strict=True):
-        expected[span] = optimizer.state[parameter]["square_avg"]
-    own = slice(16, 112)
-    (run,) = ShardedOptimizer(optimizer, replica, [own]).pieces[0].runs
-    (state,) = run.optimizer.state.values()
-    assert torch.equal(state["square_avg"], expected[own])
-
-
-def test_parameters_on_both_sides_of_a_frozen_one_are_not_joined() -> None:
-    module = nn.ParameterList([nn.Parameter(torch.ones(16)) for _ in range(4)])
-    module[1].requires_grad_(False)
-    replica = Replica(module, frozen=True)
-    optimizer = optim.Adam([module[0], module[2], module[3]], lr=0.1)
-    replica.flats[0].grads.fill_(1.0)
-    sharded = ShardedOptimizer(optimizer, replica, whole(replica))
-    lengths = [len(p) for p in sharded.pieces[0].runs[0].optimizer.param_groups[0]["params"]]
-    assert lengths == [16, 32]
-    sharded.step()
-    assert [bool((p == 1).all()) for p in module] == [False, True, False, False]
 
 
 def test_each_param_group_has_its_own_options() -> None:
@@ -332,35 +199,6 @@ def test_a_rate_that_has_changed_takes_effect(made: type[Optimizer]) -> None:
     assert torch.equal(replica.flats[0].weights, before)
 
 
-def test_other_gradients_are_used_where_they_are_given() -> None:
-    replica = Replica(mlp().double())
-    (flat,) = replica.flats
-    before = flat.weights.clone()
-    flat.grads.fill_(7.0)
-    other = torch.full_like(flat.grads, 2.0)
-    optimizer = optim.SGD(flat.parameters, lr=0.5)
-    ShardedOptimizer(optimizer, replica, whole(replica), [other]).step()
-    for span in flat.spans:
-        torch.testing.assert_close(flat.weights[span], before[span] - 1, rtol=0, atol=1e-12)
-
-
-def test_whole_parameters_are_cut_nowhere_where_that_is_asked_for() -> None:
-    flat = flat_of(100, 28)
-    assert own_slices(flat, 2, adam_over(flat), whole=True)[0].stop == flat.spans[1].start
-
-
-def test_a_scheduler_does_not_warn_that_the_optimizer_was_never_stepped(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    replica = Replica(mlp())
-    optimizer = optim.SGD(replica.flats[0].parameters, lr=0.1)
-    sharded = ShardedOptimizer(optimizer, replica, whole(replica))
-    scheduler = optim.lr_scheduler.ConstantLR(optimizer)
-    sharded.step()
-    scheduler.step()
-    assert not recwarn.list
-
-
 @pytest.mark.parametrize("which", ["all", "half", "other gradients", "no own loop"])
 def test_the_users_optimizer_itself_steps_where_its_own_loop_moves_all(which: str) -> None:
     replica = Replica(mlp())
@@ -373,59 +211,8 @@ def test_the_users_optimizer_itself_steps_where_its_own_loop_moves_all(which: st
     before = flat.weights.clone()
     flat.grads.fill_(1.0)
     sharded.step()
-    assert bool(optimizer.state) == (which == "all") == (not sharded.pieces)
+    assert bool(optimizer.state) == (which == "all") == sharded.joint
     assert not torch.equal(flat.weights, before)
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_short_way_to_a_kernel_is_taken_as_soon_as_there_is_state(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replica = Replica(mlp())
-    (flat,) = replica.flats
-    sharded = ShardedOptimizer(KERNELS[name](list(flat.parameters)), replica, whole(replica))
-    (run,) = sharded.pieces[0].runs
-    flat.grads.fill_(1.0)
-    if name != "sgd":
-        sharded.step()
-    before = flat.weights.clone()
-    monkeypatch.setattr(run.optimizer, "step", lambda: pytest.fail("the long way is taken"))
-    sharded.step()
-    assert not torch.equal(flat.weights, before)
-
-
-def test_a_rate_that_is_a_tensor_does_what_a_number_does() -> None:
-    module, plain = mlp().double(), mlp().double()
-    replica = Replica(module)
-    rate = torch.tensor(0.1, dtype=torch.float64)
-    mine, theirs = optim.Adam(module.parameters(), lr=rate), optim.Adam(plain.parameters(), lr=0.1)
-    sharded = ShardedOptimizer(mine, replica, whole(replica))
-    for parameter in plain.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for step in range(3):
-        fill_gradients(module, step)
-        fill_gradients(plain, step)
-        sharded.step()
-        theirs.step()
-    for found, expected in zip(module.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_parameters_that_have_come_differently_far_are_not_joined() -> None:
-    module = mlp()
-    optimizer = optim.Adam(module.parameters(), lr=0.1)
-    module[0].weight.grad = torch.ones_like(module[0].weight)
-    optimizer.step()
-    replica = Replica(module)
-    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
-    assert len(run.optimizer.param_groups[0]["params"]) == 2
-
-
-def test_the_users_optimizer_is_never_stepped() -> None:
-    replica = Replica(mlp())
-    optimizer = adam_over(replica.flats[0])
-    ShardedOptimizer(optimizer, replica, whole(replica)).step()
-    assert not optimizer.state
 
 
 @pytest.mark.parametrize("when", ["pre", "post"])
@@ -442,22 +229,6 @@ def test_an_optimizer_over_another_models_parameters_is_refused() -> None:
     optimizer = optim.SGD([*replica.module.parameters(), nn.Parameter(torch.zeros(3, 4))], lr=0.1)
     with pytest.raises(BadModel, match=r"shape \(3, 4\) that is no trainable parameter of the model"):
         ShardedOptimizer(optimizer, replica, whole(replica))
-
-
-def test_frozen_parameters_in_the_optimizer_are_passed_over() -> None:
-    module = mlp()
-    module[0].weight.requires_grad_(False)
-    before = module[0].weight.clone()
-    replica = Replica(module)
-    replica.flats[0].grads.fill_(1.0)
-    ShardedOptimizer(optim.SGD(module.parameters(), lr=0.1), replica, whole(replica)).step()
-    assert torch.equal(module[0].weight, before)
-
-
-def test_lbfgs_is_refused() -> None:
-    replica = Replica(mlp())
-    with pytest.raises(BadOption, match="calls the model several times"):
-        ShardedOptimizer(optim.LBFGS(replica.module.parameters()), replica, whole(replica))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

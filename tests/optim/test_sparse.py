@@ -67,23 +67,6 @@ def test_rows_move_as_with_the_dense_gradient(name: str) -> None:
     torch.testing.assert_close(module.table.weight, dense.table.weight)
 
 
-def test_adagrad_begins_with_the_accumulator_that_the_user_has_chosen() -> None:
-    found = {}
-    for begin in (0.0, 0.5):
-        module, dense = Words().double(), Words(sparse=False).double()
-        made, other = (
-            optim.Adagrad([m.table.weight], lr=0.1, initial_accumulator_value=begin) for m in (module, dense)
-        )
-        for words in ([1, 4, 1], [4, 4], [0]):
-            dense(torch.tensor(words)).backward()
-            other.step()
-            other.zero_grad()
-        by_rows(made, module, [[1, 4, 1], [4, 4], [0]])
-        torch.testing.assert_close(module.table.weight, dense.table.weight, rtol=0, atol=1e-12)
-        found[begin] = module.table.weight.detach()
-    assert (found[0.0] - found[0.5]).abs().max() > 0.01
-
-
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
 def test_other_rows_are_not_touched(name: str) -> None:
     module = Words()
@@ -118,18 +101,6 @@ def test_a_dense_gradient_is_read_row_by_row() -> None:
     assert (before - table).abs().sum() == (before[3] - table[3]).sum() == 2
 
 
-def test_a_changed_learning_rate_takes_effect() -> None:
-    module = Words()
-    table = module.table.weight
-    optimizer = optim.SGD([table], lr=1.0)
-    rows = RowOptimizer(optimizer, [table])
-    optimizer.param_groups[0]["lr"] = 0.0
-    before = table.detach().clone()
-    module(torch.tensor([1])).backward()
-    rows.step()
-    assert torch.equal(table, before)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -142,11 +113,3 @@ def test_what_moves_more_than_rows_is_refused(make, message: str) -> None:
     table = nn.Embedding(3, 2, sparse=True).weight
     with pytest.raises(BadOption, match=message):
         RowOptimizer(make([table]), [table])
-
-
-def test_a_table_that_no_batch_has_touched_has_no_gradient() -> None:
-    table = nn.Embedding(3, 2, sparse=True).weight
-    before = table.detach().clone()
-    rows = RowOptimizer(optim.SGD([table], lr=1.0), [table])
-    assert rows.step() == 0
-    assert torch.equal(table, before)

@@ -21,7 +21,7 @@ from tutti.optim.sharded import UNUSABLE, ShardedOptimizer, own_slices
 from tutti.optim.sparse import RowOptimizer, sparse_tables
 from tutti.optim.state import held_by, load, options_of
 from tutti.replica import Replica
-from tutti.state import Held, Named, Saved, State, named, saved_by, whole_piece
+from tutti.state import Held, Named, Saved, State, named, saved_by
 
 Make = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -165,18 +165,6 @@ def test_options_are_those_of_the_checkpoint_in_the_optimizer_s_own_form() -> No
     assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.1)
 
 
-def test_what_a_rank_held_alone_comes_before_what_all_held() -> None:
-    module = Matrices()
-    names = {parameter: name for name, parameter in module.named_parameters()}
-
-    def held(value: float) -> Held:
-        return Held(numbers={"optimizer/first.weight/step": value, "other/first.weight/step": 9.0})
-
-    optimizer = optim.SGD(module.parameters(), lr=0.1)
-    load(optimizer, names, saved_of(held(1.0), held(2.0)), [{}])
-    assert dict(optimizer.state) == {module.first.weight: {"step": 2.0}}
-
-
 @pytest.mark.parametrize(
     ("make", "asked", "own"), [(optim.Adam, False, False), (optim.Adam, True, True), (Odd, False, True)]
 )
@@ -233,21 +221,3 @@ def test_state_is_where_the_optimizer_wants_it(options: dict[str, bool], counted
     load(optimizer, names, Saved(Named(kept, {}), None, {}, None), [{}])
     state = optimizer.state[module.first.weight]
     assert (state["exp_avg"].device.type, state["step"].device.type) == ("meta", counted_on)
-
-
-def test_another_precision_gets_the_state_in_its_own_numbers() -> None:
-    wide = nn.Linear(3, 2).double()
-    optimizer = optim.Adam(wide.parameters())
-    wide(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
-    optimizer.step()
-    held = held_by(optimizer, {p: name for name, p in wide.named_parameters()})
-    held.pieces += [whole_piece(f"weights/{name}", p) for name, p in wide.named_parameters()]
-    narrow = copy.deepcopy(wide).float()
-    other = optim.Adam(narrow.parameters())
-    saved = Saved(named([held]), None, {}, None)
-    load(other, {p: name for name, p in narrow.named_parameters()}, saved, options_of(optimizer))
-    for theirs, ours in zip(wide.parameters(), narrow.parameters(), strict=True):
-        for key in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(other.state[ours][key], optimizer.state[theirs][key].float())
-        # A count stays what it is.
-        assert torch.equal(other.state[ours]["step"], optimizer.state[theirs]["step"])

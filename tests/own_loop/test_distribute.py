@@ -120,7 +120,7 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
     def work() -> None:
         distribute.distribute(*make(), strategies.Solo())
 
-    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use '-n 1' or strategy='sync'"):
+    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use -n 1 or strategy sync"):
         worlds.each(2, work)
 
 
@@ -138,11 +138,10 @@ class Restless(Adam):
 @pytest.mark.parametrize(
     ("strategy", "kind", "remedy"),
     [
-        (strategies.EASGD(momentum=0.9), Adam, r"use torch.optim.SGD, or strategy=tutti.EASGD\(momentum=0\)"),
-        (strategies.Lazy(threshold=0.1), Adam, r"strategy=tutti.Lazy\(threshold=0\)"),
-        (strategies.Downpour(), Restless, r"strategy=tutti.Downpour\(side='worker'\)"),
+        (strategies.Lazy(threshold=0.1), Adam, "or threshold=0"),
+        (strategies.Downpour(), Restless, "strategy downpour side worker"),
     ],
-    ids=["strategy", "threshold", "in a step"],
+    ids=["threshold", "in a step"],
 )
 def test_refusals_of_a_strategy_tell_what_to_write_in_a_loop(
     worlds: Worlds, strategy: strategies.Strategy, kind: type[Adam], remedy: str
@@ -194,7 +193,7 @@ def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
 
 def test_passes_that_a_strategy_gathers_are_left_to_the_loop() -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(BadOption, match="every=2"):
+    with pytest.raises(BadOption, match="every"):
         tutti.distribute(model, SGD(model.parameters(), lr=0.1), strategies.Sync(every=2))
 
 

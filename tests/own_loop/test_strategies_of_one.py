@@ -32,9 +32,7 @@ TRIED = (
     "unfreezing",
     "state_of_the_optimizer_is_read",
     "going_back_to_a_checkpoint",
-    "weights_are_scaled_in_place",
     "a_closure",
-    "a_group_that_counts",
     "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer",
     "a_sparse_embedding_with_adagrad",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from tests.comm.ranks import World
-from tutti.comm.base import Communicator, keep_servers
-from tutti.comm.virtual.world import Fault, Network, VirtualWorld
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.connect import join_centre, workers_of_centre
@@ -128,24 +127,10 @@ def test_a_slice_without_elements_is_neither_sent_nor_waited_for() -> None:
     assert VirtualWorld(2).run(hand_over) == [[0.0, 0.0]] * 2
 
 
-def by_processes(comm: Communicator, make: object, ranks: tuple[int, ...]) -> tuple[set[float], int]:
-    return pushing(keep_servers(comm, ranks), make, 4)
-
-
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with World(3) as world:
         yield world
-
-
-@pytest.mark.parametrize("ranks", [(2,), (0, 2)], ids=str)
-@pytest.mark.parametrize(("make", "move"), [(add, 1.0), (sgd, -0.5)])
-def test_every_message_is_applied_on_processes(
-    world: World, make: object, move: float, ranks: tuple[int, ...]
-) -> None:
-    expected = {1.0 + 4 * (3 - len(ranks)) * move}
-    for rank, (found, _) in enumerate(world.run(by_processes, make, ranks)):
-        assert found == (set() if rank in ranks else expected)
 
 
 @pytest.mark.parametrize("server_period", [1, 3, 100])
@@ -154,39 +139,6 @@ def test_two_levels_lose_no_message(make: object, expected: float, server_period
     world = VirtualWorld(4, (1, 3), servers=1, levels=2, server_period=server_period)
     for found, _ in world.run(pushing, make, 8):
         assert found == {expected}
-
-
-@pytest.mark.parametrize(
-    "world",
-    [
-        VirtualWorld(3),
-        VirtualWorld(1, servers=1),
-        VirtualWorld(3, servers=2),
-        VirtualWorld(3, (1, 2), servers=1, levels=2, server_period=2),
-    ],
-    ids=["shared", "1 worker", "2 servers", "2 levels"],
-)
-def test_messages_after_other_weights_are_added_to_those(world: VirtualWorld) -> None:
-    def train(comm: Communicator) -> tuple[set[float], int | None] | None:
-        replica = place(TwoTypes(), comm, Home.PRIVATE) if comm.servers is None else Replica(TwoTypes())
-        if comm.servers is not None and comm.servers.serving:
-            Server(comm.servers, replica, AddRule()).run()
-            return None
-        centre = join_centre(comm, replica, AddRule())
-        for _ in range(3):
-            centre.push(vectors(replica, 1.0))
-        centre.leave()
-        centre.overwrite(vectors(replica, 100.0))
-        stale = centre.pull([flat.weights for flat in replica.flats]).staleness
-        assert values([flat.weights for flat in replica.flats]) == {100.0}
-        comm.barrier()
-        centre.push(vectors(replica, 1.0))
-        centre.read([flat.weights for flat in replica.flats])
-        centre.close()
-        return values([flat.weights for flat in replica.flats]), stale
-
-    found = [one for one in world.run(train) if one is not None]
-    assert found == [({100.0 + len(found)}, 0)] * len(found)
 
 
 def two_levels(comm: Communicator, steps: int) -> list[float]:
@@ -238,14 +190,6 @@ def test_elastic_centres_pull_at_each_other(server_period: int, hosts: tuple[int
         assert found[rank] == pytest.approx([*expected[rank], top], rel=1e-12)
 
 
-def test_a_shorter_server_period_brings_the_hosts_closer() -> None:
-    def spread(server_period: int) -> float:
-        found = VirtualWorld(2, 1, servers=1, levels=2, server_period=server_period).run(two_levels, 12)
-        return abs(found[0][-2] - found[1][-2])
-
-    assert spread(1) < spread(6)
-
-
 def test_requests_are_served_in_the_order_in_which_they_come() -> None:
     def train(comm: Communicator) -> tuple[float, int | None]:
         if comm.servers is not None and comm.servers.serving:
@@ -261,26 +205,6 @@ def test_requests_are_served_in_the_order_in_which_they_come() -> None:
     found = VirtualWorld(3, servers=1).run(train)
     assert [staleness for _, staleness in found] == [2, 1, 0]
     assert [clock for clock, _ in found] == sorted((clock for clock, _ in found), reverse=True)
-
-
-def test_half_the_vector_on_each_server_takes_half_the_time() -> None:
-    def train(comm: Communicator) -> float:
-        module = nn.Linear(300, 300)
-        if comm.servers is not None and comm.servers.serving:
-            Server(comm.servers, Replica(module), AddRule()).run()
-            return 0.0
-        replica = place(module, comm, Home.PRIVATE)
-        centre = join_centre(comm, replica, AddRule())
-        message = [torch.zeros_like(replica.flats[0].weights)]
-        comm.barrier()
-        began = comm.clock()
-        for _ in range(5):
-            centre.exchange(message)
-        centre.close()
-        return comm.clock() - began
-
-    times = {servers: max(VirtualWorld(8, 1, Network(), servers=servers).run(train)) for servers in (1, 2)}
-    assert times[2] < 0.7 * times[1]
 
 
 def test_the_answer_tells_what_it_cost() -> None:
@@ -323,30 +247,6 @@ def test_nobody_hangs_when_a_worker_or_a_server_dies(dead: int, operation: int, 
     )
 
 
-def busy_server(comm: Communicator) -> float:
-    """How much of a core a server needs while the workers think."""
-    part = keep_servers(comm, (1, 2))
-    if part.servers.serving:
-        began = time.process_time()
-        Server(part.servers, Replica(TwoTypes()), AddRule()).run()
-        return time.process_time() - began
-    replica = place(TwoTypes(), part, Home.PRIVATE)
-    centre = join_centre(part, replica, AddRule())
-    for _ in range(4):
-        ends = time.monotonic() + 0.5
-        while time.monotonic() < ends:
-            centre.version  # noqa: B018
-        centre.exchange(vectors(replica, 1.0))
-    centre.close()
-    return 0.0
-
-
-@pytest.mark.serial
-def test_waiting_for_requests_costs_no_core(world: World) -> None:
-    _, first, second = world.run(busy_server)
-    assert max(first, second) < 0.5
-
-
 def test_several_hosts_without_a_server_are_refused() -> None:
     def train(comm: Communicator) -> None:
         replica = place(TwoTypes(), comm, Home.PRIVATE)
@@ -376,43 +276,3 @@ def test_a_learning_rate_that_is_a_tensor_travels_too() -> None:
     Hyperparameters(there).write(Hyperparameters(make(lr=rate)).read())
     assert there.param_groups[0]["lr"] is kept
     assert float(kept) == pytest.approx(0.2)
-
-
-def test_numbers_pairs_and_lists_of_numbers_travel_and_nothing_else() -> None:
-    class Own(optim.SGD):
-        def __init__(self, **options: object) -> None:
-            optim.Optimizer.__init__(
-                self, [{"params": [nn.Parameter(torch.ones(1))]} for _ in range(2)], options
-            )
-
-    made = Own(
-        nested=((1, 2), 3),
-        mixed=(1, None),
-        none=None,
-        text="text",
-        vector=torch.zeros(2),
-        count=1,
-        pair=(0.5, True),
-        row=[2, 3.0],
-        scalar=torch.tensor(4.0),
-    )
-    numbers = [1.0, 0.5, 1.0, 2.0, 3.0, 4.0]
-    options = Hyperparameters(made)
-    assert options.read() == numbers * 2
-    options.write([*numbers, 10.0, 0.25, 0.0, 7.0, 8.5, 9.0])
-    group = made.param_groups[1]
-    assert (group["count"], group["pair"], group["row"]) == (10, (0.25, False), [7, 8.5])
-    assert [type(one) for one in (group["count"], *group["pair"], *group["row"])] == [
-        int,
-        float,
-        bool,
-        int,
-        float,
-    ]
-    assert float(group["scalar"]) == 9.0
-    assert (group["nested"], group["mixed"], group["none"], group["text"]) == (
-        ((1, 2), 3),
-        (1, None),
-        None,
-        "text",
-    )

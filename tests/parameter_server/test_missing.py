@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor
 
 from tests.optim.test_missing import (
     OPTIMIZERS,
@@ -22,7 +20,7 @@ from tests.optim.test_missing import (
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.replica import Replica
-from tutti.strategies import EASGD, Downpour, EASGDSync, Lazy, ParamServer, Strategy
+from tutti.strategies import Downpour, Lazy, ParamServer, Strategy
 from tutti.strategies.base import Clip
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
@@ -53,7 +51,7 @@ def together(comm: Communicator, strategy: Centred, make: MakeOptimizer, used: s
 
 
 @pytest.mark.parametrize("used", USED.values(), ids=USED)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"rebinding"}))
 def test_a_parameter_server_follows_plain_torch(name: str, used: str) -> None:
     make = OPTIMIZERS[name]
     expected = by_torch(make, used)
@@ -62,7 +60,7 @@ def test_a_parameter_server_follows_plain_torch(name: str, used: str) -> None:
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("name", ["adam", "momentum", "rebinding"])
+@pytest.mark.parametrize("name", ["adam", "momentum"])
 def test_servers_follow_plain_torch(name: str, servers: int) -> None:
     make = OPTIMIZERS[name]
     expected = by_torch(make, "bb*aab")
@@ -103,7 +101,7 @@ def by_hand(make: MakeOptimizer, used: list[str]) -> Tensor:
     return weights_of(centre)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"rebinding"}))
 def test_workers_with_different_heads_follow_one_optimizer(name: str) -> None:
     """The second worker's speed keeps the two from ever coming at the same moment."""
     make, used = OPTIMIZERS[name], ["aabaa", "b"]
@@ -117,6 +115,16 @@ def test_a_single_worker_follows_plain_torch(strategy: Strategy, used: str) -> N
     make = OPTIMIZERS["adamw"]
     (found,) = VirtualWorld(1).run(on_their_own, strategy, make, [used])
     assert alike(found, by_torch(make, used))
+
+
+def by_pairs_in_centre(comm: Communicator, strategy: Strategy, make: MakeOptimizer) -> Tensor:
+    model = build()
+    worker = strategy.worker(place(model, comm, strategy.home), comm, make(model.parameters()), Clip())
+    for step, heads in (use for pair in PAIRS for use in pair):
+        backward(model, batch(step), heads, 7)
+        worker.step()
+    worker.finish()
+    return weights_of(model)
 
 
 def test_what_one_of_several_pushed_batches_has_used_is_moved() -> None:
@@ -142,37 +150,3 @@ def test_what_one_of_several_pushed_batches_has_used_is_moved() -> None:
 
 
 PAIRS = [[(0, "a"), (1, "b")], [(2, "b"), (3, "b")], [(4, "a"), (5, "a")]]
-
-
-def by_pairs_in_centre(comm: Communicator, strategy: Strategy, make: MakeOptimizer) -> Tensor:
-    model = build()
-    worker = strategy.worker(place(model, comm, strategy.home), comm, make(model.parameters()), Clip())
-    for step, heads in (use for pair in PAIRS for use in pair):
-        backward(model, batch(step), heads, 7)
-        worker.step()
-    worker.finish()
-    return weights_of(model)
-
-
-def with_momentum(comm: Communicator, strategy: Strategy, decay: float, used: str) -> Tensor:
-    """The worker's own weights before its last exchange, which the strategy calls x + momentum v."""
-    model = build()
-    optimizer = optim.SGD(model.parameters(), lr=0.05, weight_decay=decay)
-    worker = strategy.worker(place(model, comm, strategy.home), comm, optimizer, Clip())
-    for step, heads in enumerate(used):
-        backward(model, batch(step), heads_of(heads), 7)
-        worker.step()
-    return weights_of(model)
-
-
-@pytest.mark.parametrize("used", USED.values(), ids=USED)
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("kind", [EASGD, EASGDSync])
-def test_the_momentum_of_elastic_averaging_leaves_unused_heads(
-    kind: type[EASGD | EASGDSync], decay: float, used: str
-) -> None:
-    """Without an exchange it is torch's SGD with Nesterov's momentum."""
-    (found,) = VirtualWorld(1).run(with_momentum, kind(every=100, momentum=0.9), decay, used)
-    torchs = partial(optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=decay)
-    assert alike(found, by_torch(torchs, used))
-    assert not torch.equal(found, nn.utils.parameters_to_vector(build().parameters()).detach())

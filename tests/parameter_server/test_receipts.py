@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
-from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.parameter_server.base import Centre, Outcome, Push, Receipt, Rule
+from tutti.parameter_server.base import Centre, Outcome, Push, Receipt
 from tutti.parameter_server.connect import join_centre
-from tutti.parameter_server.protocol import ANSWER, BODY, REQUEST, WEIGHTS
 from tutti.parameter_server.rules import AddRule, OptimizerRule, Rounds
 from tutti.parameter_server.server import Server
-from tutti.parameter_server.shared_memory import CLOSED_TAG, SharedCentre, slots_for
-from tutti.parameter_server.ssp_clock import STEP_TAG
-from tutti.parameter_server.staleness import Remedy
+from tutti.parameter_server.shared_memory import CLOSED_TAG, SharedCentre
 from tutti.replica import Replica
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
@@ -41,9 +36,9 @@ def module() -> nn.Module:
 class Slow(AddRule):
     """Takes two seconds for each message."""
 
-    def __init__(self, comm: Communicator, optimizes: bool) -> None:
+    def __init__(self, comm: Communicator) -> None:
         super().__init__()
-        self._comm, self.optimizes = comm, optimizes
+        self._comm = comm
 
     def apply(self, push: Push) -> Outcome:
         self._comm.compute(2.0)
@@ -220,7 +215,7 @@ def test_a_tick_tells_the_wait_for_the_others_and_that_for_the_weights() -> None
 
     def train(comm: Communicator) -> float:
         into = [torch.zeros(LENGTH, dtype=torch.float64)]
-        rule = Slow(comm, optimizes=False)
+        rule = Slow(comm)
         visitor = Visitor(comm, SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, rule))
         if comm.rank == 0:
             return visitor.centre.tick(0, into).wait_s
@@ -234,42 +229,17 @@ def test_a_tick_tells_the_wait_for_the_others_and_that_for_the_weights() -> None
     assert VirtualWorld(3).run(train) == [pytest.approx(wait, abs=0.01) for wait in (4.0, 1.0, 0.0)]
 
 
-@pytest.mark.parametrize("make", [OptimizerRule, partial(Rounds, workers=1)], ids=["optimizer", "rounds"])
-def test_the_optimizers_seconds_are_told(make: Callable[[Optimizer, Replica], Rule]) -> None:
-    def train(comm: Communicator) -> float:
-        class Slow(optim.SGD):
-            def step(self, closure: None = None) -> None:  # type: ignore[override]
-                comm.compute(2.0)
-
-        replica = place(module(), comm, Home.PRIVATE)
-        rule = make(Slow(replica.module.parameters(), lr=1.0), replica)
-        return Visitor(comm, SharedCentre(comm, replica.flats, rule)).push().update_s
-
-    assert VirtualWorld(1).run(train) == [pytest.approx(2.0, abs=0.01)]
-
-
-@pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
-def test_no_message_is_dropped_where_no_rule_drops_it(servers: int) -> None:
-    def program(visitor: Visitor) -> list[bool]:
-        ticked = visitor.centre.tick(0, [torch.zeros(LENGTH, dtype=torch.float64)])
-        return [one.dropped for one in (visitor.push(), visitor.exchange(), visitor.pull(), ticked)]
-
-    assert VirtualWorld(1, servers=servers).run(visit, program)[0] == [False] * 4
-
-
-@pytest.mark.parametrize("optimizes", [False, True])
-def test_who_comes_while_another_is_there_waits(optimizes: bool) -> None:
+def test_who_comes_while_another_is_there_waits() -> None:
     def train(comm: Communicator) -> tuple[float, float]:
-        rule = Slow(comm, optimizes)
+        rule = Slow(comm)
         visitor = Visitor(comm, SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, rule))
         comm.compute(0.5 * comm.rank)
         receipt = visitor.pull() if comm.rank == 2 else visitor.push()
         return receipt.wait_s, receipt.update_s
 
-    update = 2.0 if optimizes else 0.0
     assert VirtualWorld(3).run(train) == [
-        (pytest.approx(0.0, abs=0.01), pytest.approx(update, abs=0.01)),
-        (pytest.approx(1.5, abs=0.01), pytest.approx(update, abs=0.01)),
+        (pytest.approx(0.0, abs=0.01), pytest.approx(2.0, abs=0.01)),
+        (pytest.approx(1.5, abs=0.01), pytest.approx(2.0, abs=0.01)),
         (pytest.approx(3.0, abs=0.01), 0.0),
     ]
 
@@ -292,20 +262,6 @@ def test_who_wants_an_answer_to_a_message_that_is_held_waits_for_its_round_to_cl
         assert found[2] is None
 
 
-def test_who_wants_no_answer_to_a_message_that_is_held_waits_for_nobody() -> None:
-    def train(comm: Communicator) -> tuple[float, Tensor]:
-        visitor, _ = in_rounds(comm)
-        comm.compute(1.0 + comm.rank)
-        wait_s = visitor.push().wait_s
-        weights = torch.zeros(LENGTH, dtype=torch.float64)
-        visitor.centre.read([weights])
-        return wait_s, weights
-
-    for wait_s, weights in VirtualWorld(2).run(train):
-        assert wait_s < 0.01
-        assert weights.tolist() == [-2.0] * LENGTH
-
-
 def test_weights_that_are_rounded_divide_nothing() -> None:
     def train(comm: Communicator) -> list[float]:
         visitor, rule = in_rounds(comm)
@@ -325,57 +281,6 @@ def in_rounds(comm: Communicator) -> tuple[Visitor, Rounds]:
     replica = place(module(), comm, Home.PRIVATE)
     rule = Rounds(optim.SGD(replica.module.parameters(), lr=1.0), replica, comm.size, comm=comm)
     return Visitor(comm, SharedCentre(comm, replica.flats, rule, 2)), rule
-
-
-def test_a_move_counts_for_the_others_and_a_copy_for_nobody() -> None:
-    def train(comm: Communicator) -> tuple[int | None, set[float], int]:
-        centre = SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, AddRule(), 2)
-        comm.compute(float(comm.rank))
-        into = [torch.ones(LENGTH, dtype=torch.float64)]
-        if comm.rank == 0:
-            centre.move([torch.full((LENGTH,), 3.0, dtype=torch.float64)])
-        centre.copy(into)
-        comm.compute(5.0)
-        return Visitor(comm, centre).push().staleness, set(into[0].tolist()), centre.version
-
-    assert VirtualWorld(2).run(train) == [(0, {3.0}, 2), (2, {3.0}, 3)]
-
-
-def test_slices_of_the_same_vectors_are_made_once() -> None:
-    def train(comm: Communicator) -> bool:
-        centre = SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, AddRule(), 2)
-        first, second = ([torch.zeros(LENGTH, dtype=torch.float64)] for _ in range(2))
-        views = centre.views(first)
-        assert centre.views(second) is not views
-        return centre.views(first) is views
-
-    assert VirtualWorld(1).run(train) == [True]
-
-
-def test_a_rule_that_says_nothing_of_itself_uses_nothing() -> None:
-    class Silent(Rule):
-        def apply(self, push: Push) -> Outcome:
-            return Outcome.DROPPED
-
-        def above(self, hosts: int) -> Rule:
-            return self
-
-    rule = Silent()
-    assert not any((rule.compares, rule.remembers, rule.consumes, rule.brings_weights, rule.optimizes))
-    assert (rule.most_slots(), rule.inbox(0), rule.settings()) == (None, None, [])
-    assert Push(0, (), (), None).staleness == 0
-    assert (Remedy.compares, Remedy.scales) == (False, False)
-
-
-def test_messages_of_different_kinds_have_different_tags() -> None:
-    assert 0 < STEP_TAG < CLOSED_TAG
-    assert CLOSED_TAG + 1000 < REQUEST < ANSWER
-    assert ANSWER + 100 < BODY < BODY + 100 < WEIGHTS
-
-
-def test_half_a_million_weights_are_worth_a_lock() -> None:
-    flats = Replica(nn.Linear(1 << 10, 1 << 10, bias=False)).flats
-    assert [slots_for(flats, workers) for workers in (1, 2, 3)] == [1, 2, 2]
 
 
 def test_a_visit_that_takes_its_hosts_centre_up_tells_the_way_there_too() -> None:

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn, optim
 
 from tests.comm.ranks import World
-from tests.strategies.alone import wake_late
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
-from tutti.errors import BadOption, PeerLost
-from tutti.parameter_server.base import Outcome, Push, Rule, cut_slots
+from tutti.errors import PeerLost
+from tutti.parameter_server.base import Rule
 from tutti.parameter_server.rules import AddRule, ElasticRule, OptimizerRule
-from tutti.parameter_server.shared_memory import SMALLEST_SLOT, SharedCentre, slots_for
+from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
-from tutti.state import named
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 
@@ -60,12 +58,8 @@ def check_a_push_moves_every_slot_once(comm: Communicator) -> None:
     message = vectors(replica, 1.0)
     for flat, vector in zip(replica.flats, message, strict=True):
         vector[flat.weights == 0] = 0  # the gaps
-    pushed = [vector.clone() for vector in message]
     for _ in range(5):
         centre.push(message)
-        assert values(message) == set()  # it is used up
-        for vector, again in zip(message, pushed, strict=True):
-            vector.copy_(again)
     into = vectors(replica, 7.0)
     centre.read(into)
     assert values(into) == {1.0 + 5 * comm.size}
@@ -149,75 +143,6 @@ def test_cutting_into_slots_changes_nothing(name: str) -> None:
     torch.testing.assert_close(one, four, rtol=2e-3 if name == "Muon" else 0, atol=1e-12)
 
 
-def test_the_state_of_an_optimizer_that_counts_in_numbers_is_shared() -> None:
-    class Counting(optim.Optimizer):
-        """Moves everything by -1, -2, -3, ...: one more in each step."""
-
-        def __init__(self, parameters: object) -> None:
-            super().__init__(parameters, {})
-
-        def step(self, closure: None = None) -> None:  # type: ignore[override]
-            for parameter in self.param_groups[0]["params"]:
-                state = self.state[parameter]
-                state["steps"] = state.get("steps", 0) + 1
-                parameter.data -= state["steps"]
-
-    def train(comm: Communicator) -> set[float]:
-        replica = place(TwoTypes().double(), comm, Home.PRIVATE)
-        grads = [flat.grads for flat in replica.flats]
-        rule = OptimizerRule(Counting(replica.module.parameters()), replica, grads)
-        centre = SharedCentre(comm, replica.flats, rule, 2)
-        for _ in range(2):
-            centre.push(grads)
-        weights = [flat.weights for flat in replica.flats]
-        centre.read(weights)
-        return values(weights)
-
-    assert VirtualWorld(3).run(train)[0] == {1.0 - (1 + 2 + 3 + 4 + 5 + 6)}
-
-
-@pytest.mark.parametrize(("in_group", "where"), [(False, "each parameter"), (True, "its param group")])
-def test_a_state_that_cannot_be_shared_is_refused(in_group: bool, where: str) -> None:
-    class Remembering(optim.SGD):
-        def step(self, closure: None = None) -> None:  # type: ignore[override]
-            for group in self.param_groups:
-                for home in [group] if in_group else map(self.state.__getitem__, group["params"]):
-                    home["past"] = ["anything"]
-
-    def train(comm: Communicator) -> None:
-        replica = place(TwoTypes().double(), comm, Home.PRIVATE)
-        rule = OptimizerRule(Remembering(replica.module.parameters(), lr=0.1), replica)
-        SharedCentre(comm, replica.flats, rule)
-
-    with pytest.raises(BadOption, match=f"Remembering keeps 'past' of type list for {where}"):
-        VirtualWorld(2).run(train)
-
-
-def test_a_state_that_the_optimizer_has_already_is_carried_over() -> None:
-    def train(comm: Communicator, warm: bool) -> Tensor:
-        module = nn.Linear(4, 4)
-        with torch.no_grad():
-            module.weight.fill_(1.0)
-            module.bias.fill_(1.0)
-        optimizer = optim.Adam(module.parameters(), lr=0.1)
-        if warm:
-            for parameter in module.parameters():
-                parameter.grad = torch.full_like(parameter, 100.0)
-            optimizer.step()
-        replica = place(module, comm, Home.PRIVATE)
-        grads = [flat.grads for flat in replica.flats]
-        centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads))
-        before = replica.flats[0].weights.clone()
-        grads[0].fill_(1.0)
-        centre.exchange(grads, [replica.flats[0].weights])
-        return (before - replica.flats[0].weights).abs().max()
-
-    cold, warm = [VirtualWorld(1).run(train, warm)[0] for warm in (False, True)]
-    assert cold == pytest.approx(0.1, rel=1e-3)
-    assert warm > 0.05
-    assert warm != pytest.approx(0.1, rel=1e-2)
-
-
 def test_staleness_is_what_others_did_since_the_last_reading() -> None:
     def train(comm: Communicator) -> list[int | None]:
         replica, centre = join(comm)
@@ -260,31 +185,6 @@ def test_a_reading_leaves_no_trace_on_the_staleness() -> None:
     assert VirtualWorld(2).run(train)[0] == 1
 
 
-def test_who_wakes_late_from_an_overwriting_has_missed_nothing_that_came_after_it() -> None:
-    def train(comm: Communicator) -> int | None:
-        replica, centre = join(comm)
-        if comm.rank == 1:
-            wake_late(comm)
-        centre.overwrite(vectors(replica, 5.0))
-        comm.compute(0.1 if comm.rank == 0 else 10.0)
-        return centre.push(vectors(replica, 0.0)).staleness
-
-    assert VirtualWorld(2).run(train) == [0, 1]
-
-
-def test_what_a_host_moves_its_centre_by_counts_as_one_update_of_who_moves_it() -> None:
-    def train(comm: Communicator) -> int | None:
-        replica, centre = join(comm)
-        comm.compute(1.0 + comm.rank)
-        if comm.rank:
-            return centre.push(vectors(replica, 0.0)).staleness
-        centre.move(vectors(replica, 1.0))
-        comm.compute(5.0)
-        return centre.push(vectors(replica, 0.0)).staleness
-
-    assert VirtualWorld(2).run(train) == [1, 1]
-
-
 def test_a_centres_optimizer_is_cut_into_as_many_slots_as_any_rule() -> None:
     def slots(comm: Communicator) -> int:
         replica, _ = join(comm)
@@ -292,36 +192,6 @@ def test_a_centres_optimizer_is_cut_into_as_many_slots_as_any_rule() -> None:
         return len(SharedCentre(comm, replica.flats, rule, 3).slots)
 
     assert VirtualWorld(1).run(slots) == [3]
-
-
-def test_of_what_the_optimizer_keeps_each_slot_gets_that_of_its_own_parameters() -> None:
-    module = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
-    optimizer = optim.Adagrad(module.parameters(), lr=0.1)
-    replica = Replica(module)
-    rule = OptimizerRule(optimizer, replica)
-    slots = cut_slots(replica.flats, rule, 2)
-    kept = named([rule.given()])
-    assert [{piece.name.split("/")[1] for piece in rule.part_of(kept, slot).pieces} for slot in slots] == [
-        {"0.weight"},
-        {"1.weight"},
-    ]
-
-
-@pytest.mark.parametrize("consumes", [True, False])
-def test_a_message_is_zero_afterwards_where_the_rule_uses_it_up(consumes: bool) -> None:
-    def train(comm: Communicator) -> list[set[float]]:
-        rule = AddRule()
-        rule.consumes = consumes
-        replica, centre = join(comm, rule)
-        pushed, exchanged, answered = (vectors(replica, 3.0) for _ in range(3))
-        centre.push(pushed)
-        centre.exchange(exchanged, vectors(replica, 0.0))
-        centre.exchange(answered)
-        return [values(pushed), values(exchanged), values(answered)]
-
-    left = set() if consumes else {3.0}
-    # The weights are 1 in the parameters and 0 in the gaps, and have moved three times.
-    assert VirtualWorld(1).run(train) == [[left, left, {10.0, 9.0}]]
 
 
 def test_what_is_brought_is_counted_and_what_is_read_is_not() -> None:
@@ -334,24 +204,6 @@ def test_what_is_brought_is_counted_and_what_is_read_is_not() -> None:
     replica = Replica(TwoTypes())
     whole = sum(flat.weights.nbytes for flat in replica.flats)
     assert VirtualWorld(1).run(train) == [[whole, 0, whole, 0]]
-
-
-def test_slots_begin_where_the_rule_may_cut() -> None:
-    replica = Replica(nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 2)))
-    flats = replica.flats
-    slots = cut_slots(flats, AddRule(), 3)
-    assert [slot.number for slot in slots] == [0, 1, 2]
-    assert slots[0].places[0].start == 0
-    assert slots[-1].places[0].stop == len(flats[0].weights)
-    whole = OptimizerRule(optim.Adafactor(flats[0].parameters), replica)
-    starts = {span.start for span in flats[0].spans}
-    assert all(slot.places[0].start in starts for slot in cut_slots(flats, whole, 3))
-
-
-def test_a_slot_is_not_smaller_than_is_worth_its_lock() -> None:
-    small, large = Replica(nn.Linear(10, 10)).flats, Replica(nn.Linear(1, 2 * SMALLEST_SLOT)).flats
-    assert [slots_for(small, workers) for workers in (1, 8)] == [1, 1]
-    assert [slots_for(large, workers) for workers in (1, 2, 8)] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("operation", range(12, 40, 3))
@@ -372,23 +224,3 @@ def test_a_worker_that_dies_leaves_nobody_waiting(operation: int) -> None:
     found = VirtualWorld(3, faults=[Fault(1, operation=operation)]).run(train)
     assert found[0]
     assert found[2]
-
-
-def test_a_rule_of_ones_own_needs_one_method_and_its_upper_form() -> None:
-    class Largest(Rule):
-        def apply(self, push: Push) -> Outcome:
-            for centre, message in zip(push.centre, push.message, strict=True):
-                torch.maximum(centre, message, out=centre)
-            return Outcome.APPLIED
-
-        def above(self, hosts: int) -> Rule:
-            return self
-
-    def train(comm: Communicator) -> set[float]:
-        replica, centre = join(comm, Largest())
-        message = vectors(replica, float(comm.rank))
-        centre.exchange(message)
-        centre.read(message)
-        return values(message)
-
-    assert VirtualWorld(3).run(train)[0] == {2.0}

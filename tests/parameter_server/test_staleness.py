@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tutti.parameter_server.base import Push, Slot
-from tutti.parameter_server.staleness import AdaptiveCompensation, Compensation, Damping, Remedy
+from tutti.parameter_server.staleness import Compensation, Damping, Remedy
 
 
 def scalar(value: float) -> torch.Tensor:
@@ -43,7 +43,7 @@ def test_without_a_way_nothing_is_changed() -> None:
 def test_the_adaptive_strength_follows_the_running_mean_of_squares() -> None:
     # s = 0.75 * 4 + 0.25 * 9 = 5.25; 3 + 2 / sqrt(5.25) * 9 * 2
     gradient, mean_square = scalar(3.0), scalar(4.0)
-    correct(AdaptiveCompensation(2.0, 0.75), gradient, 7.0, 5.0, mean_square=mean_square)
+    correct(Compensation(2.0, 0.75), gradient, 7.0, 5.0, mean_square=mean_square)
     assert mean_square.item() == pytest.approx(5.25)
     assert gradient.item() == pytest.approx(3 + 36 / math.sqrt(5.25), rel=1e-6)
 
@@ -51,8 +51,8 @@ def test_the_adaptive_strength_follows_the_running_mean_of_squares() -> None:
 def test_the_adaptive_strength_is_bounded_where_gradients_are_small() -> None:
     # s = 0.5 * 0 + 0.5 * 1e-6; 1e-3 + 2 / sqrt(s + 1e-7) * 1e-6 * 2
     gradient, mean_square = scalar(1e-3), scalar(0.0)
-    correct(AdaptiveCompensation(2.0, 0.5), gradient, 7.0, 5.0, mean_square=mean_square)
+    correct(Compensation(2.0, 0.5), gradient, 7.0, 5.0, mean_square=mean_square)
     assert gradient.item() == pytest.approx(1e-3 + 4e-6 / math.sqrt(6e-7), rel=1e-12)
     gradient, mean_square = scalar(0.0), scalar(0.0)
-    correct(AdaptiveCompensation(2.0, 0.5), gradient, 7.0, 5.0, mean_square=mean_square)
+    correct(Compensation(2.0, 0.5), gradient, 7.0, 5.0, mean_square=mean_square)
     assert gradient.item() == 0.0

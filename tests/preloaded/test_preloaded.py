@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.launch.processes import wait_until_gone
 from tests.preloaded import interpreter
 
 PROGRAM = """
@@ -56,37 +54,6 @@ def test_it_ends_as_the_program_does(program: list[str], how: str, code: int) ->
     environment = os.environ | {"OWN": ""}
     done = subprocess.run([*program, how], env=environment, stdin=subprocess.DEVNULL, capture_output=True)
     assert done.returncode == code
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_it_ends_the_program(program: list[str], number: signal.Signals) -> None:
-    how = "print(os.getpid(), flush=True); signal.pause()"
-    with subprocess.Popen(
-        [*program, how],
-        env=os.environ | {"OWN": ""},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as stub:
-        assert stub.stdout is not None
-        stub.stdout.readline()
-        process = int(stub.stdout.readline())
-        stub.send_signal(number)
-        assert stub.wait() == -number
-        assert wait_until_gone([process]) == []
-
-
-def test_the_server_survives_stubs_that_are_killed_while_they_ask(program: list[str]) -> None:
-    job = json.dumps({"arguments": [program[-1], "pass"], "folder": "/", "environment": {}}).encode()
-    whole = [len(job).to_bytes(4), job]
-    for said in ([], whole[:1], [whole[0], job[:9]], whole):
-        with socket.socket(socket.AF_UNIX) as stub, open(os.devnull) as stream:
-            stub.connect(program[4])
-            for message in said:
-                socket.send_fds(stub, [message], [stream.fileno()] * 3 if message == whole[0] else [])
-    environment = os.environ | {"OWN": ""}
-    assert not subprocess.run([*program, "pass"], env=environment, stdin=subprocess.DEVNULL).returncode
 
 
 RANKS = """

@@ -11,7 +11,7 @@ import pytest
 
 from tutti.records import run_folder
 from tutti.records.run_folder import RunFolder
-from tutti.records.trace import Lane, Reading, SpanLink, Trace, chrome_trace
+from tutti.records.trace import ClockReading, Lane, SpanLink, Trace, chrome_trace
 
 
 def lane(number: int, trace: Trace, **more: Any) -> Lane:
@@ -92,13 +92,13 @@ def test_no_arrow_goes_back_in_time_whatever_the_clocks_say() -> None:
     ("readings", "at", "expected"),
     [
         ((), 7.0, 7.0),
-        ((Reading(10.0, 2.0, 1e-6),), 12.0, 10.0),
-        ((Reading(10.0, 2.0, 1e-6), Reading(20.0, 4.0, 2e-6)), 15.0, 12.0),
-        ((Reading(10.0, 2.0, 1e-6), Reading(20.0, 4.0, 2e-6)), 30.0, 24.0),
+        ((ClockReading(10.0, 2.0, 1e-6),), 12.0, 10.0),
+        ((ClockReading(10.0, 2.0, 1e-6), ClockReading(20.0, 4.0, 2e-6)), 15.0, 12.0),
+        ((ClockReading(10.0, 2.0, 1e-6), ClockReading(20.0, 4.0, 2e-6)), 30.0, 24.0),
     ],
 )
 def test_times_are_those_of_rank_0_on_the_line_between_two_readings(
-    readings: tuple[Reading, ...], at: float, expected: float
+    readings: tuple[ClockReading, ...], at: float, expected: float
 ) -> None:
     assert lane(1, Trace(), readings=readings).nanoseconds(at) == expected * 1e9
 

@@ -34,4 +34,4 @@ def test_the_lanes_have_every_piece_in_milliseconds(tmp_path: Path) -> None:
 def test_the_bubble_stands_below(tmp_path: Path) -> None:
     write(tmp_path / "run")
     (said,) = FIGURES["pipeline"].says(read_results([tmp_path / "run"]))
-    assert "idle for 37.5% of the ranks' time in steps (rank 0 50%, rank 1 25%)" in said
+    assert "idle for 37.5% of the ranks' time in a step (rank 0 50%, rank 1 25%)" in said

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain, product
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +136,7 @@ class Crew:
             options = (saved.own or saved.shared)["training"]["schedule"]["options"]
             load(optimizer, names, saved, options, copy=True)
         here = self.memory.place
-        cut = CutPlace(here.page, here.copies, here.data)
+        cut = CutPlace(here.page, here.copies)
         object.__setattr__(cut, "rank", comm)
         own, replica = strategy.pace is not Pace.TOGETHER, place(module, comm, strategy.home)
         free = strategy.pace is Pace.FREE
@@ -266,22 +266,3 @@ def explore_recovery(strategy: str, ranks: int, policy: str, first: Kill, stride
             check(strategy, ranks, policy, [first, Kill(rank, number)])
             count += 1
     return count
-
-
-def main() -> None:
-    """Explore all of it, and say how much that was."""
-    torch.set_num_threads(1)
-    for strategy in ("sync", "diloco", "hogwild", "local", "downpour", "easgd"):
-        for ranks, policy in product((1, 2, 3, 4), POLICIES):
-            more, kills = POLICIES[policy], list(operations(strategy, ranks))
-            if not 1 <= ranks + more <= BATCH:
-                continue
-            once, twice = explore(strategy, ranks, policy), 0
-            if 1 <= ranks + 2 * more <= BATCH:
-                firsts = kills[:: max(1, len(kills) // 6)]
-                twice = sum(explore_recovery(strategy, ranks, policy, first) for first in firsts)
-            print(f"{strategy}, {ranks} ranks, {policy}: {once} deaths, {twice} pairs of them", flush=True)
-
-
-if __name__ == "__main__":
-    main()

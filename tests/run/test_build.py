@@ -56,4 +56,4 @@ def test_an_update_of_any_strategy_is_computed_in_as_many_passes_as_wanted(strat
 def test_passes_are_given_once() -> None:
     assert not list(refused_strategy(Sync(every=2), TrainConfig()))
     (message,) = refused_strategy(Sync(every=2), TrainConfig(accumulate=3))
-    assert message.startswith("--accumulate 3 and --strategy.every 2 both say")
+    assert message.startswith("--accumulate 3 does not go with --strategy.every 2")

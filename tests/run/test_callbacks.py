@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +110,6 @@ class Meddling(tutti.Callback):
         self._meddle(course)
 
 
-class Saving(tutti.Callback):
-    """Keeps the model as it is at the end, pickled."""
-
-    saved = b""
-
-    def end(self, course: tutti.Course) -> None:
-        self.saved = pickle.dumps(course.model)
-
-
 def dropping() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 2))
@@ -134,23 +123,6 @@ def test_what_a_callback_does_with_the_model_does_not_reach_the_training(workers
         for one in ([], Meddling())
     )
     assert all(torch.equal(plain[name], meddled[name]) for name in plain)
-
-
-def test_a_model_that_is_saved_at_the_end_has_torchs_own_layers() -> None:
-    saving = Saving()
-    tutti.train(**{**OPTIONS, "model": dropping(), "model_options": {}}, workers=1, callbacks=saving)
-    assert b"tutti" not in saving.saved
-    assert vars(pickle.loads(saving.saved)[1]).keys() == vars(nn.Dropout()).keys()
-
-
-def test_a_run_ends_whatever_the_reason_that_is_given() -> None:
-    class Silent(tutti.Callback):
-        def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
-            course.stop("")
-
-    result = tutti.train(workers=1, callbacks=Silent(), **OPTIONS)
-    assert len(result.history) == 1
-    assert result.summary.ended_early == "a callback has asked for it"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -206,55 +178,9 @@ def test_a_callback_with_a_state_goes_on_with_a_resumed_run(tmp_path: Path, rank
     assert "step 1" not in another.lines
 
 
-class Unkept(tutti.Callback):
-    """Has a state that no checkpoint can have."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": {1, 2}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise AssertionError
-
-
-def test_a_state_that_no_checkpoint_can_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadOption, match=r"the state of 'Unkept 0'\['seen'\] is of type set"):
-        tutti.train(workers=1, callbacks=Unkept(), on_failure="respawn", **OPTIONS)
-
-
 def test_an_error_in_a_callback_ends_the_run_and_names_the_rank() -> None:
     with pytest.raises(RankFailed, match=r"(?s)rank 1.*not with me"):
         tutti.train(workers=2, callbacks=[Failing()], **OPTIONS)
-
-
-def test_a_file_may_have_the_callbacks(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import tutti\n"
-        "class Watch(tutti.Callback):\n"
-        "    def epoch(self, course, record):\n"
-        "        course.stop(f'seen {record.epoch}')\n"
-    )
-    result = tutti.train(workers=1, callbacks=f"{tmp_path}/mine.py:Watch", **OPTIONS)
-    assert result.summary.ended_early == "seen 1"
-
-
-def test_what_cannot_be_pickled_stays_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
-    class Locked(tutti.Callback):
-        lock: object = None
-
-        def begin(self, course: tutti.Course) -> None:
-            self.lock = threading.Lock()
-
-    callback = Locked()
-    tutti.train(workers=2, callbacks=callback, **{**OPTIONS, "epochs": 1})
-    assert callback.lock is None
-    assert capfd.readouterr().err.count("what the callback Locked has noted stays on rank 0") == 1
-
-
-def test_a_moment_may_be_a_function_that_the_object_was_given() -> None:
-    given = tutti.Callback()
-    given.step = lambda course: setattr(given, "last", course.step)  # type: ignore[method-assign]
-    tutti.train(workers=1, callbacks=given, **{**OPTIONS, "epochs": 1})
-    assert vars(given)["last"] == 3
 
 
 @pytest.mark.parametrize("given", [Diary, print, 3, [Diary(), None]])

@@ -39,24 +39,24 @@ def test_a_fitting_pairing_is_accepted(strategy: Strategy, options: dict[str, st
 @pytest.mark.parametrize(
     ("strategy", "options", "message"),
     [
-        (Sync(), {"balance": "queue"}, r"those of 'sync' make each update together.*use --balance speed"),
-        (Sync(), {"validate": "background"}, r"wait for nobody \(.*use --validate pause"),
+        (Sync(), {"balance": "queue"}, r"those of 'sync' make each update together.*leave --balance out"),
+        (Sync(), {"validate": "background"}, r"wait for nobody \(.*leave --validate out"),
         (
             Sync(),
             {"validate": "background", "parallel": "sharded"},
-            r"those of --parallel sharded make each update together.*use --validate pause$",
+            r"those of 'sync' make each update together.*leave --validate out$",
         ),
-        (Alone(), {"balance": "queue"}, r"make every step at the same time; use --balance none"),
+        (Alone(), {"balance": "queue"}, r"make every step at the same time; leave --balance out"),
         (
             Alone(),
             {"balance": "speed"},
-            r"together, from one batch \(.*sync.*--balance none",
+            r"together, from one batch \(.*sync.*leave --balance out",
         ),
-        (Alone(), {"validate": "distributed"}, r"--validate distributed is for .*use --validate pause"),
+        (Alone(), {"validate": "distributed"}, r"--validate distributed is for .*leave --validate out"),
         (
             Free(),
             {"balance": "speed"},
-            r"'free' have batches of their own and .*use --balance queue",
+            r"'free' have batches of their own and .*leave --balance out",
         ),
     ],
 )
@@ -69,20 +69,29 @@ def test_an_unfit_pairing_is_refused_naming_what_fits(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 1, "steps": 1}, "both --epochs and --steps"),
-        ({"parallel": "sharded", "servers": 1}, "--servers keep the centre of whole models"),
-        ({"parallel": "sharded", "balance": "speed"}, "--balance speed is for ranks with whole models"),
+        ({"epochs": 1, "steps": 1}, "--epochs 1 does not go with --steps 1"),
+        ({"parallel": "sharded", "servers": 1}, "--servers 1: servers keep the centre of whole models"),
+        ({"parallel": "sharded", "balance": "speed"}, "--parallel sharded does not go with --balance speed"),
+        ({"parallel_options": {"microbatches": 2}}, "--parallel.microbatches needs --parallel: name a way"),
+        ({"levels": 2}, "--levels 2 needs --servers"),
+        ({"max_failures": 3}, "--max-failures 3 needs --on-failure"),
         ({"parallel": "sharded", "on_failure": "shrink"}, "use --on-failure respawn"),
-        ({"parallel": "sharded", "device": "cuda"}, "--parallel sharded computes on the CPU"),
+        ({"parallel": "sharded", "device": "cuda"}, "--parallel sharded does not go with --device cuda"),
         (
             {"validate": "background", "strategy": "easgd", "device": "cuda"},
-            "--validate background evaluates on the CPU",
+            "--device cuda does not go with --validate background",
         ),
-        ({"layout": "batch_last", "precision": "bf16"}, "on the CPU, not in bf16 on cpu; leave it out"),
-        ({"layout": "batch_last", "device": "cuda"}, "on the CPU, not in fp32 on cuda; leave it out"),
-        ({"layout": "batch_last", "parallel": "sharded"}, "leave it or --parallel sharded out"),
-        ({"cuda_graph": "on"}, "--cuda-graph on is for samples that lie on a GPU"),
-        ({"cuda_graph": "on", "device": "cuda", "balance": "queue"}, "no --balance queue"),
+        (
+            {"layout": "batch_last", "precision": "bf16"},
+            "--precision bf16 does not go with --layout batch_last",
+        ),
+        ({"layout": "batch_last", "device": "cuda"}, "--device cuda does not go with --layout batch_last"),
+        ({"layout": "batch_last", "parallel": "sharded"}, "that is for ranks with whole models"),
+        ({"cuda_graph": "on"}, "a graph is for samples that lie on a GPU"),
+        (
+            {"cuda_graph": "on", "device": "cuda", "balance": "queue"},
+            "--balance queue does not go with --cuda-graph on",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_make_no_configuration(options: dict[str, Any], message: str) -> None:
@@ -96,7 +105,7 @@ def test_options_that_do_not_go_together_make_no_configuration(options: dict[str
         (
             Free(),
             {"parallel": "sharded"},
-            "--parallel needs a strategy whose workers make each update together",
+            "--parallel needs workers that make each update together",
         ),
         (Sync(), {"servers": 1}, "cannot run on servers: only strategies derived from"),
         (EASGD(), {"device": "cuda"}, "keeps its centre in the CPU's memory, and --device is 'cuda'"),

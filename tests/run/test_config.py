@@ -50,7 +50,6 @@ def test_json_brings_the_same_configuration_back(tmp_path: Path) -> None:
         ({"keep": 0}, "--keep is 0; the smallest possible is 1"),
         ({"restore_best": "yes"}, "--restore-best is 'yes'; give true or false"),
         ({"restore_best": 1}, "--restore-best is 1; give true or false"),
-        ({"device": "cuda:3"}, "choose the GPU in the environment: CUDA_VISIBLE_DEVICES=3"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(values: dict[str, Any], message: str) -> None:

@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from io import FileIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import psutil
 import pytest
 
 import tutti
 from tests.run.test_survival import OPTIONS, model
-from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import BEAT, FIRST_STEP, PID, WAITS, ControlLayout, control_bytes
+from tutti.comm.shm.layout import FIRST_STEP
 from tutti.errors import PeerLost
-from tutti.launch.hangs import UNKNOWN, HangWatch, RemoteHangWatch, state_of
-from tutti.launch.liveness import LivenessAddress, LivenessWatch, Sign
-from tutti.launch.rank_processes import RankProcess
-
-
-def test_a_state_that_cannot_be_read_is_unknown_and_warned_of_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert state_of(os.getpid()) == "R"
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        states = [state_of(os.getpid()), state_of(os.getpid())]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert states == [UNKNOWN, UNKNOWN]
-    said = capsys.readouterr().err
-    assert said.count("tutti: warning: the states of the ranks cannot be read from /proc (Too many open") == 1
+from tutti.launch.hangs import HangWatch, Sign
 
 
 class Hanging(tutti.Callback):
@@ -156,33 +135,6 @@ def test_one_that_works_before_its_first_step_may_take_any_time(what: Callable[[
     assert len(result.history) == OPTIONS["epochs"]
 
 
-class SlowDisk(tutti.Callback):
-    """Stops the process that writes checkpoints for three seconds, behind the last step."""
-
-    def step(self, course: tutti.Course) -> None:
-        time.sleep(0.05)  # Steps are seen to be short.
-        if course.rank == 0 and course.step == 47:
-            for child in psutil.Process().children():
-                if "writer_process" in " ".join(child.cmdline()):
-                    child.suspend()
-                    subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {child.pid}"])
-
-
-def test_a_disk_that_takes_its_time_for_the_last_checkpoint_is_no_rank_that_hangs(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    result = tutti.train(
-        model(),
-        workers=2,
-        callbacks=SlowDisk(),
-        hang_timeout="0.5s",
-        checkpoint="20 steps",
-        out=str(out),
-        **OPTIONS,
-    )
-    assert len(result.history) == OPTIONS["epochs"]
-    assert (out / "checkpoints/latest").readlink().name == "step-00000048"
-
-
 class Slow(tutti.Callback):
     """Takes its time after an epoch, and for its first step, as compilers do."""
 
@@ -205,200 +157,82 @@ def test_a_time_without_a_unit_is_refused() -> None:
         tutti.train(model(), workers=2, hang_timeout="soon", **OPTIONS)
 
 
-class Ranks:
-    """Two ranks that a `HangWatch` looks at, which are this process and know nothing of it."""
-
-    def __init__(self) -> None:
-        self.arena = Arena.create()
-        assert self.arena.allocate(control_bytes(2)) == FIRST
-        layout = ControlLayout(2)
-        self.words, self.lines = self.arena.words(FIRST, layout.words), [layout.line(0), layout.line(1)]
-        self.ranks = [RankProcess(rank, FileIO(os.devnull)) for rank in range(2)]
-        self.watch = HangWatch(self.arena, self.ranks, timeout_s=60)
-
-    def train(self, *steps: int) -> None:
-        for line, made in zip(self.lines, steps, strict=True):
-            self.words[line + BEAT] = 1 + made
-
-    @property
-    def hung(self) -> list[int]:
-        return [one.rank for one in self.ranks if one.hung]
+def look(watch: HangWatch, now: float, *signs: Sign | None) -> list[int]:
+    """The ranks that hang by now; one that gives no sign has given its last one before."""
+    found = {rank: replace(sign, at=sign.at or now) for rank, sign in enumerate(signs) if sign is not None}
+    return list(watch.look(found, now))
 
 
-class Signs:
-    """The signs of two ranks on other hosts, of which one is 3 s silent before it is known to be gone.
-
-    Attributes:
-        asked: the ranks that were asked for their stacks.
-    """
-
-    def __init__(self) -> None:
-        self.left, self.asked = [0, 1], list[int]()
-        self.address = LivenessAddress((), 0, "", 3)
-        self.signs: dict[int, Sign] = {}
-        self.watch = RemoteHangWatch(cast("LivenessWatch", self), timeout_s=20)
-
-    def ask_for_stacks(self, rank: int) -> None:
-        self.asked.append(rank)
-
-    def train(self, seconds: int) -> None:
-        for now in range(seconds):
-            assert self.hung(now, (now, False), (now, False)) == []
-
-    def hung(self, now: float, *courses: tuple[int, bool] | None) -> list[int]:
-        for rank, course in enumerate(courses):
-            if course is not None:
-                self.signs[rank] = Sign(1 + course[0], course[1], now)
-        return self.watch.look(now)[0]
-
-
-def test_a_rank_of_another_host_that_is_stopped_is_lost_and_not_the_one_that_waits_for_it() -> None:
-    two = Signs()
-    two.train(10)
-    for now in range(10, 29):
-        assert two.hung(now, (10, True), None) == []
-    assert two.hung(31, (10, True), None) == [1]
-    assert two.asked == []
-
-
-def test_a_rank_of_another_host_that_waits_for_nobody_hangs() -> None:
-    two = Signs()
-    two.train(10)
-    for now in range(10, 30):
-        assert two.hung(now, (10, True), (9, False)) == []
-    assert two.hung(31, (10, True), (9, False)) == [1]
-    assert two.asked == [1]
-
-
-def test_who_waits_for_one_that_was_heard_of_later_does_not_hang() -> None:
-    two = Signs()
-    two.train(10)
-    for now in range(10, 14):
-        two.hung(now, (10, True), (now, False))
-    for now in range(14, 33):
-        assert two.hung(now, (10, True), (13, False)) == []
-    assert two.hung(34, (10, True), (13, False)) == [1]
-
-
-def test_nobody_of_other_hosts_hangs_while_the_launching_process_was_suspended() -> None:
-    two = Signs()
-    two.train(10)
-    assert two.watch.look(1000) == ([], "")
-    assert two.hung(1001, (10, False), (10, False)) == []
-
-
-def test_a_host_that_may_be_cut_off_is_not_said_to_hang() -> None:
-    two = Signs()
-    two.address = replace(two.address, silence_s=30)
-    two.train(10)
-    for now in range(10, 40):
-        assert two.hung(now, (10, True), None) == []
+def steps(made: int, *, waits: bool = False, at: float = 0.0) -> Sign:
+    return Sign(1 + made, waits, at)
 
 
 @pytest.fixture
-def two() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.arena.close()
-    for one in ranks.ranks:
-        one.pipe.close()
+def watch() -> HangWatch:
+    """One that has seen two ranks make a step each second, for ten seconds."""
+    watch = HangWatch(timeout_s=20)
+    for now in range(1, 11):
+        assert look(watch, now, steps(now), steps(now)) == []
+    return watch
 
 
-def test_nobody_hangs_while_the_whole_job_was_suspended(two: Ranks) -> None:
-    for second in range(10):
-        two.train(second, second)
-        two.watch.look(second)
-    two.watch.look(1000)
-    assert two.hung == []
+@pytest.mark.parametrize(("stopped", "last"), [(True, 0.0), (False, 10.0)])
+def test_a_stopped_rank_is_lost_and_not_the_one_that_waits_for_it(
+    watch: HangWatch, stopped: bool, last: float
+) -> None:
+    # A rank of this machine is seen to be stopped, one of another host gives no signs.
+    second = replace(steps(10, at=last), stopped=stopped)
+    for now in range(11, 30):
+        assert look(watch, now, steps(10, waits=True), second) == []
+    assert look(watch, 31.5, steps(10, waits=True), second) == [1]
 
 
-def test_a_rank_that_was_stopped_is_lost_though_it_makes_no_steps_yet(two: Ranks) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        try:
-            process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-            two.words[two.lines[1] + PID] = process.pid
-            for second in range(1, 60, 4):
-                two.watch.look(second)
-            two.watch.look(100)  # As long as that the whole job was suspended.
-            assert two.hung == []
-            for second in range(101, 165, 4):
-                two.watch.look(second)
-            assert two.hung == [1]
-            assert process.wait() == -signal.SIGKILL
-        finally:
-            process.kill()
+@pytest.mark.parametrize(("waits", "hung"), [(False, [1]), (True, [0, 1])])
+def test_the_rank_that_waits_for_no_other_hangs_or_all(
+    watch: HangWatch, waits: bool, hung: list[int]
+) -> None:
+    for now in range(11, 31):
+        assert look(watch, now, steps(10, waits=True), steps(10, waits=waits)) == []
+    assert look(watch, 31, steps(10, waits=True), steps(10, waits=waits)) == hung
 
 
-def test_a_long_step_is_ten_times_as_long_as_the_longest(two: Ranks) -> None:
-    for second in range(0, 100, 10):
-        two.train(second // 20, second // 20)
-        for now in range(second, second + 10, 4):
-            two.watch.look(now)
-    for now in range(100, 270, 4):
-        two.watch.look(now)
-    assert two.hung == []
+def test_a_rank_that_waits_for_one_that_has_made_a_step_since_does_not_hang(watch: HangWatch) -> None:
+    for now in range(11, 15):
+        look(watch, now, steps(10, waits=True), steps(now, waits=True))
+    for now in range(15, 34):
+        assert look(watch, now, steps(10, waits=True), steps(14, waits=True)) == []
+    assert look(watch, 35, steps(10, waits=True), steps(14, waits=True)) == [0, 1]
 
 
-def test_the_time_between_two_looks_is_no_long_step(two: Ranks) -> None:
-    watch = HangWatch(two.arena, two.ranks, timeout_s=5)
-    for line in two.lines:
-        # There are no such processes: none is sent a signal.
-        two.words[line + PID] = 1 << 30
-    for look in range(5):
-        two.train(50 * look, 50 * look)
-        watch.look(look)
-    watch.look(8)
-    assert two.hung == []
-    watch.look(10)
-    assert two.hung == [0, 1]
+def test_nobody_hangs_while_the_whole_job_was_suspended(watch: HangWatch) -> None:
+    assert look(watch, 1000, steps(10), steps(10)) == []
+    assert look(watch, 1001, steps(10), steps(10)) == []
 
 
-def test_whoever_has_made_a_step_between_two_looks_has_no_first_one_to_make(two: Ranks) -> None:
-    watch = HangWatch(two.arena, two.ranks, timeout_s=5)
-    for line in two.lines:
-        two.words[line + PID] = 1 << 30  # There are no such processes.
-    two.train(FIRST_STEP + 30, 30)
-    for now in range(6):
-        watch.look(now)
-    assert two.hung == []
-    watch.look(6)
-    assert two.hung == [1]
+def test_a_rank_that_was_stopped_is_lost_though_it_makes_no_steps_yet(watch: HangWatch) -> None:
+    stopped = Sign(0, False, stopped=True)
+    for now in range(11, 32):
+        assert look(watch, now, steps(now), stopped) == []
+    assert look(watch, 32, steps(32), stopped) == [1]
 
 
-def test_of_two_that_make_no_step_the_one_that_does_not_wait_hangs(two: Ranks) -> None:
-    two.train(0, 0)
-    two.watch.look(0)
-    two.train(1, 1)
-    two.words[two.lines[0] + WAITS] = 1
-    # There are no such processes: none is sent a signal.
-    for line in two.lines:
-        two.words[line + PID] = 1 << 30
-    for now in range(1, 70, 4):
-        two.watch.look(now)
-    assert two.hung == [1]
+def test_a_long_step_is_ten_times_as_long_as_the_longest() -> None:
+    watch = HangWatch(timeout_s=5)
+    for now in range(0, 100, 4):
+        look(watch, now, steps(now // 20))
+    for now in range(100, 284, 4):
+        assert look(watch, now, steps(4)) == []
+    assert look(watch, 284, steps(4)) == [0]
 
 
-def test_of_two_that_wait_for_each_other_both_hang(two: Ranks) -> None:
-    two.train(0, 0)
-    two.watch.look(0)
-    two.train(1, 1)
-    for line in two.lines:
-        two.words[line + WAITS] = 1
-        two.words[line + PID] = 1 << 30
-    for now in range(1, 70, 4):
-        two.watch.look(now)
-    assert two.hung == [0, 1]
+def test_a_rank_that_has_made_a_step_between_two_looks_has_no_first_one_to_make() -> None:
+    watch = HangWatch(timeout_s=5)
+    for now in range(1, 7):
+        assert look(watch, now, steps(FIRST_STEP + 30), steps(30)) == []
+    assert look(watch, 7, steps(FIRST_STEP + 30), steps(30)) == [1]
 
 
-def test_one_that_waits_for_another_that_is_not_due_yet_does_not_hang(two: Ranks) -> None:
-    two.train(0, 0)
-    two.watch.look(0)
-    two.train(1, 1)
-    two.watch.look(1)
-    two.words[two.lines[0] + WAITS] = 1
-    two.words[two.lines[1] + BEAT] = 0
-    two.words[two.lines[1] + PID] = os.getpid()
-    for now in range(2, 200, 4):
-        two.watch.look(now)
-    assert two.hung == []
+def test_one_that_waits_for_another_that_does_not_train_does_not_hang(watch: HangWatch) -> None:
+    working = Sign(0, False, process=os.getpid())
+    for now in range(11, 200, 4):
+        assert look(watch, now, steps(10, waits=True), working) == []

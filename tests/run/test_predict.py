@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import json
 import pickle
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow
 import pytest
 import torch
-from PIL import Image
 from pyarrow import parquet
 
 import tutti
 from tutti.cli.main import main
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import unlabelled
-from tutti.data.sources import with_columns
 from tutti.errors import BadData, BadModel, BadOption, BadRunFolder
-from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder
 from tutti.run import evaluate, predict
 from tutti.run import train as training
 from tutti.run.config import TrainConfig
-from tutti.run.prediction_files import SUFFIXES
 from tutti.run.train_job import EvaluateJob, PredictJob, TrainJob
 from tutti.studies.ensemble.evaluation import predict_work
 from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob
@@ -143,32 +137,6 @@ def test_every_kind_of_file_has_the_same_predictions(runs: Path, tmp_path: Path)
     assert np.array_equal(values.astype(np.float32), tutti.load(runs / "amounts").predict(given))
 
 
-def test_every_format_gives_inputs_without_targets(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
-    some = TABLE[:7].astype(np.float32)
-    files = [table(tmp_path / "a.csv", "x,y,z", [*some.T])]
-    lines = [json.dumps(dict(zip("xyz", row, strict=True))) for row in some.tolist()]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    parquet.write_table(pyarrow.table(dict(zip("zyx", some.T[::-1], strict=True))), tmp_path / "a.parquet")
-    np.save(tmp_path / "a.npy", some)
-    np.savez(tmp_path / "a.npz", x=some)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = some
-    (tmp_path / "a.txt").write_text("a.csv\n")
-    files += [str(tmp_path / f"a.{end}") for end in ("jsonl", "parquet", "npy", "npz", "h5", "txt")]
-    wanted = tutti.load(runs / "table").probabilities(some)
-    for file in files:
-        found = np.load(predicted(runs / "table", file, tmp_path / "out.npy"))
-        assert np.array_equal(found, wanted.astype(np.float32)), file
-    (tmp_path / "pictures").mkdir()
-    for number, image in enumerate(IMAGES[:3]):
-        Image.fromarray(image).save(tmp_path / "pictures" / f"{number}.png")
-    found = np.load(predicted(runs / "images", str(tmp_path / "pictures"), tmp_path / "out.npy"))
-    assert np.array_equal(found, tutti.load(runs / "images").probabilities(IMAGES[:3]))
-
-
 def test_parts_of_the_data_of_the_run_have_the_numbers_of_their_samples(runs: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "v.csv")
     assert main(["predict", str(runs / "table"), "--part", "validation", "-o", out, "-n", "1"]) == 0
@@ -249,12 +217,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
     with pytest.raises(BadOption, match="each is to be predicted"):
         predicted(runs / "amounts", f"{tmp_path}/few.csv", tmp_path / "out.csv", options={"missing": "drop"})
     out = str(tmp_path / "out.csv")
-    with (
-        SUFFIXES[".csv"](Path(out), 1),
-        pytest.raises(BadOption, match="another program is writing"),
-    ):
-        SUFFIXES[".csv"](Path(out), 1)
-    (tmp_path / "out.csv").unlink()
     for words, said in (
         (["images", "-o", f"{tmp_path}/a.txt"], "ends in '.txt'; give one that ends in .csv, .parquet, .npy"),
         (["images", "-o", f"{tmp_path}/there.csv"], "give --overwrite"),
@@ -271,122 +233,10 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
         tutti.load(runs / "images").predict(IMAGES / 255)
 
 
-def test_a_full_disk_is_told_by_the_name_of_the_file(runs: Path, tmp_path: Path) -> None:
-    data = table(tmp_path / "new.csv", "x,y,z", [*TABLE.T])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        with pytest.raises(BadRunFolder, match=r"cannot write .*out.csv: File too large; raise the limit"):
-            predicted(runs / "table", data, tmp_path / "out.csv")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
-
-
-def test_tables_named_by_a_pattern_are_read_in_the_order_of_training_too(runs: Path, tmp_path: Path) -> None:
-    for number in (0, 1):
-        table(tmp_path / f"part-{number}.csv", "b,a", [["1", "2"]])
-        table(tmp_path / f"new-{number}.csv", "z,x,y", [*TABLE[number : number + 3, [2, 0, 1]].T])
-    # Without targets, too.
-    out = predicted(runs / "table", f"{tmp_path}/new-{{0..1}}.csv", tmp_path / "out.npy")
-    rows = [0, 1, 2, 1, 2, 3]
-    assert np.allclose(np.load(out), tutti.load(runs / "table").probabilities(TABLE[rows]), rtol=1e-6)
-    assert with_columns(f"{tmp_path}/part-{{0..1}}.csv", {}, ("a", "b")) == {"columns": ["a", "b"]}
-    assert with_columns("digits", {}, ("a", "b")) == {}
-    np.savez(tmp_path / "x.npz", x=np.eye(2))
-    (tmp_path / "all.txt").write_text("x.npz\n")
-    for arrays in ("x.npz", "all.txt", "{x,x}.npz"):  # They have no columns by name.
-        assert with_columns(f"{tmp_path}/{arrays}", {}, ("a", "b")) == {}
-
-
-KIND = {"data_options": {"target": "kind"}}
-
-
-def evaluated(run: Path, data: str, **options: Any) -> Evaluation:
-    """The figures of a run's model on other data."""
-    fields = {
-        **TrainConfig.read(run, trust=True).as_json(),
-        "data": data,
-        "data_options": {},
-        "validation": 0.0,
-    }
-    config = TrainConfig.from_json({**fields, **options})
-    job = EvaluateJob(config, str(run), None, str(run), True)
-    return VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
-
-
-@pytest.mark.parametrize("form", ["npz", "h5"])
-def test_columns_of_arrays_are_found_by_their_names_too(runs: Path, tmp_path: Path, form: str) -> None:
-    target = [NAMES[k] for k in KINDS]
-    straight = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, target])
-    turned = table(tmp_path / "b.csv", "z,x,y,kind", [*TABLE[:, [2, 0, 1]].T, target])
-    assert main(["data", "convert", turned, f"{tmp_path}/b.{form}", "--data.target", "kind"]) == 0
-    given = f"{tmp_path}/b.{form}"
-    assert evaluated(runs / "table", given) == evaluated(runs / "table", straight, **KIND)
-    wanted = predicted(runs / "table", straight, tmp_path / "a.npy", options={"target": "kind"})
-    assert np.array_equal(np.load(predicted(runs / "table", given, tmp_path / "b.npy")), np.load(wanted))
-
-
-def test_arrays_that_lack_a_column_of_training_are_refused(runs: Path, tmp_path: Path) -> None:
-    path = f"{tmp_path}/a.npz"
-    np.savez(path, x=TABLE, y=np.array(NAMES)[KINDS], column_names=["x", "y", "w"])
-    with pytest.raises(BadData, match="no inputs called 'z', on which the model was trained; it has x, y, w"):
-        evaluated(runs / "table", path)
-    with pytest.raises(BadData, match="no inputs called 'z'"):
-        predicted(runs / "table", path, tmp_path / "a.npy")
-
-
 def test_columns_of_a_frame_are_found_by_their_names(runs: Path) -> None:
     model = tutti.load(runs / "table")
     frame = pyarrow.table({"z": TABLE[:, 2], "text": ["a"] * 900, "x": TABLE[:, 0], "y": TABLE[:, 1]})
     assert np.array_equal(model.outputs(frame), model.outputs(TABLE))
-
-
-def test_other_data_of_a_run_with_weights_of_its_samples_have_the_classes_of_training(tmp_path: Path) -> None:
-    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
-    np.save(tmp_path / "w.npy", np.ones(900))
-    run = trained(tmp_path / "run", data=data, **KIND, sampling=f"{tmp_path}/w.npy")
-    some = np.flatnonzero(KINDS > 0)  # no ants, so that bees are class 0 there
-    other = table(tmp_path / "b.csv", "x,y,z,kind", [*TABLE[some].T, [NAMES[k] for k in KINDS[some]]])
-    right = tutti.load(run).predict(TABLE[some]) == np.array(NAMES)[KINDS[some]]
-    assert evaluated(run, other, **KIND).metrics["accuracy"] == right.mean()
-
-
-def test_other_data_are_weighed_by_the_counts_of_the_classes_in_training(tmp_path: Path) -> None:
-    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
-    options = {"validation": 0.0, "class_weights": "balanced", "precision": "fp64"}
-    run = trained(tmp_path / "run", data=data, **KIND, **options)
-    some = np.flatnonzero((KINDS > 0) | (np.arange(900) % 9 == 0))
-    other = table(tmp_path / "b.csv", "x,y,z,kind", [*TABLE[some].T, [NAMES[k] for k in KINDS[some]]])
-    counts = np.bincount(KINDS)
-    weight = torch.tensor(len(KINDS) / (3 * counts))
-    outputs = torch.from_numpy(tutti.load(run).outputs(TABLE[some]))
-    loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(KINDS[some]), weight)
-    assert evaluated(run, other, **KIND).loss == pytest.approx(float(loss), abs=1e-12)
-
-
-def test_a_run_with_more_classes_than_its_texts_is_evaluated_on_its_own_data(tmp_path: Path) -> None:
-    options = {"data_options": {"target": "kind", "classes": 5}, "precision": "fp64"}
-    data = table(tmp_path / "a.csv", "x,y,z,kind", [*TABLE.T, [NAMES[k] for k in KINDS]])
-    run = trained(tmp_path / "run", data=data, **options)
-    job = EvaluateJob(TrainConfig.read(run, trust=True), str(run), "validation", str(run), False)
-    found = VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
-    assert found == RunFolder(run).read(tutti.Summary).validation
-
-
-def test_changed_data_of_the_run_are_seen_as_those_it_was_trained_on(tmp_path: Path) -> None:
-    path = tmp_path / "i.npz"
-    np.savez(path, x=IMAGES, y=np.arange(60) % 3, x_test=IMAGES, y_test=np.arange(60) % 3)
-    run = trained(tmp_path / "run", data=str(path), precision="fp64")
-    config = TrainConfig.read(run, trust=True)
-    job = EvaluateJob(config, str(run), "test", str(run), False)
-
-    def loss() -> float:
-        return VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0].loss
-
-    before = loss()
-    np.savez(path, x=IMAGES // 2, y=np.arange(60) % 3, x_test=IMAGES, y_test=np.arange(60) % 3)
-    assert loss() == before
 
 
 NET = """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,23 +22,22 @@ from tutti.records.resize_request import (
     request_workers,
 )
 from tutti.run.config import TrainConfig
-from tutti.run.recovery_policy import RecoveryPolicy
+from tutti.run.recovery_policy import HOUR_S, RecoveryPolicy
 from tutti.run.train_job import TrainJob
 
 
 @contextmanager
 def policy_of(
-    folder: Path, on_failure: str = "respawn", workers: int = 3
+    folder: Path, on_failure: str = "respawn", workers: int = 3, max_failures: int = 10
 ) -> Iterator[tuple[RecoveryPolicy, StateMemory, Stopping]]:
     """The policy of a run that has a copy of its state."""
     with closing(StateMemory()) as memory, SignalWatch([]) as signals:
         memory.place.note_folder(folder)
         memory.place.publish(1, {"step": 1})
-        config = TrainConfig(model="mlp", data="digits", on_failure=on_failure)
+        config = TrainConfig("mlp", data="digits", on_failure=on_failure, max_failures=max_failures)
         stopping = Stopping(signals)
         job = TrainJob(config, memory=memory.place)
-        with closing(RecoveryPolicy(job, place_ranks(workers), memory, stopping)) as policy:
-            yield policy, memory, stopping
+        yield RecoveryPolicy(job, place_ranks(workers), memory, stopping), memory, stopping
 
 
 @pytest.mark.parametrize(
@@ -70,8 +67,21 @@ def test_the_next_ranks_follow_from_the_end_of_the_last(
                 assert policy.job.takeover == str(end)
 
 
-def asked(folder: Path, workers: int, *, waits: bool = True) -> ResizeRequest:
-    request = request_workers(folder, workers, waits=waits)
+def test_one_loss_too_many_within_an_hour_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("tutti.run.recovery_policy.time.monotonic", lambda: now)
+    with policy_of(tmp_path, max_failures=2) as (policy, _, _):
+        lost = PeerLost([1], "killed by signal 9")
+        policy.go_on_after(lost)
+        now = HOUR_S
+        policy.go_on_after(lost)
+        policy.go_on_after(lost)
+        with pytest.raises(PeerLost, match="killed by signal 9; it was loss 3 within an hour"):
+            policy.go_on_after(lost)
+
+
+def asked(folder: Path, workers: int) -> ResizeRequest:
+    request = request_workers(folder, workers)
     assert request is not None
     return request
 
@@ -101,7 +111,7 @@ def test_a_resize_is_agreed_to_when_the_new_ranks_have_copied_their_state(tmp_pa
         request = asked(tmp_path, 1)
         begin(policy, memory, 2)
         assert (policy.placement.workers, policy.job.config.workers, wanted()) == (1, "1", True)
-        assert read_request(tmp_path) == replace(request, process=os.getpid())
+        assert read_request(tmp_path) == request
         memory.place.publish(1, {"step": 3})
         assert not policy.is_due()
         assert answer_to(tmp_path, request) == (True, "going on with 1 rank instead of 3")
@@ -142,16 +152,12 @@ def test_no_rank_is_ended_for_the_same_number_or_one_without_room(
         assert not policy.is_due()
 
 
-def test_a_request_is_refused_when_the_run_stops_or_ends(tmp_path: Path) -> None:
-    with policy_of(tmp_path) as (policy, _, stopping):
-        request = asked(tmp_path, 1)
+def test_a_run_that_stops_takes_no_copy_for_others(tmp_path: Path) -> None:
+    with policy_of(tmp_path) as (policy, memory, stopping):
+        asked(tmp_path, 1)
         stopping.page.request()
         assert not policy.is_due()
-        agreed, text = answer_to(tmp_path, request)
-        assert not agreed
-        assert "goes on with others by: tutti train --resume" in text
-        request = asked(tmp_path, 1)
-    assert not answer_to(tmp_path, request)[0]
+        assert not memory.place.copy_wish()()
 
 
 def test_what_is_taken_back_is_wanted_no_more(tmp_path: Path) -> None:
@@ -163,17 +169,6 @@ def test_what_is_taken_back_is_wanted_no_more(tmp_path: Path) -> None:
         memory.place.publish(2, {"step": 2})
         assert not policy.is_due()
         assert not memory.place.copy_wish()()
-
-
-def test_a_callback_is_refused_once_and_leaves_no_request(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with policy_of(tmp_path) as (policy, _, _):
-        for _ in range(2):
-            asked(tmp_path, 50_000, waits=False)
-            assert not policy.is_due()
-            assert read_request(tmp_path) is None
-    assert capfd.readouterr().err.count("somebody asked for 50000 ranks, in vain") == 1
 
 
 def test_a_request_stands_alone_until_its_answer_is_read(

@@ -67,10 +67,10 @@ def test_fewer_workers_than_places_leave_hosts_that_stand_by() -> None:
         (LauncherLost("killed"), (), {"a": 2, "b": 2}, {"a": 2, "b": 2}),
         (B_LOST, (), {"a": 2, "c": 2}, {"a": 2}),
         # Only its ranks were seen to end.
-        (PeerLost([2], "ended"), ("b",), {"a": 2, "c": 2}, {"a": 2}),
+        (PeerLost([2], "ended"), ("b",), {"a": 2, "c": 2}, {"a": 2, "c": 1}),
         # One that stands by is gone, too.
         (B_LOST, ("c",), {"a": 2, "d": 1, "e": 1}, {"a": 2}),
-        (LauncherLost("killed"), ("b", "c", "d"), None, {"a": 2}),
+        (LauncherLost("killed"), ("b", "c", "d"), None, {"a": 2, "e": 1}),
     ],
 )
 def test_ranks_go_on_where_there_are_places(
@@ -78,9 +78,7 @@ def test_ranks_go_on_where_there_are_places(
 ) -> None:
     placement = placed("a:2,b:2,c:2,d:1,e:1", 4)
     if respawned is None:
-        with pytest.raises(
-            PeerLost, match=r"only a, e are left, with too few places for 4 workers.*--resume"
-        ):
+        with pytest.raises(PeerLost, match=r"only a, e left, with too few places for 4 workers.*--resume"):
             after_loss(placement, lost, all_but(*dead), shrinks=False)
     else:
         assert on(after_loss(placement, lost, all_but(*dead), shrinks=False)) == respawned
@@ -90,29 +88,22 @@ def test_ranks_go_on_where_there_are_places(
 def test_a_slow_host_is_waited_for_where_no_other_can_take_its_place() -> None:
     busy = Busy(slow=["c"])
     placement = after_loss(placed("a:2,b:2,c:2", 4), B_LOST, busy.answers, shrinks=False)
-    assert (on(placement), busy.asked) == ({"a": 2, "c": 2}, [["c"], ["b", "c"]])
+    assert (on(placement), busy.asked) == ({"a": 2, "c": 2}, [["c"], ["c", "b"]])
 
 
 def test_a_slow_host_is_not_waited_for_where_another_stands_by_and_is_asked_again_at_the_next_loss() -> None:
     busy = Busy(slow=["c"], dead=["b"])
     once = after_loss(placed("a:2,b:2,c:2,d:2", 4), B_LOST, busy.answers, shrinks=False)
-    assert (on(once), busy.asked) == ({"a": 2, "d": 2}, [["c"], ["d"]])
+    assert (on(once), busy.asked) == ({"a": 2, "d": 2}, [["c", "d"]])
     lost = HostLost(["d"], [2, 3], "it cannot be reached any more")
     assert on(after_loss(once, lost, busy.answers, shrinks=False)) == {"a": 2, "c": 2}
-
-
-def test_a_slow_host_does_not_lose_its_workers_as_the_run_may_shrink() -> None:
-    placement, killed = placed("a:2,b:2,c:2"), PeerLost([1], "killed")
-    slow = Busy(slow=["b", "c"], dead=["c"])
-    assert on(after_loss(placement, killed, slow.answers, shrinks=True)) == {"a": 2, "b": 1}
-    assert slow.asked == [["b", "c"], ["b", "c"]]
 
 
 def test_hosts_that_were_lost_come_back_only_where_the_run_would_end() -> None:
     busy = Busy(slow=["b"])
     assert on(after_loss(placed("a:2,b:2"), B_LOST, busy.answers, shrinks=False)) == {"a": 2, "b": 2}
-    assert busy.asked == [["b"]]
-    with pytest.raises(HostLost, match="only a is left"):
+    assert busy.asked == [[], ["b"]]
+    with pytest.raises(HostLost, match="only a left"):
         after_loss(placed("a:2,b:2"), B_LOST, all_but("b"), shrinks=False)
     assert on(after_loss(placed("a:2,b:2"), B_LOST, busy.answers, shrinks=True)) == {"a": 2}
     once = after_loss(placed("a:2,b:2,c:2", 4), B_LOST, all_but(), shrinks=False)
@@ -136,7 +127,7 @@ def test_a_run_of_which_no_worker_is_left_ends() -> None:
 def test_the_first_host_has_to_be_this_machine_and_the_launcher_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     job = TrainJob(TrainConfig(model="mlp", data="digits", on_failure="respawn"), write=False)
     job.check(placed("localhost:1,b:1"))
-    with pytest.raises(BadOption, match=r"first of --hosts has to be this machine.*--resume auto"):
+    with pytest.raises(BadOption, match=r"not for --hosts whose first one, node7.*--resume auto"):
         job.check(placed("node7:1,localhost:1"))
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(BadOption, match=r"not for ranks that mpirun starts.*--resume auto"):

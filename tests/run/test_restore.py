@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadCheckpoint, BadOption, RunStopped, StateLost
-from tutti.records.checkpoints import FOLDER, MANIFEST, step_folder
+from tutti.errors import BadCheckpoint, BadOption, RunStopped
+from tutti.records.checkpoints import FOLDER, step_folder
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.run import saving
@@ -228,16 +227,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(
     assert apart(tmp_path / "run", whole_anywhere) == 0
 
 
-def test_a_run_whose_last_state_cannot_be_saved_ends_with_an_error(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving, "stop_requested", lambda: True)
-    monkeypatch.setattr(saving.Saver, "save", lambda *_, **__: False)
-    with pytest.raises(StateLost, match="its state could not be saved") as raised:
-        train(replace(config_of(place, ""), out=str(tmp_path / "run")), 2)
-    assert raised.value.exit_code == 1
-
-
 MULTIPLIED = """
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -249,15 +238,6 @@ class Growing(LRScheduler):
         for group in self.optimizer.param_groups:
             group["weight_decay"] = group["weight_decay"] * 1.5 + 0.01
         return [group["lr"] * 0.9 for group in self.optimizer.param_groups]
-
-class Longer(Growing):
-    def __init__(self, optimizer, total_steps):
-        self.by = 1 + 9 / total_steps
-        super().__init__(optimizer)
-    def get_lr(self):
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] *= self.by
-        return [group["lr"] / self.by for group in self.optimizer.param_groups]
 """
 
 
@@ -270,31 +250,6 @@ def test_schedules_go_on_whatever_they_keep_and_change(place: Path, tmp_path: Pa
     train(replace(config, out=str(tmp_path / "whole")), 2)
     run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
     assert apart(run, tmp_path / "whole") == 0
-
-
-def test_what_a_schedule_of_the_users_has_changed_is_that_of_the_longer_run(
-    place: Path, tmp_path: Path
-) -> None:
-    """Whichever options of the optimizer it changes: they grow from the first value, not from the last."""
-    (place / "grow.py").write_text(MULTIPLIED)
-    config = config_of(place, "", schedule=f"{place}/grow.py:Longer", optimizer="adamw")
-    longer = replace(config, epochs=4)
-    outcome = train(replace(longer, out=str(tmp_path / "longer")), 2)
-    train(replace(config, out=str(tmp_path / "whole")), 2)
-    run = resumed(tmp_path / "whole", tmp_path / "run", 2, longer)
-    assert RunFolder(run).history().records[-1].lr == outcome.history[-1].lr
-    decays = [
-        json.loads((sorted((one / FOLDER).glob("step-*"))[-1] / "rank-00000.json").read_text())
-        for one in (run, tmp_path / "longer")
-    ]
-    groups = [one["shared"]["training"]["schedule"]["options"] for one in decays]
-    assert groups[0] == groups[1]
-
-
-def test_a_run_goes_on_in_another_precision(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
-    run = resumed(whole_anywhere, tmp_path / "run", 2, config_of(place, "", precision="fp32"))
-    assert {value.dtype for value in weights(run).values()} == {torch.float32}
-    assert RunFolder(run).finished
 
 
 def test_a_finished_run_can_be_longer_and_its_schedule_is_that_of_the_longer_run(
@@ -344,27 +299,6 @@ def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
     assert apart(tmp_path / "short", tmp_path / "long") == 0
     assert [untimed(one) for one in outcome.history] == [untimed(one) for one in whole.history]
     assert RunFolder(tmp_path / "short").starts().records[-1].step == made
-
-
-def test_a_run_that_was_killed_at_its_end_is_ended(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(whole_anywhere, tmp_path / "run", symlinks=True)
-    (run / "summary.json").unlink()
-    (run / "weights.safetensors").unlink()
-    for ranks in (2, 3):
-        outcome = train(replace(config_of(place, ""), out=str(run)), ranks, Resume(run))
-        assert RunFolder(run).starts().records[-1].step == 3 * UPDATES
-        assert apart(run, whole_anywhere) == 0
-        records = RunFolder(whole_anywhere).history().records
-        assert [one.lr for one in outcome.history] == [one.lr for one in records]
-        assert outcome.history[-1].validation == records[-1].validation
-
-
-def test_a_short_run_keeps_no_checkpoint_unless_that_is_asked_for(place: Path, tmp_path: Path) -> None:
-    config = replace(config_of(place, "", checkpoint="auto", epochs=1), out=str(tmp_path / "run"))
-    train(config, 2)
-    assert not RunFolder(tmp_path / "run").resumable
-    train(replace(config, monitor="train_loss", target=1000, epochs=2, out=str(tmp_path / "ruled")), 2)
-    assert RunFolder(tmp_path / "ruled").resumable
 
 
 @pytest.mark.parametrize(
@@ -434,37 +368,6 @@ def test_a_run_that_would_have_ended_before_is_refused(
         train(config, 2, Resume(run))
 
 
-def test_a_run_may_be_one_step_longer_than_its_checkpoint(
-    whole_anywhere: Path, place: Path, tmp_path: Path
-) -> None:
-    run = copy_of(whole_anywhere, tmp_path / "run")
-    outcome = train(
-        replace(config_of(place, "", epochs=None, steps=MIDDLE + 1), out=str(run)), 2, Resume(run)
-    )
-    assert [one.step for one in outcome.history] == [UPDATES, MIDDLE + 1]
-
-
-def test_a_newer_format_is_refused(place: Path, run: Path) -> None:
-    path = middle_of(run) / MANIFEST
-    values = json.loads(path.read_text())
-    values["format"] = 99
-    path.write_text(json.dumps(values))
-    with pytest.raises(BadCheckpoint):
-        train(replace(config_of(place, ""), out=str(run)), 2, Resume(run))
-
-
-def test_damage_is_refused_where_there_is_no_other_checkpoint(
-    place: Path, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changed(middle_of(run))
-    config = replace(config_of(place, ""), out=str(run))
-    with pytest.raises(BadCheckpoint, match="has no checkpoint that is whole"):
-        train(config, 2, Resume(run))
-    assert "rank-00000.safetensors" in capsys.readouterr().err
-    with pytest.raises(BadCheckpoint, match=r"rank-00000.safetensors"):
-        train(config, 2, Resume(run, middle_of(run)))
-
-
 def test_a_damaged_checkpoint_is_passed_over(
     whole_anywhere: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,29 +379,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert "tutti: warning: " in capsys.readouterr().err
     assert RunFolder(run).starts().records[-1].step == MIDDLE
     assert apart(run, whole_anywhere) == 0
-
-
-def test_auto_begins_anew_without_a_good_checkpoint_but_not_in_place_of_a_result(
-    whole_anywhere: Path, place: Path, tmp_path: Path
-) -> None:
-    killed = copy_of(whole_anywhere, tmp_path / "killed")
-    changed(middle_of(killed))
-    config = replace(config_of(place, ""), checkpoint="off", out=str(killed))
-    train(config, 2, Resume(killed, auto=True))
-    assert [one.step for one in RunFolder(killed).starts().records] == [0, 0]
-    assert apart(killed, whole_anywhere) == 0
-    assert len(RunFolder(killed).history().records) == 3
-    finished = shutil.copytree(killed, tmp_path / "finished", symlinks=True)
-    with pytest.raises(BadCheckpoint, match="has no checkpoint that is whole"):
-        train(replace(config, epochs=4, out=str(finished)), 2, Resume(finished, auto=True))
-    assert RunFolder(finished).finished
-
-
-def test_the_trace_of_each_start_stays(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
-    run = copy_of(whole_anywhere, tmp_path / "run")
-    for names in (["trace.json"], ["trace-2.json", "trace.json"]):
-        train(replace(config_of(place, ""), out=str(run)), 2, Resume(run, middle_of(run)), trace=True)
-        assert sorted(path.name for path in run.glob("trace*")) == names
 
 
 def test_a_strategy_of_the_users_own_goes_on_with_what_its_workers_knew(place: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.run.warnings import warn_if_short
+from tutti.run.train import warn_if_short
 from tutti.strategies import (
     ADPSGD,
     EASGD,

@@ -9,7 +9,6 @@ import pytest
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
 from tutti.reports.advice import advice, stages_by_rank
 from tutti.run import summary_lines
-from tutti.run.config import TrainConfig
 
 THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1], [0, 0, 0]])
 
@@ -29,10 +28,6 @@ def test_many_classes_name_their_commonest_mistake_instead() -> None:
     assert lines[6].split() == ["3", "10", "60.00%", "100.00%", "0.7500", "7", "(3)"]
 
 
-def test_without_classes_there_is_one_line() -> None:
-    assert summary_lines.evaluation("validation", Evaluation(5, 2.0)) == "validation: 5 samples, loss 2"
-
-
 def test_the_counts_name_every_part() -> None:
     text = summary_lines.counts("mlp", 1234, "digits", {"train": 1000, "test": 360}, (1, 8, 8))
     assert text == "model mlp: 1,234 parameters\ndata digits: 1,000 train, 360 test samples of 1x8x8"
@@ -41,11 +36,6 @@ def test_the_counts_name_every_part() -> None:
 def record(*ranks: RankRecord, validation_s: float = 0.0) -> EpochRecord:
     seconds = {"validation": validation_s, "total": 10.0 + validation_s}
     return EpochRecord(1, 8, True, THREE, None, seconds, 100.0, 0.1, "now", list(ranks))
-
-
-def test_nothing_is_said_of_exchanges_that_are_neither_stale_nor_waited_for() -> None:
-    assert summary_lines.exchanges([record(RankRecord(exchanges=3)), record(RankRecord())]) == []
-    assert summary_lines.exchanges([]) == []
 
 
 def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
@@ -58,7 +48,6 @@ def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
     )
     assert summary_lines.exchanges([record(first, second), record(RankRecord(), RankRecord())]) == [
         "staleness: mean 2.52, 99th percentile 3, at most 7 updates",
-        "age of what gradients were computed from: mean 1, 99th percentile 2, at most 3 ms",
         "waiting for others: 10% of the time; rank 1 the most, 15% of its own",
         "dropped: 2 gradients that came too late",
     ]
@@ -78,74 +67,11 @@ def test_waits_are_those_of_the_last_ranks_and_are_advised_on_as_much() -> None:
     assert "rank 0 is the slowest: a sample takes it 1.5 times as long" in said
 
 
-def test_a_rank_that_was_there_for_longer_is_not_the_one_that_waits_the_most() -> None:
-    longer = RankRecord(stages={"wait": 30.0, "forward": 70.0})
-    joined = RankRecord(stages={"wait": 6.0, "forward": 4.0})
-    (line,) = summary_lines.exchanges([record(RankRecord()), record(longer, joined)])
-    assert line == "waiting for others: 33% of the time on 2 ranks; rank 1 the most, 60% of its own"
-
-
-def test_gradients_are_counted_that_were_left_out_on_any_number_of_ranks() -> None:
-    history = [record(RankRecord(left_out=2), RankRecord(left_out=1)), record(RankRecord(left_out=3))]
-    assert summary_lines.exchanges(history) == [
-        "left out: gradients that were not finite, 5 of rank 0, 1 of rank 1"
-    ]
-
-
 def test_validation_beside_training_tells_what_it_cost() -> None:
     text = summary_lines.validation("background", [record(validation_s=0.1), record(validation_s=2.5)])
     assert (
         text == "validation (background): held training up for 0.5% of its time, and took 2.5 s after its end"
     )
-
-
-CONFIG = TrainConfig(epochs=3, lr=0.001)
-
-
-@pytest.mark.parametrize(
-    ("config", "together", "line"),
-    [
-        (CONFIG, True, "training: 3 epochs by adam, learning rate 0.001, no schedule, batch size 32"),
-        (
-            replace(CONFIG, epochs=None, steps=1, schedule="OneCycleLR", optimizer="sgd", batch_size=4_000),
-            False,
-            "training: 1 step by sgd, learning rate 0.001, schedule OneCycleLR, batch size 4,000 of each "
-            "worker",
-        ),
-        (
-            replace(CONFIG, optimizer="object:<lambda>", schedule="object:warm"),
-            True,
-            "training: 3 epochs by <lambda>, learning rate 0.001, schedule warm, batch size 32",
-        ),
-    ],
-)
-def test_how_a_model_is_trained_is_said_in_a_line(config: TrainConfig, together: bool, line: str) -> None:
-    assert summary_lines.training(config, together) == line
-
-
-def test_what_is_learned_is_said_in_a_line() -> None:
-    line = summary_lines.task("10 classes", "cross_entropy", ["accuracy", "top5"])
-    assert line == "task: 10 classes; loss cross_entropy, metrics accuracy, top5"
-    assert (
-        summary_lines.task("regression of 1 number", "own", [])
-        == "task: regression of 1 number; loss own, no metrics"
-    )
-
-
-@pytest.mark.parametrize(
-    ("epochs", "complete", "words"),
-    [
-        (1, True, "50 steps (1 epoch)"),
-        (1, False, "50 steps (part of an epoch)"),
-        (2, False, "50 steps (1 epoch and part of one)"),
-        (3, True, "50 steps (3 epochs)"),
-    ],
-)
-def test_an_epoch_that_was_not_trained_to_its_end_is_not_called_one(
-    epochs: int, complete: bool, words: str
-) -> None:
-    summary = Summary(None, None, 10, epochs, 50, 1600, 2.0, 800.0, World(), {}, "now", complete)
-    assert summary_lines.speed(summary) == f"trained {words} on 1 rank in 2.0 s: 800 samples/s"
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,21 +16,17 @@ import torch
 from torch import nn
 
 import tutti
-from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.comm.shm.communicator import HostCommunicator
-from tutti.errors import BadRunFolder, PeerLost, RankFailed, RunStopped
+from tutti.checkpoint.memory_files import StateMemory
+from tutti.errors import PeerLost, RankFailed
 from tutti.launch.cores import Cores
-from tutti.launch.crew import Crew
 from tutti.launch.placement import share_host
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import Stopping
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
-from tutti.run.assembled import AssembledRun, RunContext, _run_folder
 from tutti.run.config import TrainConfig
-from tutti.run.pickled import Pickled
 from tutti.run.recovery_policy import RecoveryPolicy
-from tutti.run.train_job import TrainJob, again
+from tutti.run.train_job import TrainJob
 
 INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
 TARGETS = (INPUTS[:, 0] > 0).long()
@@ -108,22 +102,6 @@ def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_pa
     assert not (folder.path / FOLDER).exists()
 
 
-class Asks(tutti.Callback):
-    """Asks on the last rank, behind the first step, for the end of the run."""
-
-    def step(self, course: tutti.Course) -> None:
-        if course.rank == course.ranks - 1 and course.step == 1:
-            course.stop("that is enough")
-
-
-def test_a_callback_that_has_asked_for_the_end_before_the_copy_gets_it(tmp_path: Path) -> None:
-    callbacks = [Asks(), Killed(tmp_path, [(0, 2)])]
-    survived = tutti.train(model(), workers=2, callbacks=callbacks, on_failure="respawn", **OPTIONS)
-    assert [path.name for path in tmp_path.iterdir()] == ["0-2"]
-    assert [record.epoch for record in survived.history] == [1]
-    assert survived.summary.ended_early == "that is enough"
-
-
 def test_one_rank_fewer_goes_on_with_the_same_updates(tmp_path: Path) -> None:
     deaths = [(2, UPDATES + 2), (1, 3 * UPDATES)]
     survived = tutti.train(
@@ -150,77 +128,6 @@ def test_every_kind_of_worker_and_server_is_replaced(tmp_path: Path, strategy: s
     assert len(list(tmp_path.iterdir())) == 2
     assert [one.train.samples for one in survived.history] == [48] * 6
     assert survived.history[-1].train.loss < survived.history[0].train.loss
-
-
-DRAWN = """
-import os, signal
-from pathlib import Path
-import numpy as np
-
-def drawn(folder):
-    notes = Path(folder)
-    readings = len(list(notes.glob("reading-*")))
-    (notes / f"reading-{readings}").touch()
-    inputs = np.random.standard_normal((60, 4))
-    if (notes / "fatal").exists() and not readings:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return inputs, (inputs[:, 0] > 0).astype(np.int64)
-"""
-
-
-@pytest.mark.parametrize("split", [False, True], ids=["", "by number"])
-def test_data_that_ranks_have_read_are_there_for_those_that_come_after_them(
-    tmp_path: Path, split: bool
-) -> None:
-    (tmp_path / "made.py").write_text(DRAWN)
-    rest = {name: value for name, value in OPTIONS.items() if name != "data"} | {"predictions": split}
-    readings = []
-
-    def trained(name: str, deaths: Sequence[tuple[int, int]], **options: Any) -> tutti.Result:
-        folder = tmp_path / name
-        folder.mkdir()
-        if deaths:
-            (folder / "fatal").touch()
-            options["callbacks"] = Killed(folder, deaths)
-        if split:
-            options["out"] = str(folder / "run")
-        data = {"data": f"{tmp_path / 'made.py'}:drawn", "data_options": {"folder": str(folder)}}
-        result = tutti.train("mlp", workers=2, **rest, **data, **options)
-        readings.append(len(list(folder.glob("reading-*"))))
-        return result
-
-    alone = trained("alone", [])
-    # Over the reading; before the first copy; late.
-    survived = trained("killed", [(1, 1), (0, 9)], on_failure="respawn")
-    assert torch.equal(weights_of(survived), weights_of(alone))
-    assert readings == [1, 2]
-
-
-def too_many_files(*_: object) -> None:
-    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def test_a_loss_is_named_and_the_state_kept_where_no_more_files_can_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryPlace, "note_takeover", too_many_files)
-    out = tmp_path / "run"
-    with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; too many open files: raise the limit"):
-        tutti.train(
-            model(),
-            workers=2,
-            on_failure="respawn",
-            out=str(out),
-            callbacks=Killed(tmp_path, [(1, 9)]),
-            **OPTIONS,
-        )
-    assert (out / "checkpoints/latest").exists()
-
-
-def test_a_run_ends_as_ever_where_no_more_files_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryPlace, "folder", property(too_many_files))
-    done = tutti.train(model(), workers=2, on_failure="respawn", **OPTIONS)
-    torch.testing.assert_close(weights_of(done), left_alone(), rtol=0, atol=1e-12)
 
 
 class KillsServer(tutti.Callback):
@@ -273,62 +180,12 @@ def test_one_that_is_left_goes_on_with_the_options_of_the_strategy_and_takes_oth
     torch.testing.assert_close(weights_of(longer), weights_of(straight), rtol=0, atol=1e-12)
 
 
-class AskedMeanwhile:
-    """Makes a model, and asks the run to stop while ranks that take over do.
-
-    Args:
-        folder: notes of ranks that were killed are there.
-        program: starts the ranks.
-    """
-
-    def __init__(self, folder: Path, program: int) -> None:
-        self._folder, self._program = folder, program
-
-    def __call__(self) -> nn.Module:
-        if any(self._folder.glob("?-?")) and os.getpid() != self._program:
-            os.kill(self._program, signal.SIGUSR1)
-        return model()
-
-
-def test_a_run_that_is_asked_to_stop_while_others_take_over_saves_and_stops(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(RunStopped, match="it was asked to"):
-        tutti.train(
-            AskedMeanwhile(tmp_path, os.getpid()),
-            workers=2,
-            callbacks=Killed(tmp_path, [(1, 9)]),
-            on_failure="respawn",
-            out=str(folder),
-            **OPTIONS,
-        )
-    (tmp_path / "1-9").unlink()
-    resumed = tutti.train(
-        AskedMeanwhile(tmp_path, os.getpid()),
-        data=OPTIONS["data"],
-        callbacks=Killed(tmp_path, []),
-        resume=str(folder),
-        quiet=True,
-    )
-    torch.testing.assert_close(weights_of(resumed), left_alone(), rtol=0, atol=1e-12)
-
-
-def test_a_single_rank_is_replaced_too(tmp_path: Path) -> None:
-    survived = tutti.train(
-        model(), workers=1, callbacks=Killed(tmp_path, [(0, 9)]), on_failure="respawn", **OPTIONS
-    )
-    assert torch.equal(weights_of(survived), left_alone())
-
-
-def test_a_run_that_loses_too_many_leaves_the_state_to_go_on_from(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_loses_too_many_leaves_the_state_to_go_on_from(tmp_path: Path) -> None:
     deaths = [(0, 2), (1, 4), (0, 6)]
     out = str(tmp_path / "run")
     lasting = {**OPTIONS, "callbacks": Killed(tmp_path, deaths)}
     with pytest.raises(PeerLost, match=r"SIGKILL.*loss 3 within an hour"):
         tutti.train(model(), workers=2, on_failure="respawn", max_failures=2, out=out, **lasting)
-    said = capfd.readouterr().err
-    assert said.count("the run's newest checkpoint is step-0000000") == 1
     alone = tutti.train(model(), workers=2, **OPTIONS)
     resumed = tutti.train(model(), workers=2, resume=out, callbacks=tutti.Callback(), **OPTIONS)
     assert torch.equal(weights_of(resumed), weights_of(alone))
@@ -365,70 +222,6 @@ def test_a_run_whose_new_ranks_fail_leaves_the_state_to_go_on_from(tmp_path: Pat
     assert torch.equal(weights_of(resumed), weights_of(alone))
 
 
-def test_a_run_that_is_lost_without_a_checkpoint_says_so(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(PeerLost):
-        tutti.train(model(), workers=2, out=str(out), callbacks=Killed(tmp_path, [(1, 2)]), **OPTIONS)
-    said = capfd.readouterr().err
-    assert "the run had no checkpoint yet" in said
-    assert out.exists()
-
-
-GIVEN = {"data": Pickled(b"")}
-
-
-@pytest.mark.parametrize(
-    ("objects", "hosts", "way"),
-    [
-        ({}, None, "tutti train --resume {}"),
-        ({}, "a,b", "tutti train --resume {} --trust --hosts ... with those that are left"),
-        (GIVEN, None, "the same call of tutti.train, with resume='{}'"),
-        (
-            GIVEN,
-            "a,b",
-            "the same call of tutti.train, with resume='{}' and hosts='...' with those",
-        ),
-    ],
-)
-def test_a_run_that_ends_with_a_lost_rank_says_how_to_go_on(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    objects: dict[str, Pickled],
-    hosts: str | None,
-    way: str,
-) -> None:
-    folder = tmp_path / "run"
-    (folder / FOLDER / "step-00000008").mkdir(parents=True)
-    lose_a_rank(TrainJob(TrainConfig(model="mlp", data="digits", hosts=hosts), objects=objects), folder)
-    said = capsys.readouterr().err
-    assert f"newest checkpoint is step-00000008; go on from there by: {way.format(folder)}" in said
-
-
-def lose_a_rank(job: TrainJob, folder: Path) -> None:
-    with suppress(PeerLost), job.started() as sent:
-        assert isinstance(sent, TrainJob)
-        assert sent.starter is not None
-        sent.starter.send(folder)
-        raise PeerLost([1], "killed")
-
-
-def test_a_rank_that_is_lost_after_the_end_of_the_run_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "summary.json").touch()
-    lose_a_rank(TrainJob(TrainConfig(model="mlp", data="digits")), tmp_path)
-    assert f"the run had finished before: its weights and its summary are in {tmp_path}" in (
-        capsys.readouterr().err
-    )
-
-
-def test_a_run_of_which_no_rank_is_left_ends(tmp_path: Path) -> None:
-    with pytest.raises(PeerLost, match="none is left"):
-        tutti.train(model(), workers=1, callbacks=Killed(tmp_path, [(0, 2)]), on_failure="shrink", **OPTIONS)
-
-
 def test_a_run_shrinks_though_the_memory_of_lost_ranks_is_not_free_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -441,105 +234,3 @@ def test_a_run_shrinks_though_the_memory_of_lost_ranks_is_not_free_yet(
         policy = RecoveryPolicy(job, share_host(core, 3, None), memory, Stopping(SignalWatch([])))
         policy.go_on_after(PeerLost([1], "killed"))
         assert policy.placement.ranks == 2
-
-
-def test_an_exception_is_no_loss(tmp_path: Path) -> None:
-    class Failing(tutti.Callback):
-        def step(self, course: tutti.Course) -> None:
-            raise RuntimeError("broken")
-
-    with pytest.raises(tutti.errors.RankFailed, match="broken"):
-        tutti.train(model(), workers=2, callbacks=Failing(), on_failure="respawn", **OPTIONS)
-
-
-def test_a_run_does_not_go_on_without_its_folder_or_in_one_that_has_taken_its_place(tmp_path: Path) -> None:
-    with closing(StateMemory()) as memory:
-        folder = tmp_path / "ä b"
-        folder.mkdir()
-        memory.place.note_folder(folder)
-        assert memory.place.folder == folder
-        folder.rename(tmp_path / "moved")
-        with pytest.raises(BadRunFolder, match="removed or renamed while the run went on; name"):
-            _ = memory.place.folder
-
-
-def test_ranks_know_the_folder_of_those_that_were_lost_before_they_wrote_into_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Lost(BaseException):
-        pass
-
-    def lose(*_: object) -> None:
-        raise Lost
-
-    monkeypatch.setattr(RunFolder, "write_config", lose)
-    config = TrainConfig(model="mlp", data="digits", out=str(tmp_path / "run"))
-    task: Any = SimpleNamespace(name="mlp", nbytes=0, dataset=SimpleNamespace(name="digits"))
-    none: Any = None
-    with closing(StateMemory()) as memory, closing(HostCommunicator.alone()) as comm:
-        job = TrainJob(config, memory=memory.place)
-        parts: Any = SimpleNamespace(task=task, config=config)
-        run = AssembledRun(job, comm, parts, none, RunContext(), none, none, none, none, none)
-        with pytest.raises(Lost), _run_folder(run):
-            pass
-        assert memory.place.folder == tmp_path / "run"
-        after = again(job).resume
-        assert after is not None
-        assert after.folder == tmp_path / "run"
-
-
-def test_a_copy_counts_only_when_it_is_whole() -> None:
-    memory = StateMemory()
-    place = memory.place
-    assert place.whole == 0
-    place.publish(1, {"step": 3, "files": {"a": [0, 5]}})
-    os.pwrite(place.copies[1].descriptor, b"half of the next one", 0)
-    assert place.whole == 1
-    assert dict(place.described())[1]["step"] == 3
-    place.publish(2, {"step": 4, "files": {}})
-    assert (place.whole, dict(place.described())[2]["step"]) == (2, 4)
-    memory.close()
-
-
-def test_a_loss_is_named_where_no_others_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin, calls = Crew.__init__, []
-
-    def begins_once(*given: Any) -> None:
-        calls.append(given)
-        if len(calls) > 1:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        begin(*given)
-
-    monkeypatch.setattr(Crew, "__init__", begins_once)
-    killed = Killed(tmp_path, [(1, 9)])
-    with pytest.raises(PeerLost, match=r"lost rank 1: killed.*; no further process can be started"):
-        tutti.train(model(), workers=2, callbacks=killed, on_failure="respawn", **OPTIONS)
-
-
-class Fades(nn.Module):
-    """Counts its passes in a buffer, where those of long ago count less."""
-
-    seen: torch.Tensor
-
-    def __init__(self, stored: bool) -> None:
-        super().__init__()
-        self.layer = model()
-        self.register_buffer("seen", torch.tensor(0), persistent=stored)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.seen = 0.9 * self.seen + 1
-        return self.layer(inputs) / (1 + self.seen)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_a_buffer_of_integers_that_has_become_a_float_stays_one(tmp_path: Path, stored: bool) -> None:
-    alone = tutti.train(Fades(stored), workers=2, **OPTIONS)
-    killed = Killed(tmp_path, [(1, UPDATES + 3)])
-    survived = tutti.train(Fades(stored), workers=2, callbacks=killed, on_failure="respawn", **OPTIONS)
-    assert torch.equal(weights_of(survived), weights_of(alone))
-    found, expected = survived.model.get_buffer("seen"), alone.model.get_buffer("seen")
-    assert torch.equal(found, expected)
-    assert found.is_floating_point()

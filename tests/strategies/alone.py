@@ -100,7 +100,7 @@ def train(comm: Communicator, setting: Setting) -> Outcome | None:
     worker = setting.strategy.worker(replica, comm, optimizer, setting.clip)
     steps = []
     for step in range(setting.steps):
-        if worker.is_late() and setting.skips:
+        if worker.late and setting.skips:
             worker.skip()
         else:
             curvature, minimum = batch(comm.rank, step)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
-from torch.optim import Optimizer, lr_scheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
-from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.own_loop.divided_optimizer import DividedOptimizer
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place, visible_memory
@@ -187,26 +184,6 @@ def test_a_parameter_may_get_its_first_gradient_late(name: str) -> None:
     on_ranks(program, 1, 2, 3)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "momentum", "adam_without_fused"])
-def test_parameters_keep_their_counts_where_counters_have_several_types(
-    name: str,
-) -> None:
-    """Steps with and without a fused kernel count in float32 and in torch's default type."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm, OPTIMIZERS[name])
-        for present in ((0, 1, 2), (0, 1, 3), (0, 1, 3), (0, 1, 2), ALL):
-            pair.step(present)
-            pair.compare_state()
-
-    try:
-        on_ranks(program, 2, 3)
-    finally:
-        torch.set_default_dtype(before)
-
-
 @pytest.mark.parametrize("begins", ["new", "loaded"])
 def test_parameters_that_are_unfrozen_later_and_the_others_keep_their_counts(begins: str) -> None:
     def program(comm: Communicator) -> None:
@@ -224,27 +201,6 @@ def test_parameters_that_are_unfrozen_later_and_the_others_keep_their_counts(beg
         for parameter in late:
             parameter.requires_grad_(True)
         for present in (ALL, (1, 2), ALL):
-            pair.step(present)
-            pair.compare_state()
-
-    on_ranks(program, 2, 3)
-
-
-def test_no_gradient_at_all_moves_nothing() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        for present in ((), ALL, ()):
-            pair.step(present)
-            pair.compare_state()
-
-    on_ranks(program, 2)
-
-
-@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((3, 1), (0,))], ids=str)
-def test_each_group_has_its_own_options(groups: Sequence[Sequence[int]]) -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm, partial(optim.Adam, eps=1e-3), groups)
-        for present in (ALL, ALL, (0, 1), ALL):
             pair.step(present)
             pair.compare_state()
 
@@ -276,21 +232,6 @@ def test_a_group_may_be_added() -> None:
     on_ranks(program, 2)
 
 
-def test_many_sets_of_parameters_take_turns() -> None:
-    subsets = [[n for n in ALL if turn >> n & 1] for turn in range(1 << len(LENGTHS))]
-
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        for _ in range(2):
-            for present in (*subsets, *reversed(subsets)):
-                pair.step(present)
-                pair.optimizer.param_groups[0]["maximize"] ^= True
-                pair.alone.param_groups[0]["maximize"] ^= True
-        pair.compare_state()
-
-    on_ranks(program, 2)
-
-
 def test_weights_that_the_loop_has_put_in_the_place_of_ours_are_moved() -> None:
     def program(comm: Communicator) -> None:
         pair = Pair(comm)
@@ -302,81 +243,6 @@ def test_weights_that_the_loop_has_put_in_the_place_of_ours_are_moved() -> None:
         ours = next(pair.module.parameters())
         assert ours.data_ptr() == pair.copies[0][comm.node.rank].data_ptr()
         assert not torch.equal(ours, torch.zeros_like(ours))
-
-    on_ranks(program, 2)
-
-
-def test_weights_of_two_types_are_moved() -> None:
-    def mixed() -> nn.ParameterList:
-        return nn.ParameterList(
-            nn.Parameter(torch.linspace(-1, 1, 30 + number, dtype=dtype))
-            for number, dtype in enumerate([torch.float32, torch.float64] * 3)
-        )
-
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm, groups=(range(6),), module=mixed)
-        for present in (range(6), (0, 1, 4), (1, 2), (3, 4), range(6)):
-            pair.bring(present)
-            pair.alone.step()
-            pair.step_divided()
-            for ours, theirs in zip(pair.module.parameters(), pair.plain.parameters(), strict=True):
-                torch.testing.assert_close(ours, theirs)
-
-    on_ranks(program, 2, 3)
-
-
-@pytest.mark.parametrize("trained", [ALL, (0, 2, 3), (1, 3), (3,)], ids=str)
-def test_ranks_have_shares_of_equal_length(trained: Sequence[int]) -> None:
-    def program(comm: Communicator) -> int:
-        pair = Pair(comm, groups=(trained,))
-        pair.step(trained)
-        return sum(len(p) for _, run in pair.divided._runs for p in run.parameters)
-
-    lengths = VirtualWorld(3).run(program)
-    assert max(lengths) - min(lengths) <= 16 + 14, "a cache line, of which the last may lack a part"
-    assert sum(lengths) >= sum(LENGTHS[number] for number in trained)
-
-
-def test_steps_that_are_divided_as_the_last_one_meet_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        for _ in range(2):
-            pair.step()
-        pair.bring()
-        calls.clear()
-        pair.divided.step()
-
-    for name in ("barrier", "all_gather_objects"):
-        own = getattr(VirtualCommunicator, name)
-
-        def counted(
-            comm: VirtualCommunicator, *given: object, name: str = name, own: Callable = own
-        ) -> object:
-            calls.append(name)
-            return own(comm, *given)
-
-        monkeypatch.setattr(VirtualCommunicator, name, counted)
-    VirtualWorld(1).run(program)
-    assert calls == ["barrier"]
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_gradients_are_used_from_where_they_lie(apart: bool) -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm, apart=apart)
-        for _ in range(3):
-            pair.bring()
-            for parameter, flat in zip(pair.module.parameters(), pair.replica.flats[0].spans, strict=True):
-                assert parameter.grad is not None
-                view = pair.gradients[0][flat].as_strided(parameter.shape, parameter.stride())
-                parameter.grad = view.copy_(parameter.grad)
-            versions = [parameter.grad._version for parameter in pair.module.parameters()]
-            pair.alone.step()
-            pair.step_divided()
-            assert [parameter.grad._version for parameter in pair.module.parameters()] == versions
-            pair.compare_weights()
 
     on_ranks(program, 2)
 
@@ -403,50 +269,6 @@ def test_a_loaded_state_is_gone_on_from(name: str, late: int) -> None:
     on_ranks(program, 2)
 
 
-def test_a_state_from_before_the_first_step_is_gone_on_from() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        pair.bring((0, 2))
-        for optimizer in (pair.alone, pair.optimizer):
-            optimizer.step()
-            # What the optimizer keeps for others than the model's parameters is nobody's.
-        pair.optimizer.state[torch.zeros(1)] = {"step": torch.tensor(1.0)}
-        for _ in range(2):
-            pair.step()
-        pair.compare_state()
-
-    on_ranks(program, 2)
-
-
-def test_counters_that_are_numbers_are_gone_on_from() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        pair.step()
-        for optimizer in (pair.alone, pair.optimizer):
-            for entries in optimizer.state.values():
-                entries["step"] = torch.tensor(7.0)
-        for entries in (state := dict(pair.optimizer.state)).values():
-            entries["step"] = 7
-        pair.optimizer.state = state
-        for _ in range(2):
-            pair.step()
-        pair.compare_state()
-
-    on_ranks(program, 2)
-
-
-def test_each_look_at_the_state_sees_that_of_the_last_step() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        pair.step()
-        for _ in range(2):
-            pair.compare_state()
-            assert not pair.divided.changed()
-            pair.step()
-
-    on_ranks(program, 2)
-
-
 def test_a_state_that_its_reader_changes_is_gone_on_from() -> None:
     def program(comm: Communicator) -> None:
         pair = Pair(comm)
@@ -454,40 +276,6 @@ def test_a_state_that_its_reader_changes_is_gone_on_from() -> None:
         for optimizer in (pair.alone, pair.optimizer):
             for entries in optimizer.state.values():
                 entries["exp_avg"].mul_(3)
-        assert pair.divided.changed()
-        pair.step()
-        pair.compare_state()
-
-    on_ranks(program, 2)
-
-
-def test_a_state_that_was_dropped_begins_anew() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        pair.step()
-        for optimizer in (pair.alone, pair.optimizer):
-            optimizer.state.clear()
-        pair.step()
-        pair.step()
-        pair.compare_state()
-
-    on_ranks(program, 2)
-
-
-def test_a_released_optimizer_steps_by_itself_from_where_it_was() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        pair.step()
-        pair.divided.release()
-        pair.bring()
-        pair.alone.step()
-        pair.native()
-        pair.compare_weights()
-        pair.compare_state()
-        held = pair.optimizer.state
-        assert type(held) is defaultdict
-        pair.divided.release()
-        assert pair.optimizer.state is held
         assert pair.divided.changed()
         pair.step()
         pair.compare_state()
@@ -520,30 +308,6 @@ def test_an_optimizer_that_is_watched_does_not_fit(watch: Callable[[Pair], objec
 def _fits(comm: Communicator) -> bool:
     pair = Pair(comm)
     return pair.divided.fits(pair.native)
-
-
-@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
-def test_where_all_optimizers_are_watched_none_fits(register: Callable) -> None:
-    handle = register(lambda *_: None)
-    try:
-        assert not any(VirtualWorld(2).run(_fits))
-    finally:
-        handle.remove()
-
-
-def test_a_schedulers_wrapper_of_the_step_is_no_watcher_and_does_not_warn() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        scheduler = lr_scheduler.StepLR(pair.optimizer, 1)
-        pair.native = pair.optimizer.step
-        assert pair.divided.fits(pair.native)
-        pair.bring()
-        pair.step_divided()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            scheduler.step()
-
-    on_ranks(program, 2)
 
 
 # Which may be divided

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tests.strategies.alone import (
-    LENGTH,
     SPEEDS,
     Point,
     Setting,
@@ -24,8 +22,6 @@ from tests.strategies.alone import (
 )
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption
-from tutti.replica import Replica
 from tutti.strategies import EASGD, Clip, EASGDSync
 from tutti.strategies.placement import place
 
@@ -33,52 +29,41 @@ LR = 0.1
 WORKERS = 3
 
 
-def replica_length() -> int:
-    """Elements of the model's vector, with the gaps between parameters."""
-    return len(Replica(Point()).flats[0].weights)
-
-
-def zero() -> Tensor:
-    return torch.zeros(LENGTH, dtype=torch.float64)
-
-
 def asynchronous(strategy: EASGD, steps: int) -> tuple[Tensor, dict[int, Tensor]]:
-    """Algorithm 2 of the paper, which is algorithm 1 when the momentum is 0: the centre, and each x.
+    """Algorithm 1 of the paper: the centre, and each x.
 
     After its last step a worker exchanges once more.
     """
     centre, ranks = start(), range(WORKERS)
-    x, v = {rank: start() for rank in ranks}, {rank: zero() for rank in ranks}
+    x = {rank: start() for rank in ranks}
     alpha = strategy.force / WORKERS
     last = {}
     for rank, step in finishes(steps):
         # The gradient was computed before the exchange.
-        g = gradient(x[rank] + strategy.momentum * v[rank], rank, step)
+        g = gradient(x[rank], rank, step)
         if step % strategy.every == 0:
             d = alpha * (x[rank] - centre)
             x[rank], centre = x[rank] - d, centre + d
-        v[rank] = strategy.momentum * v[rank] - LR * g
-        x[rank] = x[rank] + v[rank]
+        x[rank] = x[rank] - LR * g
         if step == steps - 1:
-            last[rank] = x[rank] + strategy.momentum * v[rank]
+            last[rank] = x[rank]
             centre = centre + alpha * (x[rank] - centre)
     return centre, last
 
 
 def synchronous(strategy: EASGDSync, steps: int) -> Tensor:
     centre, ranks = start(), range(WORKERS)
-    x, v = {rank: start() for rank in ranks}, {rank: zero() for rank in ranks}
+    x = {rank: start() for rank in ranks}
     alpha = strategy.force / WORKERS
     for step in range(steps):
-        g = {rank: gradient(x[rank] + strategy.momentum * v[rank], rank, step) for rank in ranks}
+        g = {rank: gradient(x[rank], rank, step) for rank in ranks}
         if step % strategy.every == 0:
             mean = torch.stack(list(x.values())).mean(0)
             for rank in ranks:
                 x[rank] = x[rank] - alpha * (x[rank] - centre)
             centre = (1 - strategy.force) * centre + strategy.force * mean
         for rank in ranks:
-            v[rank] = strategy.momentum * v[rank] - LR * g[rank]
-            x[rank] = x[rank] + v[rank]
+            x[rank] = x[rank] - LR * g[rank]
     return (1 - strategy.force) * centre + strategy.force * torch.stack(list(x.values())).mean(0)
 
 
@@ -86,8 +71,6 @@ ASYNCHRONOUS = [
     EASGD(every=1),
     EASGD(every=3),
     EASGD(every=3, force=0.5),
-    EASGD(every=3, momentum=0.6),
-    EASGD(every=1, force=1.5, momentum=0.9),
 ]
 
 
@@ -101,14 +84,14 @@ def test_the_trajectory_is_the_papers(strategy: EASGD) -> None:
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("strategy", ASYNCHRONOUS[:4], ids=str)
+@pytest.mark.parametrize("strategy", ASYNCHRONOUS, ids=str)
 def test_servers_do_what_shared_memory_does(strategy: EASGD, servers: int) -> None:
     centre, _ = asynchronous(strategy, 12)
     world = VirtualWorld(WORKERS, (1, 2), servers=servers)
     assert_close(run(Setting(strategy, sgd(LR)), world)[0].final, centre)
 
 
-SYNCHRONOUS = [EASGDSync(every=1), EASGDSync(every=3), EASGDSync(every=2, force=0.4, momentum=0.6)]
+SYNCHRONOUS = [EASGDSync(every=1), EASGDSync(every=3), EASGDSync(every=2, force=0.4)]
 
 
 @pytest.mark.parametrize("hosts", [(3,), (1, 2)], ids=str)
@@ -175,46 +158,6 @@ def test_workers_without_a_batch_take_part_in_the_synchronous_exchange() -> None
 
 
 @pytest.mark.parametrize("kind", [EASGD, EASGDSync])
-def test_every_option_changes_the_outcome(kind: type[EASGD]) -> None:
-    changes = ({"every": 2}, {"every": 3}, {"every": 2, "force": 0.5}, {"every": 2, "momentum": 0.5})
-    finals = [run(Setting(kind(**change), sgd(LR)))[0].final for change in changes]
-    assert len({tuple(final.tolist()) for final in finals}) == len(finals)
-
-
-@pytest.mark.parametrize(
-    "strategy", [EASGD(every=2, momentum=0.5), EASGDSync(every=2, momentum=0.5)], ids=str
-)
-def test_the_same_run_twice_is_bit_equal(strategy: EASGD) -> None:
-    setting = Setting(strategy, sgd(LR), clip=Clip(norm=0.5))
-    assert torch.equal(run(setting)[0].final, run(setting)[0].final)
-
-
-@pytest.mark.parametrize(
-    "strategy", [EASGD(every=2, momentum=0.5), EASGDSync(every=2, momentum=0.5)], ids=str
-)
-def test_an_evaluation_in_between_changes_nothing(strategy: EASGD) -> None:
-    setting = Setting(strategy, sgd(LR), speeds=SPEEDS[:1])
-    assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
-
-
-@pytest.mark.parametrize("kind", [EASGD, EASGDSync])
-def test_a_momentum_is_lost_with_the_weights_that_it_was_for(kind: type[EASGD | EASGDSync]) -> None:
-    def train(comm: Communicator) -> list[float]:
-        module, strategy = Point(), kind(every=100, momentum=0.5)
-        replica = place(module, comm, strategy.home)
-        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
-        replica.flats[0].grads.fill_(1.0)
-        worker.step()
-        assert not torch.equal(module().detach(), start())
-        replica.flats[0].weights.fill_(0.25)
-        worker.adopt()
-        worker.step()
-        return module().tolist()
-
-    assert VirtualWorld(1).run(train) == [[0.25] * LENGTH]
-
-
-@pytest.mark.parametrize("kind", [EASGD, EASGDSync])
 def test_any_optimizer_makes_the_workers_steps(kind: type[EASGD]) -> None:
     def adam(module: nn.Module) -> Optimizer:
         return optim.Adam(module.parameters(), lr=0.05)
@@ -233,69 +176,6 @@ def test_any_optimizer_makes_the_workers_steps(kind: type[EASGD]) -> None:
         optimizer.step()
     centre = parameter.detach()  # with a force of 1, the one worker and the centre change places
     torch.testing.assert_close(found[0].final, centre, rtol=1e-9, atol=1e-9)
-
-
-def test_param_groups_and_weight_decay_work_with_momentum() -> None:
-    def groups(module: nn.Module) -> Optimizer:
-        first, second = module.parameters()
-        return optim.SGD([{"params": [first], "lr": 0.2}, {"params": [second]}], lr=0.1, weight_decay=0.1)
-
-    lr = torch.tensor([0.2] * 3 + [0.1] * 2, dtype=torch.float64)
-    found = run(Setting(EASGD(every=100, momentum=0.5), groups, speeds=SPEEDS[:1], steps=5))
-    x, v = start(), zero()
-    for step in range(5):
-        y = x + 0.5 * v
-        v = 0.5 * v - lr * (gradient(y, 0, step) + 0.1 * y)
-        x = x + v
-    assert_close(found[0].steps[-1], x + 0.5 * v)
-
-
-def test_exchanges_and_staleness_are_counted() -> None:
-    outcomes = run(Setting(EASGD(every=4), sgd(LR)))
-    assert [outcome.traffic.exchanges for outcome in outcomes] == [3 + 1] * 3
-    assert sum(stale * count for o in outcomes for stale, count in o.traffic.staleness.items()) > 0
-
-
-def test_synchronous_exchanges_and_their_bytes_are_counted() -> None:
-    for outcome in run(Setting(EASGDSync(every=4), sgd(LR), steps=12)):
-        assert outcome.traffic.exchanges == 3 + 1
-        assert outcome.traffic.bytes_sent == 4 * 8 * replica_length()
-
-
-@pytest.mark.parametrize("kind", [EASGD, EASGDSync])
-def test_a_momentum_needs_plain_sgd(kind: type[EASGD]) -> None:
-    with pytest.raises(BadOption, match="use '--optimizer sgd'"):
-        run(Setting(kind(momentum=0.5), lambda module: optim.Adam(module.parameters())))
-    with pytest.raises(BadOption, match=r"the optimizer SGD has momentum = 0\.9"):
-        run(Setting(kind(momentum=0.5), sgd(LR, momentum=0.9)))
-
-
-@pytest.mark.parametrize("kind", [EASGD, EASGDSync])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every": 0}, "'every' .* is 0; expected a whole number from 1"),
-        ({"force": 0.0}, "'force' .* is 0.0; expected a number above 0"),
-        ({"momentum": 1.0}, "'momentum' .* expected a number from 0 to below 1"),
-    ],
-)
-def test_values_that_cannot_be_used_are_refused(
-    kind: type[EASGD], options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(BadOption, match=message):
-        kind(**options)
-
-
-def test_springs_that_would_throw_a_worker_beyond_the_centre_are_refused() -> None:
-    EASGD(force=2.0).check(workers=2)
-    with pytest.raises(BadOption, match=r"'force' .* is 2\.5, which throws 2 workers"):
-        EASGD(force=2.5).check(workers=2)
-    EASGD(force=2.5).check(workers=4, hosts=2, servers=1)
-    # With levels it is the workers of a host, and the hosts, that share a centre.
-    EASGD(force=2.0).check(workers=4, hosts=2, servers=1, levels=2)
-    for workers, hosts in ((6, 2), (4, 3)):
-        with pytest.raises(BadOption, match=r"'force' .* is 2\.5"):
-            EASGD(force=2.5).check(workers, hosts, servers=1, levels=2)
 
 
 def levels_by_hand(

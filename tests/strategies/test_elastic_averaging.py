@@ -7,7 +7,6 @@ import torch
 
 from tutti.parameter_server.rules import attract
 from tutti.strategies.easgd_sync import gather
-from tutti.strategies.local_steps import nesterov
 
 
 def scalar(value: float) -> torch.Tensor:
@@ -37,12 +36,3 @@ def test_the_synchronous_rule_is_every_workers_pull_at_once() -> None:
         once += before - 1.0
     gather(centre, total, 3, 0.9)
     assert centre.item() == pytest.approx(once.item())
-
-
-def test_momentum_looks_ahead() -> None:
-    # x = 1, v = 0.5, delta = 0.8: y = 1.4. With g(y) = 3 and eta = 0.1: v' = 0.4 - 0.3 = 0.1, x' = 1.1,
-    # y' = 1.1 + 0.08 = 1.18
-    position, velocity = scalar(1.4), scalar(0.5)
-    nesterov(position, velocity, scalar(3.0), lr=0.1, momentum=0.8)
-    assert velocity.item() == pytest.approx(0.1)
-    assert position.item() == pytest.approx(1.18)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,21 +11,15 @@ from torch.optim import Optimizer
 
 from tests.strategies.alone import (
     LENGTH,
-    SPEEDS,
-    Point,
     Setting,
-    assert_close,
     finishes,
     gradient,
     run,
     sgd,
     start,
 )
-from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption
-from tutti.strategies import GEM, Clip
-from tutti.strategies.placement import place
+from tutti.strategies import GEM
 
 LR = 0.05
 WORKERS = 3
@@ -69,11 +62,6 @@ def test_the_trajectory_is_the_papers(strategy: GEM) -> None:
         torch.testing.assert_close(outcome.steps[-1], pulled[rank], rtol=1e-9, atol=1e-9)
 
 
-def test_every_option_changes_the_outcome() -> None:
-    finals = [run(Setting(strategy, sgd(LR)))[0].final for strategy in OPTIONS]
-    assert len({tuple(final.tolist()) for final in finals}) == len(finals)
-
-
 @pytest.mark.parametrize("servers", [1, 2])
 def test_servers_do_what_shared_memory_does(servers: int) -> None:
     centre, _, _ = by_hand(GEM(), 12)
@@ -102,47 +90,3 @@ def test_the_update_may_be_another_optimizers() -> None:
     found = run(Setting(GEM(), adam, steps=30))
     assert found[0].final.isfinite().all()
     assert not torch.equal(found[0].final, run(Setting(GEM(), sgd(LR), steps=30))[0].final)
-
-
-def test_the_same_run_twice_is_bit_equal() -> None:
-    setting = Setting(GEM(), sgd(LR), clip=Clip(norm=0.5))
-    assert torch.equal(run(setting)[0].final, run(setting)[0].final)
-
-
-def test_an_evaluation_in_between_changes_nothing() -> None:
-    setting = Setting(GEM(), sgd(LR), speeds=SPEEDS[:1])
-    assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
-
-
-def test_the_proxys_momentum_is_lost_with_the_weights_that_it_was_for() -> None:
-    """What moves the new weights first is one plain step, as in the beginning."""
-
-    def train(comm: Communicator) -> Tensor:
-        module, strategy = Point(), GEM()
-        replica = place(module, comm, strategy.home)
-        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
-        replica.flats[0].grads.fill_(3.0)
-        worker.step()
-        replica.flats[0].weights.fill_(0.25)
-        worker.adopt()
-        replica.flats[0].grads.fill_(1.0)
-        worker.step()
-        worker.finish()
-        return module().detach().clone()
-
-    assert_close(VirtualWorld(1).run(train)[0], torch.full_like(start(), 0.25 - LR))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"momentum": 1.0}, "'momentum' .* expected a number from 0 to below 1"),
-        ({"amplification": 0.0}, "'amplification' .* expected a number above 0"),
-        ({"amplification": math.inf}, "'amplification' .* expected a number above 0"),
-        ({"least": 2.0}, "'least' .* expected a number to 1"),
-        ({"most": 0.5}, "'most' .* expected a number from 1"),
-    ],
-)
-def test_values_that_cannot_be_used_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(BadOption, match=message):
-        GEM(**options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -22,7 +20,7 @@ from tests.strategies.alone import (
 )
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption, PeerLost
+from tutti.errors import BadOption
 from tutti.strategies import Clip, Hogwild
 from tutti.strategies.placement import place
 
@@ -59,31 +57,6 @@ def test_staleness_age_and_exchanges_are_counted() -> None:
         assert max(outcome.traffic.ages_s) == pytest.approx(SPEEDS[rank], abs=0.01)
 
 
-def test_workers_wait_for_nobody() -> None:
-    def program(comm: Communicator) -> float:
-        module = nn.Linear(2, 1)
-        replica = place(module, comm, Hogwild.home)
-        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
-        for _ in range(5):
-            comm.compute(1 + 50 * comm.rank)
-            worker.step()
-        return comm.clock()
-
-    fast, slow = VirtualWorld(2).run(program)
-    assert fast < 6 < slow
-
-
-def test_one_worker_trains_sequentially() -> None:
-    setting = Setting(Hogwild(), sgd(LR, momentum=0.9), speeds=SPEEDS[:1], clip=Clip(norm=1.0))
-    weights = nn.Parameter(start())
-    plain = optim.SGD([weights], lr=LR, momentum=0.9)
-    for step in range(setting.steps):
-        weights.grad = gradient(weights.detach(), 0, step)
-        nn.utils.clip_grad_norm_([weights], 1.0)
-        plain.step()
-    assert_close(run(setting)[0].final, weights.detach())
-
-
 def test_each_worker_has_a_momentum_of_its_own() -> None:
     setting = Setting(Hogwild(), sgd(LR, momentum=0.5))
     weights, read, velocity = start(), {rank: start() for rank in range(3)}, dict.fromkeys(range(3), 0.0)
@@ -94,46 +67,9 @@ def test_each_worker_has_a_momentum_of_its_own() -> None:
     assert_close(run(setting)[0].final, weights)
 
 
-def test_the_same_run_twice_is_bit_equal() -> None:
-    setting = Setting(Hogwild(), sgd(LR, momentum=0.5), clip=Clip(norm=1.0))
-    assert torch.equal(run(setting)[0].final, run(setting)[0].final)
-
-
-def test_all_evaluate_the_same_weights() -> None:
-    def program(comm: Communicator) -> list[float]:
-        module = nn.Linear(2, 1)
-        replica = place(module, comm, Hogwild.home)
-        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
-        comm.compute(comm.rank)
-        module(torch.ones(2)).sum().backward()
-        worker.step()
-        worker.settle()
-        evaluated = module.weight.detach().clone()
-        comm.compute(3 - comm.rank)
-        assert torch.equal(evaluated, module.weight)
-        worker.resume()
-        return evaluated.flatten().tolist()
-
-    assert len({tuple(found) for found in VirtualWorld(3).run(program)}) == 1
-
-
 def test_several_hosts_are_refused() -> None:
     with pytest.raises(BadOption, match=r"'hogwild' runs on 1 host, not 2.*sync"):
         run(Setting(Hogwild()), VirtualWorld(3, (2, 1)))
-
-
-def test_a_lost_peer_is_noticed_at_the_end_and_nobody_hangs() -> None:
-    def program(comm: Communicator) -> None:
-        module = nn.Linear(2, 1)
-        replica = place(module, comm, Hogwild.home)
-        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
-        worker.step()
-        if comm.rank == 1:
-            raise ArithmeticError("this worker breaks")
-        worker.finish()
-
-    with pytest.raises((ArithmeticError, PeerLost)):
-        VirtualWorld(3).run(program)
 
 
 class Tagger(nn.Module):
@@ -207,11 +143,6 @@ def test_rows_are_moved_like_a_dense_table_by_gradients_that_are_scaled(options:
     torch.testing.assert_close(moves[1], moves[0], rtol=0, atol=bound)
 
 
-def test_evaluations_in_between_change_nothing() -> None:
-    setting = Setting(Hogwild(), speeds=SPEEDS[:1])
-    assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
-
-
 def test_an_optimizer_that_may_use_all_parameters_together_is_refused_for_a_model_in_parts() -> None:
     class Own(optim.SGD):
         pass
@@ -223,18 +154,3 @@ def test_an_optimizer_that_may_use_all_parameters_together_is_refused_for_a_mode
 
     with pytest.raises(BadOption, match=r"Own.* 2 parts"):
         VirtualWorld(1).run(work)
-
-
-def test_each_dtype_of_a_model_is_moved_once() -> None:
-    def work(comm: Communicator) -> list[float]:
-        model = nn.ParameterList(
-            [nn.Parameter(torch.zeros(2, dtype=t)) for t in (torch.float32, torch.float64)]
-        )
-        replica = place(model, comm, Hogwild.home)
-        worker = Hogwild().worker(replica, comm, optim.SGD(model.parameters(), lr=1.0), Clip())
-        for parameter in model:
-            parameter.grad.fill_(1.0)
-        worker.step()
-        return [value for parameter in model for value in parameter.tolist()]
-
-    assert VirtualWorld(1).run(work) == [[-1.0] * 4]

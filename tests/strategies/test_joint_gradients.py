@@ -6,13 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tutti.allreduce.base import GradientLayout
 from tutti.allreduce.exact import Native
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
 from tutti.errors import BadModel
-from tutti.optim.sharded import equal_slices
-from tutti.replica import Replica
 from tutti.strategies import joint_gradients
 from tutti.strategies.base import Home
 from tutti.strategies.joint_gradients import (
@@ -20,7 +17,6 @@ from tutti.strategies.joint_gradients import (
     JointGradients,
     MeanGradients,
     ReducedGradients,
-    own_stretches,
 )
 from tutti.strategies.placement import place, visible_memory
 
@@ -188,20 +184,6 @@ def test_a_slice_is_one_message_across_hosts(monkeypatch: pytest.MonkeyPatch) ->
     assert lengths == [144, 144]
 
 
-def test_pieces_inside_a_host_make_the_mean_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint_gradients, "PIECE", 16)
-
-    def program(comm: Communicator) -> None:
-        module, gradients = joint(comm)
-        for number, parameter in enumerate(module):
-            parameter.grad = gradient(number, 2.0 * comm.rank)
-        exchange(comm, gradients, [0, 1, 2])
-        for number, parameter in enumerate(module):
-            assert torch.equal(parameter.grad, gradient(number, 1.0))
-
-    VirtualWorld(2).run(program)
-
-
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -292,99 +274,3 @@ def test_what_a_reduction_has_made_is_not_what_the_loop_has_set() -> None:
         assert unseen(gradients) == [0, 2]
 
     VirtualWorld(2).run(program)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "between", "wanted"),
-    [
-        ((1,), False, []),
-        ((1,), True, []),
-        ((2,), True, []),
-        ((2,), False, [144, 144]),
-        ((2, 2), True, [64, 64, 80, 80]),
-        ((2, 1), True, [144, 144]),
-        ((2, 2), False, [144, 144, 144, 144]),
-        ((12, 12), True, [16] * 18),
-    ],
-    ids=str,
-)
-def test_who_has_a_slice_of_its_own_makes_a_reduction_with_others_that_have_it(
-    hosts: tuple[int, ...], between: bool, wanted: list[int]
-) -> None:
-    made = []
-
-    def make(comm: Communicator, layout: GradientLayout) -> Native:
-        made.append(layout.length)
-        return Native(comm, layout)
-
-    def program(comm: Communicator) -> None:
-        home = Home.SHARED if between else Home.PRIVATE
-        module = vectors()
-        gradients = ReducedGradients(place(module, comm, home), comm, make, between)
-        gradients.incoming[0] = Incoming(gradient(0, 1.0), None)
-        exchange(comm, gradients, [0])
-        torch.testing.assert_close(module[0].grad, gradient(0, 1.0), rtol=1e-12, atol=1e-12)
-
-    VirtualWorld(sum(hosts), hosts).run(program)
-    assert sorted(made) == wanted
-
-
-def test_a_rank_that_brings_nothing_gets_what_the_others_bring() -> None:
-    def program(comm: Communicator) -> None:
-        module = vectors()
-        gradients = ReducedGradients(place(module, comm, Home.PRIVATE), comm, Native, between=False)
-        module[0].grad = gradient(0, 1.0)
-        if comm.rank == 0:
-            gradients.incoming[0] = Incoming(gradient(0, 4.0), module[0].grad)
-        exchange(comm, gradients, [0])
-        assert torch.equal(module[0].grad, gradient(0, 3.0))
-
-    VirtualWorld(2).run(program)
-
-
-def test_each_rank_counts_the_same_until_something_else_is_said() -> None:
-    found = VirtualWorld(4).run(lambda comm: joint(comm)[1].share)
-    assert found == [0.25] * 4
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 5])
-@pytest.mark.parametrize("numbers", [[0, 1, 2], [0, 2], [2, 0], [1], []], ids=str)
-def test_stretches_of_all_ranks_are_the_cells_with_their_gaps(numbers: list[int], parts: int) -> None:
-    replica = Replica(vectors())
-
-    def cells(world: Communicator) -> tuple[object, ...]:
-        return MeanGradients(replica, world).cells
-
-    (every,) = VirtualWorld(1).run(cells)
-    chosen = [every[number] for number in numbers]
-    taken = []
-    lengths = []
-    for part in range(parts):
-        own = list(own_stretches(replica.flats, chosen, parts, part))
-        assert all(flat == 0 and place.start < place.stop for flat, place in own)
-        lengths.append(sum(place.stop - place.start for _, place in own))
-        taken += [at for _, place in own for at in range(place.start, place.stop)]
-    starts, stops = (0, 48, 80), (48, 80, 144)
-    assert taken == [at for number in sorted(numbers) for at in range(starts[number], stops[number])]
-    assert max(lengths) - min(lengths) <= 16
-    assert list(own_stretches(replica.flats, chosen, parts, parts)) == []
-
-
-def test_stretches_of_neighbours_are_one() -> None:
-    replica = Replica(vectors())
-    (cells,) = VirtualWorld(1).run(lambda comm: MeanGradients(replica, comm).cells)
-    assert list(own_stretches(replica.flats, cells, 1, 0)) == [(0, slice(0, 144))]
-
-
-def test_stretches_apart_are_shared_out_evenly() -> None:
-    replica = Replica(nn.ParameterList(nn.Parameter(torch.zeros(16, dtype=torch.float64)) for _ in range(6)))
-    (cells,) = VirtualWorld(1).run(lambda comm: MeanGradients(replica, comm).cells)
-    shares = [list(own_stretches(replica.flats, cells[1::2], 3, part)) for part in range(3)]
-    assert shares == [[(0, slice(start, start + 16))] for start in (16, 48, 80)]
-
-
-def test_slices_end_at_cache_lines_or_where_parameters_do() -> None:
-    (flat,) = Replica(vectors()).flats
-    assert equal_slices(flat, 3, whole=False) == [slice(0, 48), slice(48, 96), slice(96, 144)]
-    assert equal_slices(flat, 2, whole=False) == [slice(0, 64), slice(64, 144)]
-    assert equal_slices(flat, 2, whole=True) == [slice(0, 80), slice(80, 144)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -11,9 +9,7 @@ from torch import Tensor, nn, optim
 from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption, PeerLost
-from tutti.strategies import Clip, DiLoCo, EASGDSync, Gossip, Local, Strategy
-from tutti.strategies.averaged import MOST_ROWS
+from tutti.strategies import Clip, Local
 from tutti.strategies.placement import place
 
 LR = 0.1
@@ -50,11 +46,6 @@ def test_the_trajectory_is_the_papers(strategy: Local, momentum: float, hosts: t
         assert_close(outcome.final, expected[-1][rank])
 
 
-def test_every_option_changes_the_outcome() -> None:
-    finals = [run(Setting(strategy))[0].final for strategy in OPTIONS]
-    assert len({tuple(final.tolist()) for final in finals}) == len(finals)
-
-
 def test_averaging_after_each_step_is_synchronous_training_on_the_mean_gradient() -> None:
     weights = nn.Parameter(start())
     plain = optim.SGD([weights], lr=LR, momentum=0.9)
@@ -84,63 +75,11 @@ def test_one_worker_trains_as_plain_torch_does(name: str) -> None:
     assert_close(run(setting)[0].final, torch.cat([part.detach() for part in parts]))
 
 
-def test_the_same_run_twice_is_bit_equal() -> None:
-    setting = Setting(Local(every=3, after=2), sgd(LR, momentum=0.5), clip=Clip(norm=1.0))
-    assert torch.equal(run(setting)[0].final, run(setting)[0].final)
-
-
-@pytest.mark.parametrize("step", [3, 4, 11])
-def test_an_evaluation_in_between_changes_nothing(step: int) -> None:
-    setting = Setting(Local(every=5))
-    assert torch.equal(run(replace(setting, settle_at=step))[0].final, run(setting)[0].final)
-
-
 def test_exchanges_are_counted() -> None:
     traffic = run(Setting(Local(every=4, after=2), steps=12))[0].traffic
     assert traffic.exchanges == 4  # after steps 1, 2, 6, 10
     assert traffic.bytes_sent == 4 * 8 * 32  # two parameters, each at an aligned place
     assert traffic.wait_s > 0
-
-
-@pytest.mark.parametrize(
-    ("strategy", "wait_s", "ages_s"),
-    [
-        (Local(every=2), 8.0, [6.0, 6.0]),
-        (DiLoCo(every=2), 8.0, [6.0, 6.0]),
-        (Gossip(every=2), 8.0, [6.0, 6.0]),
-        (EASGDSync(every=2), 8.0, [3.0, 6.0, 3.0]),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_waiting_and_the_time_between_exchanges_are_counted(
-    strategy: Strategy, wait_s: float, ages_s: list[float]
-) -> None:
-    """Of four batches, each takes 1 second here and 3 seconds there."""
-    fast, slow = (outcome.traffic for outcome in run(Setting(strategy, steps=4, speeds=(1.0, 3.0))))
-    assert fast.wait_s == pytest.approx(wait_s, abs=0.01)
-    assert slow.wait_s < 0.01
-    for traffic in (fast, slow):
-        assert list(traffic.ages_s) == [pytest.approx(age, abs=0.01) for age in ages_s]
-        assert dict(traffic.staleness) == {0: len(ages_s)}
-
-
-def test_workers_that_are_ahead_wait_at_an_average_alone() -> None:
-    def seconds(every: int) -> float:
-        def program(comm: Communicator) -> float:
-            module = nn.Linear(2, 1)
-            replica = place(module, comm, Local.home)
-            optimizer = optim.SGD(module.parameters(), lr=0.1)
-            worker = Local(every=every).worker(replica, comm, optimizer, Clip())
-            for step in range(8):
-                comm.compute(1.0 if (step + comm.rank) % 2 else 3.0)
-                worker.step()
-            worker.finish()
-            return comm.clock()
-
-        return VirtualWorld(2).run(program)[0]
-
-    assert seconds(every=1) == pytest.approx(24, abs=0.1)
-    assert seconds(every=4) == pytest.approx(16, abs=0.1)
 
 
 def test_a_worker_without_samples_takes_part_in_the_average() -> None:
@@ -157,54 +96,3 @@ def test_a_worker_without_samples_takes_part_in_the_average() -> None:
         return before - module.weight.item()
 
     assert VirtualWorld(3).run(program) == [pytest.approx(1.0)] * 3
-
-
-@pytest.mark.parametrize("workers", [MOST_ROWS, MOST_ROWS + 1])
-def test_many_workers_average_too(workers: int) -> None:
-    setting = Setting(Local(every=2), speeds=[1.0] * workers, steps=4)
-    assert_close(run(setting)[0].final, by_hand(Local(every=2), 4, workers=workers)[-1][0])
-
-
-class TwoDtypes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = nn.Parameter(torch.ones(3, dtype=torch.float64))
-        self.narrow = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-
-
-def test_weights_of_several_dtypes_are_averaged() -> None:
-    def program(comm: Communicator) -> list[float]:
-        module = TwoDtypes()
-        replica = place(module, comm, Local.home)
-        worker = Local(every=1).worker(replica, comm, optim.SGD(module.parameters(), lr=1.0), Clip())
-        (comm.rank * (module.wide.sum() + module.narrow.sum())).backward()
-        worker.step()
-        return [*module.wide.tolist(), *module.narrow.tolist()]
-
-    assert VirtualWorld(3).run(program) == [[0.0] * 6] * 3
-
-
-def test_a_lost_peer_is_noticed() -> None:
-    def program(comm: Communicator) -> None:
-        module = nn.Linear(2, 1)
-        replica = place(module, comm, Local.home)
-        worker = Local(every=1).worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
-        worker.step()
-        if comm.rank == 1:
-            raise ArithmeticError("this worker breaks")
-        worker.step()
-
-    with pytest.raises((ArithmeticError, PeerLost)):
-        VirtualWorld(3).run(program)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every": 0}, "'every' of strategy 'local' is 0; expected a whole number from 1"),
-        ({"after": -1}, "'after' of strategy 'local' is -1; expected a whole number from 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(BadOption, match=message):
-        Local(**options)

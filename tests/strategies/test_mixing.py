@@ -25,18 +25,6 @@ def test_the_mean(values: list[float], expected: float, dtype: torch.dtype) -> N
     assert [vector.item() for vector in vectors] == values
 
 
-def test_the_mean_may_take_the_place_of_the_first() -> None:
-    first = scalar(1.0)
-    mean(first, [first, scalar(4.0), scalar(-2.0)])
-    assert first.item() == 1.0
-
-
-def test_wide_numbers_keep_all_their_digits() -> None:
-    out = scalar(0.0)
-    mean(out, [scalar(1 + 2**-40)] * 3)
-    assert out.item() == 1 + 2**-40
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_numbers_are_added_up_in_float32(dtype: torch.dtype) -> None:
     big = 256.0 if dtype is torch.bfloat16 else 40000.0
@@ -62,12 +50,6 @@ def test_the_outer_step_is_torchs_nesterov() -> None:
         plain.step()
         move_outer(anchor, scalar(average), velocity, 0.7, 0.9)
         assert anchor.item() == pytest.approx(other.item())
-
-
-def test_an_outer_step_without_momentum_and_with_rate_one_ends_at_the_average() -> None:
-    anchor = scalar(3.0)
-    move_outer(anchor, scalar(5.0), scalar(0.0), 1.0, 0.0)
-    assert anchor.item() == 5.0
 
 
 def test_half_way_keeps_the_sum() -> None:
@@ -118,13 +100,3 @@ def test_the_neighbours_of_each_graph() -> None:
     assert links("all", 1, 3, 0) == [(2, 0), (0, 2)]
     assert links("all", 0, 4, 0) == [(1, 3), (2, 2), (3, 1)]
     assert [links("shift_one", 0, 4, step) for step in range(3)] == [[(2, 2)], [(3, 3)], [(2, 2)]]
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_a_rank_alone_has_no_neighbour(graph: str) -> None:
-    assert links(graph, 0, 1, 0) == []
-
-
-def test_one_of_an_odd_number_rests() -> None:
-    for step in range(3):
-        assert sorted(len(links("shift_one", rank, 3, step)) for rank in range(3)) == [0, 1, 1]

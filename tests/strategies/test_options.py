@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tutti.errors import BadOption
-from tutti.strategies import EASGD, DiLoCo, Local, Solo
+from tutti.strategies import GEM, DiLoCo, Local, Solo
 from tutti.strategies.options import choice, number, whole
 
 
@@ -23,7 +23,7 @@ def test_a_count_is_a_whole_number_from_its_least(value: object) -> None:
 @pytest.mark.parametrize("value", [-0.1, 1.0, math.nan, math.inf, False, "0.5", None])
 def test_a_share_is_a_number_between_its_bounds(value: object) -> None:
     with pytest.raises(BadOption, match="'momentum'"):
-        EASGD(momentum=value)  # type: ignore[arg-type]
+        GEM(momentum=value)  # type: ignore[arg-type]
 
 
 def test_a_refusal_names_an_upper_bound_where_there_is_one() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.communicator import VirtualCommunicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadModel
-from tutti.replica import Memory
 from tutti.strategies import Home
 from tutti.strategies.placement import place, visible_memory
 
@@ -67,17 +65,6 @@ def test_private_weights_are_each_ranks_own() -> None:
     assert len({vector.data_ptr() for vector in weights}) == 3
 
 
-def test_a_gradient_from_before_is_forgotten() -> None:
-    def gradients(comm: Communicator) -> list[bool]:
-        module = Mixed(0)
-        module.linear.weight.grad = torch.ones(2, 3)
-        replica = place(module, comm, Home.SHARED)
-        comm.barrier()  # each rank forgets its own
-        return [bool(flat.rows.any()) for flat in replica.flats]
-
-    assert VirtualWorld(2).run(gradients) == [[False, False]] * 2
-
-
 def test_models_that_differ_are_refused_on_every_rank() -> None:
     refused = []
 
@@ -92,19 +79,6 @@ def test_models_that_differ_are_refused_on_every_rank() -> None:
     assert sorted(refused) == [0, 1, 2]
 
 
-def test_a_lazy_model_is_refused() -> None:
-    with pytest.raises(BadModel, match="'weight' of the model is lazy"):
-        VirtualWorld(1).run(lambda comm: place(nn.LazyLinear(2), comm, Home.SHARED))
-
-
-def test_two_ranks_of_a_host_have_one_memory() -> None:
-    def keep(comm: Communicator) -> Tensor:
-        return place(Mixed(0), comm, Home.SHARED).flats[0].weights
-
-    first, second = VirtualWorld(2).run(keep)
-    assert first.data_ptr() == second.data_ptr()
-
-
 @pytest.mark.parametrize("home", list(Home))
 def test_a_rank_alone_needs_nothing_of_the_communicator(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its model may lie where that cannot reach: on a GPU."""
@@ -116,16 +90,6 @@ def test_a_rank_alone_needs_nothing_of_the_communicator(home: Home, monkeypatch:
         monkeypatch.setattr(VirtualCommunicator, name, refuse)
     (found,) = VirtualWorld(1).run(state, home)
     assert torch.equal(found["linear.weight"], torch.ones(2, 3))
-
-
-def test_the_vectors_lie_in_the_memory_that_is_given() -> None:
-    mine = torch.zeros(1000, dtype=torch.float64)
-
-    def keep(comm: Communicator) -> Tensor:
-        memory = Memory(weights=lambda length, dtype, _: mine[:length].to(dtype))
-        return place(Mixed(0), comm, Home.SHARED, memory).flats[0].weights
-
-    assert VirtualWorld(1).run(keep)[0].data_ptr() == mine.data_ptr()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -154,37 +118,6 @@ def test_each_rank_has_weights_of_its_own_that_the_others_of_its_host_see() -> N
     found = VirtualWorld(5, (2, 3)).run(look)
     assert found[:2] == [([[0.0], [1.0]], [[10.0], [11.0]])] * 2
     assert found[2:] == [([[2.0], [3.0], [4.0]], [[12.0], [13.0], [14.0]])] * 3
-
-
-def test_shared_weights_may_be_read_at_once() -> None:
-    def read(comm: Communicator) -> list[float]:
-        module = nn.Linear(40, 40)
-        nn.init.constant_(module.weight, comm.rank + 1)
-        place(module, comm, Home.SHARED)
-        return module.weight.unique().tolist()
-
-    assert VirtualWorld(4, (1, 3)).run(read) == [[1.0]] * 4
-
-
-def test_models_whose_parameters_are_fixed_on_some_ranks_alone_are_refused() -> None:
-    def differ(comm: Communicator) -> None:
-        module = nn.Linear(2, 1)
-        module.bias.requires_grad_(comm.rank == 0)
-        place(module, comm, Home.SHARED)
-
-    with pytest.raises(BadModel, match=r"bias .*cpu where rank 1 has bias .*cpu, fixed"):
-        VirtualWorld(2).run(differ)
-
-
-def on_a_gpu(comm: Communicator) -> None:
-    with FakeTensorMode():
-        module = nn.ParameterList([nn.Parameter(torch.empty(2, device="cuda"))])
-    place(module, comm, Home.PRIVATE)
-
-
-def test_a_model_on_a_gpu_is_refused_where_workers_compute_on_the_cpu() -> None:
-    with pytest.raises(BadModel, match="'0' of the model lies on cuda:0, but 2 workers"):
-        VirtualWorld(2).run(on_a_gpu)
 
 
 def test_what_is_expanded_need_not_be_written_to() -> None:

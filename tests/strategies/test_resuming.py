@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -14,15 +13,11 @@ from tests.contracts.strategy import (
     check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped,
     setting,
 )
-from tests.contracts.training import clouds, tiny
 from tests.optim.odd import Odd
-from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.optim.optimizers.lars import LARS
-from tutti.state import Saved, State, saved_by
-from tutti.strategies import ADPSGD, Clip, DiLoCo, Gossip, Hogwild, Local, Solo, Strategy, Sync, Worker
-from tutti.strategies.local_steps import OwnWeightsWorker
-from tutti.strategies.placement import place
+from tutti.strategies import ADPSGD, DiLoCo, Gossip, Hogwild, Local, Solo, Strategy, Sync
+from tutti.strategies.own_weights import OwnWeightsWorker
 from tutti.strategies.sync import SyncWorker
 
 
@@ -80,18 +75,6 @@ def test_with_particular_optimizers_and_models(name: str) -> None:
             assert torch.equal(after.final, before.final)
 
 
-@pytest.mark.parametrize("compress", ["int8", "power_sgd"])
-def test_what_compression_left_out_of_other_slices_is_not_used(compress: str) -> None:
-    """The same number of ranks may be on other hosts, where each has another slice."""
-    course = Course(Sync(compress=compress), dtype=torch.float64)
-    left = VirtualWorld(3, [2, 1]).run(begin, course)
-    for hosts in ([1, 2], [1, 1, 1], [3]):
-        resumed = VirtualWorld(3, hosts).run(go_on, course, checkpoint(left))
-        for after in resumed:
-            assert torch.equal(after.final, resumed[0].final)
-            assert float((after.final - left[0].final).abs().max()) < 0.05
-
-
 @pytest.mark.parametrize(
     ("strategy", "anew"),
     [
@@ -108,7 +91,7 @@ def test_what_begins_anew_on_other_ranks_is_named(strategy: Strategy, anew: tupl
     course = Course(strategy)
     left: list[Left] = VirtualWorld(2).run(begin, course)
     for after in VirtualWorld(3).run(go_on, course, checkpoint(left, 3)):
-        assert after.anew == anew
+        assert after.restarts == anew
 
 
 @pytest.mark.parametrize("strategy", [Local, DiLoCo, Gossip, Sync])
@@ -120,63 +103,3 @@ def test_a_strategy_that_forgets_something_is_noticed(
     monkeypatch.setattr(forgetful, "load_state", lambda worker, saved: None)
     with pytest.raises(AssertionError, match=strategy.__name__):
         check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(strategy, setting(strategy))
-
-
-def test_a_worker_without_a_state_cannot_be_made() -> None:
-    class Silent(Worker):
-        def step(self) -> None: ...
-
-        def finish(self) -> None: ...
-
-    with pytest.raises(TypeError, match=r"abstract methods '?load_state'?, '?state"):
-        Silent()  # type: ignore[abstract]
-
-
-def test_nobody_averages_with_who_has_not_gone_on_yet() -> None:
-    """A row that is not yet what its worker had kept of it is nobody's weights."""
-
-    def steps(comm: Communicator, saved: list[Saved] | None) -> tuple[State | None, float]:
-        module = nn.Linear(1, 1, bias=False).double()
-        nn.init.zeros_(module.weight)
-        replica = place(module, comm, ADPSGD.home)
-        worker = ADPSGD(every=2).worker(replica, comm, torch.optim.SGD(module.parameters(), lr=1.0), Clip())
-        if saved is None:
-            replica.flats[0].grads.fill_(-1.0 - comm.rank)
-            worker.step()
-            worker.settle()
-            return deepcopy(worker.state()), 0.0
-        comm.compute(5.0 * comm.rank)
-        worker.load_state(saved[comm.rank])
-        worker.step()
-        return None, module.weight.item()
-
-    kept = saved_by([state for state, _ in VirtualWorld(2).run(steps, None)])
-    # They had gone to 1 and 2, and the second step begins with the mean of those.
-    assert [weight for _, weight in VirtualWorld(2).run(steps, kept)] == [1.5, 1.5]
-
-
-def test_a_row_stays_while_its_worker_says_what_it_knows() -> None:
-    """The others may be done with that earlier, and go on."""
-
-    def steps(comm: Communicator) -> list[Tensor]:
-        module, (training, _) = tiny(), clouds()
-        replica = place(module, comm, ADPSGD.home)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        worker = ADPSGD().worker(replica, comm, optimizer, Clip())
-        found = []
-        for step in range(6):
-            if step == 3:
-                worker.settle()
-                for _ in range(2):
-                    found.append(torch.cat([piece.values.clone() for piece in worker.state().alone.pieces]))
-                    comm.compute(1.0 if comm.rank == 0 else 0.0)
-                worker.resume()
-            inputs, targets = training.take(torch.arange(8) + 8 * comm.rank)
-            nn.functional.cross_entropy(module(inputs), targets).backward()
-            comm.compute(1e-3 * (1 + comm.rank))
-            worker.step()
-        worker.finish()
-        return found
-
-    for first, again in VirtualWorld(2).run(steps):
-        assert torch.equal(first, again)

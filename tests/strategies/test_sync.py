@@ -15,7 +15,6 @@ from torch.optim import Optimizer, lr_scheduler
 from tests.strategies.sequential import Case, by_strategy, distance, sequential, weights_of
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption
 from tutti.optim.clipping import STEADY
 from tutti.replica import NormShare
 from tutti.strategies import Clip, Home, Sync
@@ -82,11 +81,6 @@ def test_several_hosts_agree_with_plain_torch(name: str, ranks: tuple[int, ...])
     assert_follows(Case(partial(mlp, torch.float64), USUAL[name], dtype=torch.float64), ranks)
 
 
-@pytest.mark.parametrize("name", ["sgd", "nesterov", "adam-amsgrad"])
-def test_options_of_the_optimizer_are_used(name: str) -> None:
-    assert_follows(Case(mlp, USUAL[name]), 3)
-
-
 OTHERS = ["Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"]
 
 
@@ -94,33 +88,6 @@ OTHERS = ["Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam"
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_other_optimizer_agrees_with_plain_torch(name: str, ranks: int) -> None:
     case = Case(partial(mlp, torch.float64), optimizer(name, lr=0.01), steps=3, dtype=torch.float64)
-    assert_follows(case, ranks)
-
-
-def without_biases() -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 37, bias=False), nn.Tanh(), nn.Linear(37, 5, bias=False))
-
-
-@pytest.mark.skipif(not hasattr(optim, "Muon"), reason="this torch has no Muon")
-def test_muon_agrees_with_plain_torch() -> None:
-    # Muon computes in bfloat16, where a difference in the last place of the gradient can be seen.
-    assert_follows(Case(without_biases, optimizer("Muon", lr=0.01), steps=3), 3, tolerance=1e-3)
-
-
-class Centred(optim.SGD):
-    """Uses a parameter's shape: subtracts the mean of the gradient's rows."""
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.dim() > 1 and parameter.grad is not None:
-                    parameter.grad -= parameter.grad.mean(dim=1, keepdim=True)
-        super().step(closure)
-
-
-@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
-def test_an_optimizer_of_the_users_own_gets_whole_parameters(ranks: int) -> None:
-    case = Case(mlp, lambda module: Centred(module.parameters(), lr=0.1, momentum=0.9), steps=10)
     assert_follows(case, ranks)
 
 
@@ -150,10 +117,6 @@ def test_an_optimizer_may_use_all_parameters_together(
     assert_follows(case, ranks, strategy)
 
 
-def test_more_ranks_than_parameters_leave_some_without_work() -> None:
-    assert_follows(Case(without_biases, optimizer("Adafactor", lr=0.01), steps=3), 5)
-
-
 @pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
 @pytest.mark.parametrize(
     "clip", [Clip(norm=0.05), Clip(value=0.01), Clip(norm=0.05, value=0.01), Clip(norm=1e6)], ids=str
@@ -175,26 +138,6 @@ def test_a_scheduler_attached_to_the_optimizer_takes_effect(schedule: str, name:
     case = Case(mlp, USUAL[name], schedule=SCHEDULES[schedule])
     assert_follows(case, 3)
     assert distance(sequential(case), sequential(replace(case, schedule=None))) > 1e-3
-
-
-def test_a_scheduler_made_before_the_worker_takes_effect_too() -> None:
-    def build(module: nn.Module) -> Optimizer:
-        made = optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-        made.keep = lr_scheduler.StepLR(made, step_size=10)
-        return made
-
-    case = Case(mlp, build, schedule=lambda o: o.keep)
-    assert_follows(case, 2)
-
-
-def test_a_learning_rate_that_is_a_tensor_works() -> None:
-    case = Case(mlp, lambda module: optim.Adam(module.parameters(), lr=torch.tensor(0.01)))
-    assert_follows(case, 2)
-
-
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": False}, {"fused": True}], ids=str)
-def test_the_users_choice_of_implementation_is_kept(options: dict[str, bool]) -> None:
-    assert_follows(Case(mlp, optimizer("Adam", lr=0.01, **options)), 2)
 
 
 def test_a_zero_eps_makes_no_nan_in_the_gaps_between_parameters() -> None:
@@ -227,32 +170,6 @@ def test_param_groups_keep_their_own_options(groups: Callable[[nn.Module], Optim
     assert_follows(Case(mlp, groups), ranks)
 
 
-class Odd(nn.Module):
-    """Two dtypes, tied weights, a frozen parameter, an unused one, a scalar and an empty one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(12, 12)
-        self.second = nn.Linear(12, 12)
-        self.second.weight = self.first.weight
-        self.precise = nn.Linear(12, 5).double()
-        self.unused = nn.Linear(3, 3)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.empty = nn.Parameter(torch.zeros(0, 4))
-        self.frozen = nn.Parameter(torch.ones(12), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.second(torch.tanh(self.first(x) * self.frozen)) * self.scale
-        return self.precise(hidden.double())
-
-
-@pytest.mark.parametrize("made", [optim.Adam, Centred])
-@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
-def test_odd_models_are_trained_like_any_other(made: type[Optimizer], ranks: int) -> None:
-    case = Case(Odd, lambda module: made(module.parameters(), lr=0.01), clip=Clip(norm=0.5), steps=20)
-    assert_follows(case, ranks)
-
-
 @pytest.mark.parametrize("ranks", [1, 3], ids=str)
 @pytest.mark.parametrize("every", [2, 40])
 def test_accumulating_over_passes_changes_nothing(every: int, ranks: int) -> None:
@@ -261,12 +178,6 @@ def test_accumulating_over_passes_changes_nothing(every: int, ranks: int) -> Non
 
 def test_an_empty_part_takes_part_with_a_zero_gradient() -> None:
     assert_follows(Case(mlp, MOMENTUM, steps=11), 31)
-
-
-@pytest.mark.parametrize("ranks", [3, (2, 3)], ids=str)
-def test_the_same_run_twice_is_bit_equal(ranks: int) -> None:
-    case = Case(mlp, USUAL["adam"], clip=Clip(norm=0.5))
-    assert torch.equal(run(case, ranks)[0], run(case, ranks)[0])
 
 
 def continued(module: nn.Module) -> Optimizer:
@@ -286,38 +197,6 @@ def test_state_that_the_optimizer_has_already_is_carried_over(ranks: int) -> Non
     case = Case(mlp, continued, steps=5)
     assert_follows(case, ranks)
     assert distance(sequential(case), sequential(replace(case, optimizer=USUAL["adam"]))) > 1e-4
-
-
-def test_gradients_are_zero_after_a_step() -> None:
-    def check(comm: object) -> None:
-        module = mlp()
-        replica = place(module, comm, Home.SHARED)
-        worker = Sync().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip(norm=1.0))
-        for parameter in module.parameters():
-            parameter.grad.fill_(1.0)
-        worker.step()
-        comm.barrier()
-        assert not replica.flats[0].rows.any()
-
-    VirtualWorld(5, (2, 3)).run(check)
-
-
-def test_a_batch_must_have_a_pass() -> None:
-    with pytest.raises(BadOption, match="expected a whole number from 1"):
-        Sync(every=0)
-
-
-def test_sync_says_how_many_passes_it_wants() -> None:
-    assert Sync(every=4).passes == 4
-
-
-def test_until_something_else_is_said_a_workers_share_is_an_even_one() -> None:
-    def share(comm: Communicator) -> float:
-        module = mlp()
-        replica = place(module, comm, Home.SHARED)
-        return SYNC.worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip()).share
-
-    assert VirtualWorld(4).run(share) == [0.25] * 4
 
 
 @pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)

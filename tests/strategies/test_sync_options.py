@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from tests.comm.ranks import World
-from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tests.strategies import sequential as sequential_module
 from tests.strategies.sequential import Case, by_strategy, distance, loss, sequential, weights_of
 from tutti.allreduce.compression import Cast, Codec, Int8, TopK
 from tutti.comm.base import Communicator, cut
-from tutti.comm.virtual.world import Fault, VirtualWorld
-from tutti.errors import BadOption, PeerLost
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadOption
 from tutti.strategies import Clip, Sync
 from tutti.strategies.joint_gradients import Incoming
 from tutti.strategies.measurements import Traffic
@@ -222,10 +220,6 @@ def test_adasum_follows_the_papers_loop(ranks: int | tuple[int, ...]) -> None:
     assert distance(expected, sequential(CASE)) > 1e-3
 
 
-def test_adasum_of_one_worker_is_sequential_training() -> None:
-    assert distance(run(CASE, 1, Sync(reduce="adasum")), sequential(CASE)) < 1e-12
-
-
 # --- between hosts
 
 
@@ -240,36 +234,6 @@ def test_between_hosts_of_one_rank_compression_is_the_same_as_inside_one(name: s
     assert torch.equal(run(CASE, (1, 1), Sync(compress=name)), run(CASE, 2, SETTINGS[name]))
 
 
-@pytest.mark.parametrize("ranks", [(2, 2), (3, 1), (2, 3, 1)], ids=str)
-@pytest.mark.parametrize("name", COMPRESSED)
-def test_hosts_of_several_ranks_compress_the_sums_that_they_send(name: str, ranks: tuple[int, ...]) -> None:
-    found = run(CASE, ranks, Sync(compress=name))
-    assert torch.equal(run(CASE, ranks, Sync(compress=name)), found)
-    assert distance(found, sequential(CASE)) > 1e-9
-    assert missed(CASE, found) < {"bf16": 0.001, "fp16": 0.001, "int8": 0.005, "power_sgd": 0.1}.get(
-        name, 0.6
-    )
-
-
-def test_all_that_top_k_leaves_out_arrives_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without momentum the weights are the sum of what was sent: what is missing is bounded by the errors.
-    case = Case(
-        partial(mlp, torch.float64), lambda m: optim.SGD(m.parameters(), lr=0.01), 60, dtype=torch.float64
-    )
-    expected = sequential(case)
-    losses = [
-        distance(run(case, (2, 2), Sync(compress="top_k", keep=keep)), expected) for keep in (0.01, 0.2, 0.9)
-    ]
-    assert losses[0] > losses[1] > losses[2]
-    monkeypatch.setattr("tutti.allreduce.compression.with_feedback", without_feedback)
-    lost = distance(run(case, (2, 2), Sync(compress="top_k", keep=0.01)), expected)
-    assert losses[0] < lost / 2
-
-
-def without_feedback(codec: Codec, vector: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    return codec.compress(vector), torch.zeros_like(error)
-
-
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_hosts_send_with_the_next_sum_what_compression_took_from_the_last(name: str) -> None:
     send = with_error_feedback(CODECS[name], 2)
@@ -282,69 +246,7 @@ def test_hosts_send_with_the_next_sum_what_compression_took_from_the_last(name: 
     assert distance(expected, sequential(CASE)) > 1e-7
 
 
-# --- every option
-
-
-@pytest.mark.parametrize("ranks", [3, (2, 1)], ids=str)
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_same_run_twice_is_bit_equal(name: str, ranks: int | tuple[int, ...]) -> None:
-    assert torch.equal(run(CASE, ranks, SETTINGS[name]), run(CASE, ranks, SETTINGS[name]))
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (Sync(), Sync(reduce="adasum")),
-        (SETTINGS["top_k"], Sync(compress="top_k", keep=0.1, compress_inside=True)),
-        (SETTINGS["power_sgd"], Sync(compress="power_sgd", rank=1, compress_inside=True)),
-        (SETTINGS["int8"], SETTINGS["bf16"]),
-        (SETTINGS["bf16"], SETTINGS["fp16"]),
-        (Sync(compress="int8"), SETTINGS["int8"]),
-    ],
-    ids=str,
-)
-def test_every_option_changes_the_outcome(one: Sync, other: Sync) -> None:
-    assert distance(run(CASE, 3, one), run(CASE, 3, other)) > 1e-9
-
-
-class Odd(nn.Module):
-    """Three dtypes, tied weights, a frozen parameter, an unused one, a scalar and an empty one, with gaps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(12, 12)
-        self.second = nn.Linear(12, 12)
-        self.second.weight = self.first.weight
-        self.narrow = nn.Linear(12, 13).bfloat16()
-        self.precise = nn.Linear(13, 5).double()
-        self.unused = nn.Linear(3, 3)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.empty = nn.Parameter(torch.zeros(0, 4))
-        self.frozen = nn.Parameter(torch.ones(12), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.second(torch.tanh(self.first(x) * self.frozen)) * self.scale
-        return self.precise(self.narrow(hidden.bfloat16()).double())
-
-
-ODD = Case(Odd, sgd, steps=4)
-
-COARSE = ("adasum", "top_k", "power_sgd")
-"""Settings that lose much of a gradient in a few steps, or mean another one."""
-
-
-def missed(case: Case, found: Tensor) -> float:
-    """How far the weights are from those of sequential training, in lengths of its way."""
-    expected = sequential(case)
-    return float((found - expected).norm() / (expected - weights_of(case.build())).norm())
-
-
-@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
-@pytest.mark.parametrize("name", SETTINGS)
-def test_odd_models_are_trained_like_any_other(name: str, ranks: int | tuple[int, ...]) -> None:
-    """What is lossless misses by bfloat16's rounding alone; weights that stay where they were miss by 1."""
-    case = replace(ODD, clip=Clip(norm=0.5))
-    assert missed(case, run(case, ranks, SETTINGS[name])) < (0.95 if name in COARSE else 0.05)
+# --- traffic
 
 
 def after_a_step(comm: Communicator, strategy: Sync, build: Callable[[], nn.Module]) -> Traffic:
@@ -364,53 +266,6 @@ def after_a_step(comm: Communicator, strategy: Sync, build: Callable[[], nn.Modu
             between[span] = False
         assert not flat.weights[between].any()
     return worker.traffic
-
-
-@pytest.mark.parametrize("ranks", [3, (2, 3)], ids=str)
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_step_leaves_zero_gradients_and_zero_gaps(name: str, ranks: int | tuple[int, ...]) -> None:
-    world(ranks).run(after_a_step, SETTINGS[name], Odd)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_lost_rank_is_reported_and_nobody_hangs(name: str) -> None:
-    here = VirtualWorld(4, (2, 2), faults=[Fault(rank=2, operation=20)])
-    with pytest.raises(PeerLost):
-        here.run(by_strategy, CASE, SETTINGS[name])
-
-
-SHORT = replace(CASE, steps=3)
-
-
-def on_processes(comm: Communicator) -> list[Tensor]:
-    return [by_strategy(comm, SHORT, strategy) for strategy in SETTINGS.values()]
-
-
-def test_processes_of_a_host_come_to_the_same_weights() -> None:
-    with World(2) as processes:
-        first, *others = processes.run(on_processes)
-    for name, strategy in SETTINGS.items():
-        at = list(SETTINGS).index(name)
-        assert all(torch.equal(other[at], first[at]) for other in others)
-        assert distance(first[at], run(SHORT, 2, strategy)) < 1e-9
-
-
-BETWEEN = {f"{name} between hosts": Sync(compress=name) for name in COMPRESSED}
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(240)
-@needs_mpirun
-def test_ranks_of_mpi_come_to_the_same_weights() -> None:
-    (found,) = results(mpirun(3, "sync_options.py", "aab"))
-    assert found["hosts"] == 2
-    assert found["alike"]
-    for name, strategy in {**SETTINGS, **BETWEEN}.items():
-        weights = torch.tensor(found["weights"][name], dtype=torch.float64)
-        assert distance(weights, run(SHORT, (2, 1), strategy)) < 1e-9
-
-
-# --- traffic
 
 
 LENGTH = sum(p.numel() for p in mlp().parameters())
@@ -438,40 +293,6 @@ def test_traffic_counts_the_bytes_that_were_sent(
         assert traffic.exchanges == 1
         assert traffic.bytes_sent == nbytes
         assert dict(traffic.staleness) == {0: 1}
-
-
-@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
-@pytest.mark.parametrize("strategy", [Sync(), Sync(collective="ring")], ids=["native", "ring"])
-def test_traffic_counts_the_time_spent_waiting(strategy: Sync, hosts: tuple[int, ...]) -> None:
-    waits = VirtualWorld(2, hosts).run(wait_of_a_step, strategy, (2.0, 0.5), sgd)
-    assert waits[0] < 0.01
-    assert waits[1] == pytest.approx(1.5, abs=0.01)
-
-
-def test_traffic_counts_the_time_spent_waiting_for_those_who_move_the_weights() -> None:
-    waits = VirtualWorld(2).run(wait_of_a_step, Sync(), (0.0, 0.0), None)
-    assert waits == [pytest.approx(0.0, abs=0.01), pytest.approx(3.0, abs=0.01)]
-
-
-def wait_of_a_step(
-    comm: Communicator,
-    strategy: Sync,
-    seconds: tuple[float, float],
-    optimizer: Callable[[nn.Module], optim.Optimizer] | None,
-) -> float:
-    """The seconds that a rank waits in a step; without an optimizer that of rank 0 takes 3 seconds."""
-
-    class Slow(optim.SGD):
-        def step(self, closure: None = None) -> None:  # type: ignore[override]
-            comm.compute(3.0)
-
-    module = mlp()
-    replica = place(module, comm, strategy.home)
-    made = optimizer(module) if optimizer is not None else Slow(module.parameters(), lr=0.1)
-    worker = strategy.worker(replica, comm, made, Clip())
-    comm.compute(seconds[comm.rank])
-    worker.step()
-    return worker.traffic.wait_s
 
 
 def test_power_sgd_sends_factors_of_whole_matrices_however_many_ranks_own_them() -> None:
@@ -534,16 +355,6 @@ def test_in_a_loop_of_the_users_hosts_compress_the_sums_of_their_ranks() -> None
         assert found == pytest.approx([0.5, -0.5, 0.5] * 16, rel=1e-6)
 
 
-@pytest.mark.parametrize(("hosts", "records"), [((2,), False), ((1, 1), True)], ids=str)
-def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_compressed(
-    hosts: tuple[int, ...], records: bool
-) -> None:
-    def program(comm: Communicator) -> bool:
-        return Sync(compress="int8").joint(place(mlp(), comm, Sync.home), comm).records
-
-    assert VirtualWorld(2, hosts).run(program) == [records] * 2
-
-
 # --- what is refused
 
 
@@ -575,10 +386,3 @@ def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_com
 def test_options_that_cannot_be_used_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         Sync(**options)
-
-
-@pytest.mark.parametrize(
-    "options", [{"compress": "top_k", "keep": 1}, {"compress": "power_sgd", "rank": 8}], ids=str
-)
-def test_options_at_their_limits_are_taken(options: dict[str, object]) -> None:
-    assert Sync(**options).options()["compress"] == options["compress"]

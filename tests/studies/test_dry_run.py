@@ -70,7 +70,6 @@ def test_weights_that_ranks_share_count_once_and_those_of_each_for_each(
         (["--schedule", "one_cycle", "--schedule.nosuch", "3"], "nosuch"),
         (["--weights", "nothere"], "nothere does not exist"),
         (["--predictions", "--validation", "0"], "--predictions is for the validation part"),
-        (["--profile", "1-2", "--profile-ranks", "7"], "--profile-ranks names rank 7"),
         (["--augment", "nosuch"], "nosuch"),
         (["--monitor", "val_loss", "--validation", "0"], "--monitor"),
     ],

@@ -24,7 +24,7 @@ from tutti.data import Batches
 from tutti.errors import BadOption, TuttiError
 from tutti.load_object import load_object
 from tutti.records.run import EpochRecord
-from tutti.replica import Memory, Replica
+from tutti.replica import Replica, ReplicaMemory
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
@@ -97,7 +97,7 @@ def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(val
 
     def program(comm: Communicator) -> tuple[list[float], float]:
         shared = comm.shared(4096)
-        replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
+        replica = Replica(model(), ReplicaMemory(weights=lambda length, dtype, device: shared[:length]))
         comm.barrier()
         one = task(replica, comm)
         expected, found = evaluate(model(), VALIDATION, comm, Objective(LOSS)).total(comm).loss, []

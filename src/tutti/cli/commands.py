@@ -18,8 +18,7 @@ from tutti.errors import (
     UnknownName,
     UserError,
     no_room,
-    too_many_files,
-    too_many_processes,
+    too_many,
 )
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
@@ -54,17 +53,12 @@ def run(words: Sequence[str]) -> int:
         words: those after `tutti`.
 
     Returns:
-        The exit code: 0 done, 1 a rank failed, the verdict is no or what was printed is not all there, 2 the
-        input is wrong, 141 nobody reads what is printed.
+        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 nobody reads
+        what is printed.
     """
     keep_memory()
-    with lasting_output() as stdout:
-        code = _run(words)
-        if stdout is not None and stdout.problem is not None:
-            why = stdout.problem.strerror
-            print(f"tutti: error: standard output is not all there: {why}", file=sys.stderr)
-            code = code or TuttiError.exit_code
-        return code
+    with lasting_output():
+        return _run(words)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -81,7 +75,7 @@ def _run(words: Sequence[str]) -> int:
     except TuttiError as error:
         return _say(error)
     except OSError as error:
-        known = no_room(error) or too_many_files(error) or too_many_processes(error)
+        known = no_room(error) or too_many(error)
         if known is None:
             raise
         return _say(known)

@@ -27,7 +27,7 @@ from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Choice, choose, read
 from tutti.studies.ensemble.combining import METHODS
 from tutti.studies.ensemble.evaluation_job import EnsembleJob, Making
 from tutti.studies.ensemble.making import FOLDER, ensemble_of, refuse_there, snapshots_of
-from tutti.tables import FittingTable
+from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 
@@ -103,10 +103,10 @@ def _snapshots(own: argparse.Namespace) -> tuple[EnsembleRecord, Making]:
     return record, making
 
 
-def _table(found: Choice) -> FittingTable:
+def _table(found: Choice) -> TextTable:
     """Return the table of all candidates with their weights, and of the two that are compared."""
     metric = found.scores[ENSEMBLE].metric
-    table = FittingTable(["candidate", "weight", metric, "deviation"], keep=["weight", metric])
+    table = TextTable(["candidate", "weight", metric, "deviation"])
     made = found.combination
     shown = [f"{weight:.3f}" for weight in made.weights]
     weights = dict(zip(made.candidates, shown, strict=True))

@@ -11,7 +11,7 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, config_from
 from tutti.launch.cores import allowed_cores
-from tutti.model_parallel.ways import ranks_of
+from tutti.model_parallel.layout import ranks_of
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.run.start import run as run_job

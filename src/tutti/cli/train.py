@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from, numbers_of, without_auto
+from tutti.cli.options import Parser, config_from, without_auto
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
 from tutti.reports.advice import where_the_time_went
-from tutti.run.config import MEASURED, Options, TrainConfig
-from tutti.run.finished import outcome_again
-from tutti.run.measured_values import BUDGET_S, said_of_kept
-from tutti.run.resume import Resume, as_decided, check_same, placed, warn_of_another
-from tutti.run.start import announce
+from tutti.run.config import BUDGET_S, MEASURED, Options, TrainConfig
+from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run as run_job
-from tutti.run.train_job import Beginning, ProfiledSteps, RunOutcome, TrainJob
-
-
-def _steps(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise argparse.ArgumentTypeError(f"'{text}' are no steps; give a first and a last one, such as 10-20")
-    return int(first), int(last)
+from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 
 
 @part("train")
@@ -77,10 +68,6 @@ class TrainCommand(Command):
             "write what every rank did when to trace.json in the run folder (trace-2.json after --resume), "
             "for https://ui.perfetto.dev",
         )
-        profile = "have torch's profiler look at steps A to B, counted from 1"
-        parser.option("--profile", profile, "A-B", type=_steps)
-        ranks = "on which ranks --profile looks (default: 0)"
-        parser.option("--profile-ranks", ranks, "R,...")
         parser.option(
             "--dry-run",
             "print the plan, about how much memory it takes, and the configuration with all that was left "
@@ -90,20 +77,16 @@ class TrainCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        began = Beginning.now()
+        began = time.time()
         given, asked = without_auto(given)
         resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
         if resume is not None and resume.goes_on:
             config = _resumed(own, resume, given, dotted)
             if outcome_again(resume, config) is not None:
                 return 0
-            if asked and started_by().rank == 0:
-                announce(said_of_kept(config, asked))
             given, asked = {**given, "precision": config.precision}, set()
         else:
             config = config_of(own, given, dotted)
-            if resume is not None:
-                warn_of_another(resume, config)
         if own.dry_run:
             if own.plan is not None or asked:
                 raise BadOption(
@@ -112,7 +95,7 @@ class TrainCommand(Command):
             # It would slow every other start.
             from tutti.studies.dry_run_job import dry_run
 
-            dry_run(TrainJob(config, trace=own.trace, profile=_profiled(own), resume=resume))
+            dry_run(TrainJob(config, trace=own.trace, resume=resume))
             return 0
         if own.plan is not None or asked:
             # It would slow every other start.
@@ -122,9 +105,7 @@ class TrainCommand(Command):
             config = planned(config, given, own.budget)
         elif asked:
             config = measured(config, asked, own.budget)
-        outcome = run_job(
-            TrainJob(config, trace=own.trace, profile=_profiled(own), resume=resume, began=began)
-        )
+        outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began))
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and started_by().rank == 0:
@@ -151,15 +132,4 @@ def _resumed(
         raise BadOption("--resume goes on with the configuration of the run; leave --config out")
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
     now = replace(config_from(given, dotted, placed(before, given)), out=str(resume.folder))
-    now = as_decided(before, now)
-    check_same(before, now)
-    return now
-
-
-def _profiled(own: argparse.Namespace) -> ProfiledSteps | None:
-    if own.profile is not None:
-        (first, last), ranks = own.profile, numbers_of(own.profile_ranks or "", "--profile-ranks", "0,1")
-        return ProfiledSteps(first, last, tuple(sorted({*ranks})) or (0,))
-    if own.profile_ranks is not None:
-        raise BadOption("--profile-ranks is given without --profile; add --profile 10-20 or the like")
-    return None
+    return going_on(before, now)

@@ -15,13 +15,13 @@ from typing import Final, cast
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.records.trace import Reading
+from tutti.records.trace import ClockReading
 
 ROUNDS: Final = 32
 TAG: Final = 7400
 
 
-def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> Reading | None:
+def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> ClockReading | None:
     """Measure this rank's clock against that of rank 0 (collective); None on one host, which has one clock.
 
     Args:
@@ -35,20 +35,20 @@ def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> Reading | 
     if node.rank == 0:
         assert cross is not None, "every host has a first rank"
         found = _answer(cross, clock) if cross.rank == 0 else _ask(cross, clock)
-    return cast("Reading", node.broadcast_object(found))
+    return cast("ClockReading", node.broadcast_object(found))
 
 
-def _answer(leaders: Communicator, clock: Callable[[], float]) -> Reading:
+def _answer(leaders: Communicator, clock: Callable[[], float]) -> ClockReading:
     value = torch.zeros(1, dtype=torch.float64)
     for other in range(1, leaders.size):
         for _ in range(ROUNDS):
             leaders.recv(value, other, TAG)
             value[0] = clock()
             leaders.send(value, other, TAG)
-    return Reading(clock(), 0.0, 0.0)
+    return ClockReading(clock(), 0.0, 0.0)
 
 
-def _ask(leaders: Communicator, clock: Callable[[], float]) -> Reading:
+def _ask(leaders: Communicator, clock: Callable[[], float]) -> ClockReading:
     value = torch.zeros(1, dtype=torch.float64)
     found = []
     for _ in range(ROUNDS):
@@ -57,5 +57,5 @@ def _ask(leaders: Communicator, clock: Callable[[], float]) -> Reading:
         leaders.recv(value, 0, TAG)
         told = clock()
         middle = (asked + told) / 2
-        found.append(Reading(middle, middle - float(value), (told - asked) / 2))
+        found.append(ClockReading(middle, middle - float(value), (told - asked) / 2))
     return min(found, key=lambda reading: reading.residual_s)

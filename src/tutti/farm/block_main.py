@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, cast
 
@@ -28,7 +29,7 @@ from tutti.comm.shm.memfd import FileAddress
 from tutti.farm.coordinator import EpochOver, JobOver
 from tutti.farm.messages import BlockReady, TrainTask
 from tutti.farm.shared_data import SharedData
-from tutti.launch.control_channel import Channel, own
+from tutti.launch.rank_main import channel as own_channel
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
 from tutti.run.assembled import RunContext
@@ -40,16 +41,11 @@ PRUNED: Final = "those who compare it with other runs have ended it"
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Work on one job after the other until there are no more (entry point of the ranks).
-
-    Args:
-        comm: the ranks of the block.
-        payload: the pickled `SharedPlace` of the host's data.
-    """
+    """Work on one job after the other until there are no more (entry point of the ranks)."""
     # What is here stays: to look through it for garbage after each job would take longer than many a job.
     gc.collect()
     gc.freeze()
-    channel = own() if comm.rank == 0 else None
+    channel = own_channel() if comm.rank == 0 else None
     data = SharedData(pickle.loads(payload))
     if channel is not None:
         channel.send(BlockReady())
@@ -61,21 +57,21 @@ def work(comm: Communicator, payload: bytes) -> None:
             channel.send(done)
 
 
-def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
+def _next(comm: Communicator, channel: Connection | None) -> TrainTask | None:
     """The next task, the same on all ranks; None: there are no more."""
     task: object = None
     if channel is not None:
         try:
-            task = channel.receive()
+            task = channel.recv()
             while isinstance(task, bool):
                 # The answer to the last epoch, which no run waits for.
-                task = channel.receive()
+                task = channel.recv()
         except EOFError:
             task = None
     return cast("TrainTask | None", comm.broadcast_object(task))
 
 
-def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> JobOver:
+def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Connection | None) -> JobOver:
     reporter = _Reporter(channel, task.block)
     context = RunContext(reporter, data.open, reporter.ends if task.asks else None, alone=False)
     # Besides filters this puts back which warnings have been shown: each job shows its own.
@@ -140,7 +136,7 @@ class _Reporter(Progress):
         block: the number of the block.
     """
 
-    def __init__(self, channel: Channel | None, block: int) -> None:
+    def __init__(self, channel: Connection | None, block: int) -> None:
         self._channel, self._block = channel, block
         self._unanswered = 0
 
@@ -155,6 +151,6 @@ class _Reporter(Progress):
         told = False
         if self._channel is not None:
             for _ in range(self._unanswered):
-                told |= cast("bool", self._channel.receive())
+                told |= cast("bool", self._channel.recv())
             self._unanswered = 0
         return PRUNED if comm.broadcast_object(told) else None

@@ -11,7 +11,7 @@ from tutti.farm.jobs import blocks_for
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, refuse_too_many, share_host
-from tutti.launch.rank_processes import RankSetting
+from tutti.launch.rank_main import RankSetting
 
 
 def place_blocks(
@@ -85,11 +85,6 @@ def settings_of(placement: Placement, blocks: int, allowed: Sequence[int]) -> li
     """Return the threads and cores of each rank of each block.
 
     A server sleeps most of the time: it has one thread, and the cores of its block's workers.
-
-    Args:
-        placement: as `place_blocks` gives it.
-        blocks: how many there are.
-        allowed: the logical CPUs of ranks that are not bound.
     """
     workers, servers = placement.workers // blocks, placement.servers // blocks
     cores = placement.cores or (tuple(allowed),) * placement.workers

@@ -1,14 +1,14 @@
 """The blocks of this host: groups of ranks that take one job after the other. No torch.
 
-    this process ──► fork server ─┬─► branch ──► ranks of block 0 ┐
-         ▲                        └─► branch ──► ranks of block 1 ┤
-         └── channel to rank 0 of each block, exit reports, ends ─┘
+    this process ──► fork server ─┬─► ranks of block 0 ┐
+         ▲                        └─► ranks of block 1 ┤
+         └── connection to rank 0 of each block, reports, ends
 
 The server imports torch once. When a job fails, or a rank dies, the block's ranks and all that they have
 started are killed, and others are forked in their place; the other blocks do not notice. Ranks that have run
-code of the user's are replaced before the next job, as that code may have changed anything in them; their
-successors are forked while they work. Jobs of built-in parts leave nothing behind and share their ranks: a
-short job takes a sixth of the processor time that fresh ranks need for it.
+code of the user's are replaced before the next job, as that code may have changed anything in them. Jobs of
+built-in parts leave nothing behind and share their ranks: a short job takes a sixth of the processor time
+that fresh ranks need for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
+from multiprocessing.connection import Connection, Pipe
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
@@ -30,12 +31,11 @@ from tutti.farm.block_placement import all_serve, settings_of
 from tutti.farm.coordinator import BlockFailed, EpochOver, JobOver, PoolEvent, StopAsked
 from tutti.farm.jobs import FarmJob
 from tutti.farm.messages import INDEX_BYTES, BlockReady, SharedPlace, TrainTask
-from tutti.launch.control_channel import Channel
 from tutti.launch.exit_reports import cause
-from tutti.launch.fork_server_client import ForkServer
+from tutti.launch.fork_server_client import ForkServer, RankGroup
 from tutti.launch.placement import Placement
+from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
-    RankSetting,
     note_server_message,
     out_of_memory_kills,
     start_ranks,
@@ -80,9 +80,9 @@ class Block:
         self._stack = ExitStack()
         stop = StopPage.make_file()
         self.page = StopPage(stop)
-        self.channel, theirs = Channel.pair()
+        self.channel, theirs = Pipe()
         self._stack.callback(self.channel.close)
-        self.forker = server.branch(ENTRY)
+        self.forker = server.group()
         self._stack.callback(self.forker.close)
         try:
             all_of = [settings[0]._replace(channel=theirs.fileno()), *settings[1:]]
@@ -91,13 +91,19 @@ class Block:
             theirs.close()
             os.close(stop)
 
+    def tell(self, what: object) -> None:
+        """Send an object to rank 0, whose end is noticed elsewhere."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.channel.send(what)
+
     def sources(self) -> list[tuple[object, Callable[[], bool]]]:
         """Return what is read when it is readable, and how; reading returns whether more may come."""
         readers = [(one.pipe, one.receive) for one in self.ranks]
         return [(self.forker.control, self._hear_server), *readers]
 
     def _hear_server(self) -> bool:
-        note_server_message(self.ranks, self.forker, self._kills_before)
+        if not note_server_message(self.ranks, self.forker, self._kills_before):
+            raise _lost_server(self.forker)
         return not all(one.ended for one in self.ranks)
 
     def failure(self) -> TuttiError | None:
@@ -114,7 +120,6 @@ class Block:
 
     def end(self) -> None:
         """Kill its ranks, and all that they have started."""
-        self.page.end()
         self._stack.close()
 
 
@@ -150,7 +155,6 @@ class HostPool:
         self._pending: list[PoolEvent] = []
         self._tries = [0] * blocks
         self._blocks: dict[int, Block] = {}
-        self._successors: dict[int, Block] = {}
         for number in range(blocks):
             self._start(number)
 
@@ -177,19 +181,12 @@ class HostPool:
         folder.mkdir(parents=True, exist_ok=True)
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
         task = TrainJob(config, objects=job.objects, resume=resume, floats=job.floats)
-        ranks.channel.send(TrainTask(block, task, folder.absolute() / LOG, job.prunable))
+        ranks.tell(TrainTask(block, task, folder.absolute() / LOG, job.prunable))
         if job.runs_code:
             ranks.spent = True
-            self._successors[block] = self._fork(block)
 
     def wait(self, until: float) -> list[PoolEvent]:
-        """Wait for events until the time `until`, which may be infinite, and return them.
-
-        Raises:
-            EndedBySignal: all is to end at once.
-            DiskFull: the job of a block cannot write its folder.
-            TuttiError: a block does not come to work, or there is nothing to start one from.
-        """
+        """Wait for events until the time `until`, which may be infinite, and return them."""
         events, self._pending = self._pending, []
         while not events:
             events = self._next_events(until)
@@ -198,17 +195,13 @@ class HostPool:
         return events
 
     def gather(self) -> None:
-        """Wait until the ranks of all blocks have come together: no job has to wait for torch.
-
-        Raises:
-            EndedBySignal, TuttiError: as `wait`.
-        """
+        """Wait until the ranks of all blocks have come together: no job has to wait for torch."""
         while not all(block.ready for block in self._blocks.values()):
             self._pending += self._next_events(inf)
 
     def answer(self, block: int, ends: bool) -> None:
         """Tell a block, whose job is prunable, whether the job ends with the epoch that is over."""
-        self._blocks[block].channel.send(ends)
+        self._blocks[block].tell(ends)
 
     def ask_to_stop(self) -> None:
         """Ask all blocks to save and stop."""
@@ -223,7 +216,7 @@ class HostPool:
 
     def close(self) -> None:
         """End all blocks."""
-        for block in (*self._blocks.values(), *self._successors.values()):
+        for block in self._blocks.values():
             block.end()
         self._selector.close()
         self._arena.close()
@@ -254,30 +247,33 @@ class HostPool:
         return [StopAsked(ASKED)] if self._told and not told else []
 
     def _read(self, source: object, read: Callable[[], bool]) -> list[PoolEvent]:
-        """Read what has come from a rank or a branch, which tells whether more may come."""
+        """Read what has come from a rank or the server, which tells whether more may come."""
         if not read():
             self._unwatch(source)
         return []
 
     def _hear(self, number: int) -> list[PoolEvent]:
         block, events = self._blocks[number], list[PoolEvent]()
-        messages = block.channel.received()
-        if messages is None:
-            self._unwatch(block.channel)
-        for message in messages or []:
+        for message in self._received(block.channel):
             if isinstance(message, BlockReady):
                 block.ready, self._tries[number] = True, 0
             else:
                 events.append(cast("EpochOver | JobOver", message))
         return events
 
+    def _received(self, channel: Connection) -> list[object]:
+        """Return what has come from rank 0 of a block, without waiting."""
+        found: list[object] = []
+        try:
+            while channel.poll():
+                found.append(channel.recv())
+        except (EOFError, OSError):
+            self._unwatch(channel)
+        return found
+
     def _hear_server(self) -> list[PoolEvent]:
         if self._server.next_message() is None:
-            # Its ranks die with it: no job is to blame.
-            raise TuttiError(
-                f"the process that ranks are forked from was killed (exit code {self._server.returncode()}), "
-                "perhaps for lack of memory; what was being trained has not failed, and goes on with --resume"
-            )
+            raise _lost_server(self._server)
         return []
 
     def _failure(self, number: int) -> list[PoolEvent]:
@@ -300,14 +296,10 @@ class HostPool:
         ]
 
     def _start(self, number: int) -> None:
-        block = self._successors.pop(number) if number in self._successors else self._fork(number)
-        self._blocks[number] = block
+        block = self._blocks[number] = Block(self._server, self._data, self._settings[number])
         self._watch(block.channel, partial(self._hear, number))
         for source, read in block.sources():
             self._watch(source, partial(self._read, source, read))
-
-    def _fork(self, number: int) -> Block:
-        return Block(self._server, self._data, self._settings[number])
 
     def _drop(self, number: int) -> JobOver | None:
         block = self._blocks[number]
@@ -316,3 +308,11 @@ class HostPool:
             self._unwatch(source)
         block.end()
         return over[0] if over else None
+
+
+def _lost_server(server: RankGroup) -> TuttiError:
+    """Return the error of a fork server that is gone. Its ranks die with it: no job is to blame."""
+    return TuttiError(
+        f"the process that ranks are forked from was killed (exit code {server.returncode()}), perhaps for "
+        "lack of memory; what was being trained has not failed, and goes on with --resume"
+    )

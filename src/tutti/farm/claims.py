@@ -29,13 +29,12 @@ class Unclaimed:
 
     def __init__(self, folder: FarmFolder, launch: Launch, source: JobSource, listener: Listener) -> None:
         self._folder, self._launch, self._source, self._listener = folder, launch, source, listener
-        self._chosen: FarmJob | None = None
         self._elsewhere: list[FarmJob] = []
         self._look_at = 0.0
 
     def next(self) -> FarmJob | None:
         """Return a job that is this launch's alone."""
-        while (job := self._choose()) is not None:
+        while (job := self._source.next()) is not None:
             if self._is_ours(job):
                 return job
         if time.monotonic() < self._look_at:
@@ -48,18 +47,6 @@ class Unclaimed:
         self._look_at = time.monotonic() + LOOK_S / 2
         # What others have found out may have the source go on.
         return self.next() if len(self._elsewhere) < len(others) else None
-
-    def choose_ahead(self) -> None:
-        """Have the source choose the next job now: a search may think about it for longer than a job takes.
-
-        It is claimed when a block is free: until then a block of another launch may be faster.
-        """
-        self._chosen = self._choose()
-
-    def _choose(self) -> FarmJob | None:
-        """Return what was chosen ahead, once, or else the source's next job."""
-        chosen, self._chosen = self._chosen, None
-        return chosen or self._source.next()
 
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
         """Pass it on."""

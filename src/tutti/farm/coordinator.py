@@ -209,7 +209,6 @@ class Coordinator:
         time_limit_s: after how long the farm saves and stops; None: never.
         listener: is told of all that happens.
         elsewhere: tells whether others work on jobs of the source, which it may give later.
-        ahead: is called whenever all blocks work, to do what else the next job would wait for.
     """
 
     pool: Pool
@@ -218,7 +217,6 @@ class Coordinator:
     time_limit_s: float | None = None
     listener: Listener | None = None
     elsewhere: Callable[[], bool] = lambda: False
-    ahead: Callable[[], None] = lambda: None
     _free: list[int] = field(default_factory=list)
     _running: dict[int, _Work] = field(default_factory=dict)
     """The jobs at work, by the number of the block; the one that began first comes first."""
@@ -237,8 +235,6 @@ class Coordinator:
             waits = self._stopped is None and self.elsewhere()
             if not self._running and not waits:
                 break
-            if not self._free and self._stopped is None:
-                self.ahead()
             look = self.pool.now() + LOOK_S if waits and self._free else inf
             for event in self.pool.wait(min(look, over if self._stopped is None else inf, self._deadline())):
                 self._handle(event)

@@ -25,7 +25,7 @@ from tutti.data.sources import read_source
 from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError
 from tutti.farm.messages import INDEX_BYTES, SharedPlace
-from tutti.launch.malloc import memory_lent
+from tutti.launch.malloc import give_back_memory
 from tutti.load_object import names_object
 from tutti.records.json_lines import to_json
 from tutti.run.build import data_seed, given_data, open_config_data, seeded
@@ -52,11 +52,7 @@ class SharedData:
         self._seen: dict[_Lying, SamplePool] = {}
 
     def open(self, job: TrainJob, comm: Communicator) -> DataSet:
-        """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was.
-
-        Raises:
-            UserError: the data or the split cannot be used.
-        """
+        """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was."""
         found: _Lying | UserError | None = None
         if comm.node.rank == 0:
             try:
@@ -74,9 +70,8 @@ class SharedData:
             with self._arena.lock(self._index):
                 self._known = self._read_index()
                 if key not in self._known:
-                    # No job needs as much memory again: else this process would keep a second copy's.
-                    with memory_lent():
-                        self._read(job, key)
+                    self._read(job, key)
+                    give_back_memory()  # No job needs as much again.
         return self._known[key]
 
     def _read(self, job: TrainJob, key: str) -> None:

@@ -76,12 +76,7 @@ class ArrayJob:
         )
 
     def submit(self, folder: Path) -> str:
-        """Write the script into the folder of the farm and submit it; return the job's number.
-
-        Raises:
-            BadRunFolder: the script cannot be written.
-            UserError: Slurm is not here, or does not take it.
-        """
+        """Write the script into the folder of the farm and submit it; return the job's number."""
         script = folder.absolute() / SCRIPT
         replace_file(script, os.fsencode(self.script(folder)))
         then = (

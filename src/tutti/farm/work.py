@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -23,6 +22,7 @@ from tutti.launch.stop_request import StopPage, Stopping
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.farm_folder import BLOCK, THREADS, FarmEvent, FarmFolder, JobState
 from tutti.records.launches import Launch
+from tutti.terminal import warn_on_stderr
 
 
 def work_on(
@@ -68,39 +68,22 @@ def work_on(
     """
     placement, count = _settle(folder, block, blocks, threads, jobs, servers)
     for warning in placement.warnings:
-        print(f"tutti: warning: {warning}", file=sys.stderr, flush=True)
+        warn_on_stderr(warning)
     # This process waits from now on.
     give_back_memory()
+    outcome = None
     with folder.launch() as launch, SignalWatch() as signals:
         # The farm itself looks for requests all the time.
         stopping = Stopping(signals, StopPage())
         stopping.page.stoppable = True
-        outcome = None
         with ExitStack() as stack:
-            crowded = bool(placement.warnings)
-            if launch.shares_cores():
-                # Ranks that are bound, and threads that wait busily, would keep the others from working.
-                placement, crowded = replace(placement, cores=()), True
-            server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
-            pool = HostPool(server, folder, placement, count, stopping)
-            # One for all jobs: to start one for each would take longer than many a job.
-            sampler = Sampler({}, allowed_cores().logical)
-            stack.callback(sampler.abandon)
-            sampler.begin(launch.usage)
+            pool = _pool(stack, folder, launch, placement, count, stopping)
             finisher = stack.enter_context(Finisher())
-            # Before the finisher ends.
-            stack.callback(pool.close)
+            stack.callback(pool.close)  # before the finisher ends
             recorder = _Recorder(folder, launch, finisher, listener)
             left = Unclaimed(folder, launch, source, recorder.note)
-            coordinator = Coordinator(
-                pool,
-                left,
-                job_timeout_s,
-                time_limit_s,
-                recorder.note,
-                left.elsewhere,
-                left.choose_ahead,
-            )
+            limits = job_timeout_s, time_limit_s
+            coordinator = Coordinator(pool, left, *limits, recorder.note, left.elsewhere)
             with suppress(EndedBySignal):
                 pool.gather()
                 outcome = coordinator.run()
@@ -109,14 +92,32 @@ def work_on(
     return outcome
 
 
+def _pool(
+    stack: ExitStack,
+    folder: FarmFolder,
+    launch: Launch,
+    placement: Placement,
+    blocks: int,
+    stopping: Stopping,
+) -> HostPool:
+    """Start the blocks, and the process that samples what all of them use."""
+    crowded = bool(placement.warnings)
+    if launch.shares_cores():
+        # Ranks that are bound, and threads that wait busily, would keep the others from working.
+        placement, crowded = replace(placement, cores=()), True
+    server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
+    pool = HostPool(server, folder, placement, blocks, stopping)
+    # One for all jobs: to start one for each would take longer than many a job.
+    sampler = Sampler({}, allowed_cores().logical)
+    stack.callback(sampler.abandon)
+    sampler.begin(launch.usage)
+    return pool
+
+
 def _settle(
     folder: FarmFolder, block: int, blocks: int | None, threads: int | None, jobs: int | None, servers: int
 ) -> tuple[Placement, int]:
-    """Place blocks whose ranks and threads are those of earlier launches; all as in `work_on`.
-
-    Raises:
-        BadOption: they cannot be.
-    """
+    """Place blocks whose ranks and threads are those of earlier launches; all as in `work_on`."""
     known = folder.settled(THREADS)
     if known is not None and threads not in (None, known):
         raise BadOption(

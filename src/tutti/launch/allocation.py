@@ -20,10 +20,6 @@ class Allocation:
     nodes: tuple[str, ...]
     tasks: tuple[int, ...]
 
-    def has(self, host: str) -> bool:
-        """Tell whether a host's name stands for one of the nodes, as far as the names show it."""
-        return host.split(".")[0] in {node.split(".")[0] for node in self.nodes}
-
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of the job that the environment is from; None outside of Slurm's jobs."""

@@ -96,29 +96,17 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def cpu_quota(mount: Path, membership: Path) -> float | None:
-    """The smallest CPU quota, in cores, of this process's control group and those above (version 1 and 2)."""
-    try:
+    """Return the smallest CPU quota, in cores, of this process's control group and those above it."""
+    quotas: list[float] = []
+    with suppress(OSError, ValueError, StopIteration):
+        # In a container the path may be the host's and not exist here; then the root's file counts.
         lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    quotas: list[float | None] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # Version 2 has one tree for all controllers, version 1 one for each, or for several together.
-        if not controllers or "cpu" in controllers.split(","):
-            # In a container the path may be the host's and not exist here; then the root's files count.
-            group = Path(path.lstrip("/"))
-            roots = {mount / controllers, mount / "cpu"} if controllers else {mount}
-            quotas += [_quota(root / folder) for root in roots for folder in (group, *group.parents)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota(group: Path) -> float | None:
-    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-        with suppress(OSError, ValueError, ZeroDivisionError):
-            quota, period = " ".join((group / name).read_text() for name in names).split()
-            return None if quota in ("max", "-1") else int(quota) / int(period)
-    return None
+        group = Path(next(line[3:].lstrip("/") for line in lines if line.startswith("0::")))
+        for folder in (group, *group.parents):
+            with suppress(FileNotFoundError):
+                quota, period = (mount / folder / "cpu.max").read_text().split()
+                quotas += [] if quota == "max" else [int(quota) / int(period)]
+    return min(quotas, default=None)
 
 
 def share_of(rank: int, ranks: Sequence[Cores]) -> int:

@@ -26,7 +26,6 @@ from tutti.errors import (
     says_all,
 )
 
-_LENGTH = 8
 _RUNPY = "<frozen runpy>"
 _NAMES = {int(one): one.name for one in signal.Signals}
 
@@ -63,32 +62,6 @@ class Report:
         return bool(self.traceback)
 
 
-def encode(message: object) -> bytes:
-    """Pickle a message, its length before it."""
-    body = pickle.dumps(message)
-    return len(body).to_bytes(_LENGTH, "little") + body
-
-
-def decode(received: bytes | bytearray) -> list[object]:
-    """Return the messages that have been received completely."""
-    rest, found = memoryview(received), []
-    while len(rest) >= _LENGTH and len(rest) >= (end := _LENGTH + int.from_bytes(rest[:_LENGTH], "little")):
-        found.append(pickle.loads(rest[_LENGTH:end]))
-        rest = rest[end:]
-    return found
-
-
-def take(received: bytearray) -> list[object]:
-    """Return the messages that have been received completely, and remove them."""
-    found: list[object] = []
-    while len(received) >= _LENGTH and len(received) >= (
-        end := _LENGTH + int.from_bytes(received[:_LENGTH], "little")
-    ):
-        found.append(pickle.loads(received[_LENGTH:end]))
-        del received[:end]
-    return found
-
-
 @dataclass(frozen=True)
 class Death:
     """A rank that ended without a report.
@@ -96,7 +69,7 @@ class Death:
     Attributes:
         rank: which one.
         at: when it was noticed, by the clock of the reports.
-        returncode: its exit code, or minus the number of the signal that killed it.
+        returncode: its exit code, or minus the number of the signal that killed it; None: it is not known.
         out_of_memory: whether the kernel has ended a process of this machine for lack of memory meanwhile.
         after: it had reported that it was done, and failed in what follows: exit functions, threads, files
             that were left open.
@@ -105,7 +78,7 @@ class Death:
 
     rank: int
     at: float
-    returncode: int
+    returncode: int | None
     out_of_memory: bool = False
     after: bool = False
     hung: str = ""
@@ -114,6 +87,8 @@ class Death:
         """Describe the death, such as "killed by signal 9 (SIGKILL)"."""
         if self.hung:
             return self.hung
+        if self.returncode is None:
+            return "it ended before it was done"
         if self.returncode >= 0:
             when = "after it was done, in what it does at its end" if self.after else "before it was done"
             return f"exited with code {self.returncode} {when}"

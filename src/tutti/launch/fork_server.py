@@ -1,23 +1,18 @@
 """A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
 
-    supervisor ──Load, RankPlace, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
-               ◀──RankEnded, NotForked, Ready──
+    supervisor ── socket ──────────────▶ fork server ──fork──▶ rank 0, rank 1
+               ── socket of a group ───▶             ──fork──▶ rank 0, rank 1 of the group
+
+    on each socket: ──RankPlace, EndRanks──▶   ◀──Ready, RankEnded──
 
 It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
-ranks before it did. It ends with the supervisor, or when that closes the socket, or after `IDLE_S` without
-ranks; processes that ranks have left running end before it.
-
-For groups of ranks that begin and end without each other it forks servers like itself, with a socket each:
-
-    supervisor ──Branch──▶ fork server ──fork──▶ branch ──fork──▶ rank 0, rank 1 of group 0
-               ◀──RankEnded, NotForked, Ready──────┘
-
-Where no more processes may be started, or files be opened, it says so, and what it has forked goes on.
+ranks before it did. It ends with the supervisor, or when that closes the first socket, or after `IDLE_S`
+without ranks; processes that ranks have left running end before it. A group begins and ends without other
+ranks: its ranks are killed when its socket is closed.
 """
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import pickle
@@ -27,24 +22,24 @@ import signal
 import socket
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
 from tutti.errors import no_process
-from tutti.launch.guard import signal_all
 from tutti.launch.leaving import leave, prepare_fork
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 from tutti.launch.rank_main import Descriptors, RankPlace, run
 from tutti.launch.signals import SignalWatch
+from tutti.terminal import say_last
 
 IDLE_S: Final = 300.0
 """After how long without ranks a fork server ends."""
 
 GRACE_S: Final = 1.0
-"""Time of ranks, and of what they have started, to exit on SIGTERM, before SIGKILL."""
+"""Time of what ranks have started to exit on SIGTERM, before SIGKILL."""
 
 _MESSAGE_BYTES: Final = 1 << 16
 _DESCRIPTORS: Final = 8
@@ -54,31 +49,14 @@ _OWN: Final = "tutti."
 
 @dataclass(frozen=True)
 class EndRanks:
-    """End all ranks, and all that they have started: SIGTERM, and after `grace_s` seconds SIGKILL."""
+    """Kill all ranks, and end what they have started: SIGTERM, and after `grace_s` seconds SIGKILL."""
 
     grace_s: float
 
 
 @dataclass(frozen=True)
-class Load:
-    """Import what the ranks to come will need.
-
-    Attributes:
-        entry: the function that they will run.
-    """
-
-    entry: str
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Fork a server like this one, on the socket that is sent with it.
-
-    Attributes:
-        entry: the function that its ranks will run.
-    """
-
-    entry: str
+class NewGroup:
+    """Fork the ranks of a group for whom the socket has that is sent with it."""
 
 
 @dataclass(frozen=True)
@@ -90,22 +68,11 @@ class RankEnded:
 
 
 @dataclass(frozen=True)
-class NotForked:
-    """A rank, or a server, could not be forked.
-
-    Attributes:
-        why: the reason, and what to do.
-    """
-
-    why: str
-
-
-@dataclass(frozen=True)
 class Ready:
     """There is no rank, nor anything that one has started: sent before the first, and after `EndRanks`."""
 
 
-Message = RankPlace | EndRanks | Load | Branch | RankEnded | NotForked | Ready
+Message = RankPlace | EndRanks | NewGroup | RankEnded | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -118,34 +85,25 @@ def send(control: socket.socket, message: Message, descriptors: Sequence[int] = 
 
 
 def receive(control: socket.socket) -> tuple[Message | None, list[int]]:
-    """Return the next message and the descriptors that came with it; None when the other side is gone.
-
-    Raises:
-        OSError: this process may not have so many descriptors.
-    """
+    """Return the next message and the descriptors that came with it; None when the other side is gone."""
     try:
-        data, descriptors, flags, _ = socket.recv_fds(
+        data, descriptors, _, _ = socket.recv_fds(
             control, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
         return None, []
-    if flags & socket.MSG_CTRUNC:
-        for one in descriptors:
-            os.close(one)
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    if not data:
-        return None, []
-    message: Message = pickle.loads(data)
+    message: Message | None = pickle.loads(data) if data else None
     return message, descriptors
 
 
-def main(supervisor: int, control: int, idle_s: float) -> None:
+def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
     """Be the fork server, and in every process that it forks a rank.
 
     Args:
         supervisor: the process that has started this one.
         control: the descriptor of the socket between them.
         idle_s: after how long without ranks to end.
+        entry: the function that ranks will run, as far as it is known.
     """
     # While it imports torch, it does not watch the supervisor's pidfd: the kernel does that for it.
     die_with_parent(supervisor)
@@ -161,113 +119,103 @@ def main(supervisor: int, control: int, idle_s: float) -> None:
     import psutil  # noqa: F401
     import torch  # noqa: F401
 
+    _load(entry)
     # From here on the supervisor's pidfd tells that it is gone, which leaves time to end the ranks.
     # Besides, the kernel's signal would come when only the *thread* ends that has started this process.
     outlive_parent()
-    found: Forked | None = Forked(Branch(""), [control])
-    parent = supervisor
-    while found is not None and isinstance(found.message, Branch):
-        # A rank may die before the processes that it has started: they then become children of this one, not
-        # of init, and `_clear` finds and ends them.
-        adopt_orphans()
-        server = os.getpid()
-        found = ForkServerProcess(supervisor, parent, found.descriptors[0], idle_s).serve()
-        parent = server
-    if found is not None and isinstance(found.message, RankPlace):
-        gc.enable()
-        rank = os.getpid()
-        run(found.message, Descriptors(*found.descriptors))
-        if os.getpid() == rank:
-            leave()
-    else:
+    # A rank may die before the processes that it has started: they then become children of this one, not of
+    # init, and `_clear` finds and ends them.
+    adopt_orphans()
+    forked = ForkServerProcess(supervisor, socket.socket(fileno=control), idle_s).serve()
+    if forked is None:
         # There is nothing to clean up, and taking torch down takes time.
         os._exit(0)
+    gc.enable()
+    rank = os.getpid()
+    run(*forked)
+    if os.getpid() == rank:
+        leave()
 
 
-@dataclass(frozen=True)
-class Forked:
-    """The duty of a process that has just been forked: to be a rank, or a server like its parent."""
-
-    message: RankPlace | Branch
-    descriptors: list[int]
-
-
-@dataclass
 class ForkServerProcess:
     """The fork server's own side.
 
-    Attributes:
-        supervisor: the process that sends messages.
-        parent: the process that has started this one: the supervisor, or another server.
-        control: the descriptor of the socket.
+    Args:
+        supervisor: the process that has started this one, and sends messages.
+        control: the socket between them.
         idle_s: after how long without ranks to end.
     """
 
-    supervisor: int
-    parent: int
-    control: int
-    idle_s: float
-    _ranks: dict[int, int] = field(default_factory=dict)
-    _branches: set[int] = field(default_factory=set)
-    _childless: bool = True
+    def __init__(self, supervisor: int, control: socket.socket, idle_s: float) -> None:
+        self._supervisor, self._control, self._idle_s = supervisor, control, idle_s
+        self._groups = [control]
+        # By process: the socket of its group, and its number there.
+        self._ranks: dict[int, tuple[socket.socket, int]] = {}
+        self._childless = True
 
-    def serve(self) -> Forked | None:
-        """Fork what is asked for until no more is wanted; returns in each fork, and at the end here."""
+    def serve(self) -> tuple[RankPlace, Descriptors] | None:
+        """Fork what is asked for until no more is wanted; returns in each rank, and None here at the end."""
         with ExitStack() as stack:
-            control = stack.enter_context(socket.socket(fileno=self.control))
-            control.set_inheritable(False)
-            supervisor = os.pidfd_open(self.supervisor)
+            stack.callback(self._close)
+            supervisor = os.pidfd_open(self._supervisor)
             stack.callback(os.close, supervisor)
             # If it ended before the pidfd was opened, its number may be another's: look who the parent is.
-            if os.getppid() != self.parent:
+            if os.getppid() != self._supervisor:
                 return None
-            children = stack.enter_context(SignalWatch([signal.SIGCHLD]))
-            selector = stack.enter_context(selectors.DefaultSelector())
-            for one in (control, supervisor, children):
-                selector.register(one, selectors.EVENT_READ)
-            _load_for_first(control)
+            self._ended = stack.enter_context(SignalWatch([signal.SIGCHLD]))
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            for one in (self._control, supervisor, self._ended):
+                self._selector.register(one, selectors.EVENT_READ)
             try:
-                send(control, Ready())
-                return self._serve(control, children, selector)
+                send(self._control, Ready())
+                return self._serve(supervisor)
             except (BrokenPipeError, ConnectionResetError):
                 # The supervisor is gone.
-                signal_all(self._ranks, signal.SIGKILL)
-                self._clear(children, GRACE_S)
+                self._clear(GRACE_S)
                 return None
 
-    def _serve(
-        self, control: socket.socket, children: SignalWatch, selector: selectors.BaseSelector
-    ) -> Forked | None:
+    def _close(self) -> None:
+        for one in self._groups:
+            one.close()
+
+    def _serve(self, supervisor: int) -> tuple[RankPlace, Descriptors] | None:
         while True:
-            busy = bool(self._ranks or self._branches)
-            ready = [key.fileobj for key, _ in selector.select(None if busy else self.idle_s)]
-            if children in ready:
-                # First: a child that ends between the two calls wakes the selector again.
-                children.acknowledge()
-                for ended in self._reap():
-                    send(control, ended)
-            try:
-                message, descriptors = receive(control) if control in ready else (None, [])
-            except OSError as error:  # Without its descriptors nothing can be done.
-                send(control, NotForked(str(no_process(error))))
-                continue
-            if isinstance(message, RankPlace | Branch):
-                if self._fork(message, control):
-                    return Forked(message, descriptors)
-                for descriptor in descriptors:
-                    os.close(descriptor)
-            elif isinstance(message, EndRanks):
-                self._clear(children, message.grace_s)
-                send(control, Ready())
-            elif isinstance(message, Load):
-                _load(message.entry)
-            elif any(one is not children for one in ready):
+            ready = [key.fileobj for key, _ in self._selector.select(None if self._ranks else self._idle_s)]
+            if supervisor in ready:
                 raise BrokenPipeError
-            elif not ready and not busy:
+            if not (ready or self._ranks):
                 return None
+            if self._ended in ready:
+                # First: a child that ends between the two calls wakes the selector again.
+                self._ended.acknowledge()
+                self._reap()
+            for group in [one for one in self._groups if one in ready]:
+                forked = self._obey(group)
+                if forked is not None:
+                    return forked
 
-    def _fork(self, start: RankPlace | Branch, control: socket.socket) -> bool:
-        """Fork a rank or a server; returns True in it, False in this process, which says if it could not."""
+    def _obey(self, group: socket.socket) -> tuple[RankPlace, Descriptors] | None:
+        """Do what the next message of a socket asks for; returns in a new rank alone."""
+        message, descriptors = receive(group)
+        if isinstance(message, RankPlace):
+            if self._fork(message, group):
+                return message, Descriptors(*descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif isinstance(message, NewGroup):
+            self._groups.append(socket.socket(fileno=descriptors[0]))
+            self._selector.register(self._groups[-1], selectors.EVENT_READ)
+        elif isinstance(message, EndRanks):
+            self._clear(message.grace_s)
+            send(group, Ready())
+        elif group is self._control:
+            raise BrokenPipeError
+        else:
+            self._end_group(group)
+        return None
+
+    def _fork(self, start: RankPlace, group: socket.socket) -> bool:
+        """Fork a rank; returns True in it, False in this process."""
         _load(start.entry)
         own = os.getpid()
         # A rank that looks for garbage in what is here, as each does at its end, copies it all.
@@ -279,21 +227,17 @@ class ForkServerProcess:
             try:
                 process = os.fork()
             except OSError as error:
-                send(control, NotForked(str(no_process(error))))
-                return False
+                say_last(f"tutti: error: {no_process(error)}\n")
+                os._exit(1)
         if process == 0:
             # The server forks in its main thread: so this signal comes when the process ends, not before.
             die_with_parent(own)
             return True
-        if isinstance(start, RankPlace):
-            self._ranks[process] = start.rank
-        else:
-            self._branches.add(process)
+        self._ranks[process] = group, start.rank
         return False
 
-    def _reap(self) -> list[RankEnded]:
-        """The ranks that have ended; whatever else has ended is forgotten."""
-        ended: list[RankEnded] = []
+    def _reap(self) -> None:
+        """Tell of the ranks that have ended; other processes are forgotten."""
         self._childless = False
         # Several children that end at the same time may send a single SIGCHLD.
         while True:
@@ -301,52 +245,56 @@ class ForkServerProcess:
                 process, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 self._childless = True
-                return ended
+                return
             if process == 0:
-                return ended
-            self._branches.discard(process)
-            rank = self._ranks.pop(process, None)
-            if rank is not None:
-                ended.append(RankEnded(rank, os.waitstatus_to_exitcode(status)))
+                return
+            if process in self._ranks:
+                group, rank = self._ranks.pop(process)
+                with suppress(BrokenPipeError, ConnectionResetError):  # Nobody asks for the group any more.
+                    send(group, RankEnded(rank, os.waitstatus_to_exitcode(status)))
 
-    def _clear(self, ended: SignalWatch, grace_s: float) -> None:
-        """End all children; those of a child that has ended become ours.
-
-        Args:
-            ended: tells that one has.
-            grace_s: time to exit on SIGTERM, before SIGKILL.
-        """
+    def _end_group(self, group: socket.socket) -> None:
+        """Kill the ranks of a group whose socket is closed, and what they have started."""
         import psutil  # Not in the supervisor, which imports this module too.
+
+        ranks = [process for process, (one, _) in self._ranks.items() if one is group]
+        started = list[int]()
+        for process in ranks:
+            with suppress(psutil.Error):
+                started += [child.pid for child in psutil.Process(process).children(recursive=True)]
+            del self._ranks[process]
+        signal_all([*ranks, *started], signal.SIGKILL)
+        self._selector.unregister(group)
+        self._groups.remove(group)
+        group.close()
+
+    def _clear(self, grace_s: float) -> None:
+        """Kill all ranks, and end the other children: those of a child that has ended become ours."""
+        import psutil
 
         deadline = time.monotonic() + grace_s
         asked: set[int] = set()
         self._reap()
         while not self._childless:
-            late = time.monotonic() >= deadline
-            children = {child.pid for child in psutil.Process().children()}
-            if late:
+            signal_all(self._ranks, signal.SIGKILL)
+            children = {child.pid for child in psutil.Process().children()} - self._ranks.keys()
+            if time.monotonic() >= deadline:
                 signal_all(children, signal.SIGKILL)
             else:
                 signal_all(children - asked, signal.SIGTERM)
             asked |= children
             # Those of a child that has ended have become ours by then. Looking for them takes milliseconds of
             # those that take over.
-            select.select([ended], [], [], _POLL_S)
-            ended.acknowledge()
+            select.select([self._ended], [], [], _POLL_S)
+            self._ended.acknowledge()
             self._reap()
 
 
-def _load_for_first(control: socket.socket) -> None:
-    """Import what the first message asks for, if it has come, and leave the message there.
-
-    Until a server is `Ready`, those who give it up kill it. From then on they wait for its answers, and while
-    it imports there is none.
-    """
-    with suppress(OSError):  # None has come, or the supervisor is gone, which is seen later.
-        if data := control.recv(_MESSAGE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-            message: Message = pickle.loads(data)
-            if isinstance(message, RankPlace | Load | Branch):
-                _load(message.entry)
+def signal_all(processes: Iterable[int], signum: int) -> None:
+    """Send a signal to those of the processes that are still there."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signum)
 
 
 def _load(entry: str) -> None:

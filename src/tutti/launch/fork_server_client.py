@@ -12,7 +12,8 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 from typing_extensions import override
@@ -21,77 +22,57 @@ from tutti.launch.cores import BINDING
 from tutti.launch.fork_server import (
     GRACE_S,
     IDLE_S,
-    Branch,
     EndRanks,
-    Load,
-    NotForked,
+    NewGroup,
     RankEnded,
     Ready,
     receive,
     send,
+    signal_all,
 )
-from tutti.launch.guard import JOB, end_processes_of
 from tutti.launch.malloc import start_settings
 from tutti.launch.orphans import command_of
-from tutti.launch.rank_main import Descriptors, RankPlace
+from tutti.launch.rank_main import MARK, Descriptors, RankPlace
 from tutti.launch.signals import held_back
 
-VOLATILE: Final = (
-    *("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_"),
-    # scikit-learn sets them when it is imported.
-    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
-)
-"""Environment variables that may change without making a new fork server necessary."""
-
-PATIENCE_S: Final = 10.0
-"""Time of a fork server to end what is left of the ranks, once it kills."""
-
-REFUSAL_S: Final = 1.0
-"""Time of a fork server to say why a branch of it is not there."""
-
 _POLL_S: Final = 0.01
+_ROUNDS: Final = 5
 
 
-class RankForker:
-    """The socket to a process that forks ranks.
+class RankGroup:
+    """The socket by which a fork server is asked for ranks that begin and end together.
 
     Args:
         control: the socket.
+        server: the fork server; None: it is this object.
 
     Attributes:
         control: the same.
-        ready: the process has said that it listens.
-        answers: it has not been silent for `PATIENCE_S` when it was to speak, as one that was stopped is.
-        refused: why what it was to fork last could not be; nothing if all could.
     """
 
-    def __init__(self, control: socket.socket) -> None:
-        self.control, self.ready, self.answers, self.refused = control, False, True, ""
+    def __init__(self, control: socket.socket, server: ForkServer | None = None) -> None:
+        self.control, self._server = control, server
 
     def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
         """Have a rank forked. If the server is gone `next_message` says so."""
         self._send(start, [one for one in descriptors if one is not None])
 
-    def next_message(self) -> RankEnded | NotForked | Ready | None:
+    def next_message(self) -> RankEnded | Ready | None:
         """Return the server's next message; None when it is gone."""
         message, _ = receive(self.control)
-        if isinstance(message, Ready):
-            self.ready = True
-        elif isinstance(message, NotForked):
-            self.refused = message.why
-        said = RankEnded | NotForked | Ready
-        assert message is None or isinstance(message, said), "what a fork server says"
+        assert message is None or isinstance(message, RankEnded | Ready), "what a fork server says"
         return message
 
     def returncode(self) -> int:
         """Return the exit code of the server, which is gone."""
-        return -signal.SIGKILL
+        assert self._server is not None
+        return self._server.returncode()
 
-    def load(self, entry: str) -> None:
-        """Have imported what ranks need that will run `entry`."""
-        self._send(Load(entry), [])
+    def close(self) -> None:
+        """Have the ranks killed, and what they have started."""
+        self.control.close()
 
-    def _send(self, message: RankPlace | Load | Branch, descriptors: Sequence[int]) -> None:
+    def _send(self, message: RankPlace | NewGroup, descriptors: Sequence[int]) -> None:
         while True:
             try:
                 return send(self.control, message, descriptors)
@@ -103,42 +84,19 @@ class RankForker:
                 # So many descriptors may be under way at a time; the server is about to take them.
                 time.sleep(_POLL_S)
 
-    def clear(self, grace_s: float) -> bool:
-        """End all ranks and what they have started; returns whether the server can take others.
 
-        Args:
-            grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
-        """
-        if not self.ready:
-            # No rank is there yet.
-            return False
-        try:
-            send(self.control, EndRanks(grace_s))
-        except OSError:
-            return False
-        while select.select([self.control], [], [], grace_s + PATIENCE_S)[0]:
-            message = self.next_message()
-            if message is None or isinstance(message, Ready):
-                return message is not None
-        self.answers = False
-        return False
-
-    def close(self) -> None:
-        """End the server, the ranks, and what they have started; they may do so a little later."""
-        self.control.close()
-
-
-class ForkServer(RankForker):
+class ForkServer(RankGroup):
     """A fork server.
 
     Args:
         threads: how many threads a rank has.
         crowded: whether ranks share cores.
+        entry: the function that they will run, as far as it is known.
     """
 
-    def __init__(self, threads: int, crowded: bool) -> None:
-        self._made_for = _circumstances(threads, crowded)
-        self._mark = uuid.uuid4().hex
+    def __init__(self, threads: int, crowded: bool, entry: str = "") -> None:
+        self._made_for = threads, crowded
+        self._mark, self._ready = uuid.uuid4().hex, False
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
@@ -150,104 +108,90 @@ class ForkServer(RankForker):
                     supervisor=os.getpid(),
                     control=theirs.fileno(),
                     idle_s=IDLE_S,
+                    entry=entry,
                 ),
                 stdin=subprocess.DEVNULL,
-                env={**_environment(threads, crowded), JOB: self._mark},
+                env={**_environment(threads, crowded), MARK: self._mark},
                 pass_fds=(theirs.fileno(),),
             )
             unless_started.pop_all()
 
-    @property
-    def runs(self) -> bool:
-        """Whether the process is there, and has its end of the socket, which the kernel closes first."""
-        if self._process.poll() is not None:
-            return False
-        hung_up = select.poll()
-        hung_up.register(self.control, 0)
-        return not hung_up.poll(0)
-
-    def suits(self, threads: int, crowded: bool) -> bool:
-        """Tell whether a server made now for such ranks would be the same, and this one still runs."""
-        runs = self.clear(0.0) if self.ready else self.runs
-        return runs and self._made_for == _circumstances(threads, crowded)
-
-    def branch(self, entry: str) -> RankForker:
-        """Have a server like this one forked, whose ranks run `entry`, and begin and end without others."""
+    def group(self) -> RankGroup:
+        """Return a group of ranks."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._send(Branch(entry), [theirs.fileno()])
-        return BranchClient(control, self)
+            self._send(NewGroup(), [theirs.fileno()])
+        return RankGroup(control, self)
 
-    def refusal(self) -> str:
-        """Why a branch is not there, of which the socket is closed; nothing if this process does not say."""
-        while not self.refused and select.select([self.control], [], [], REFUSAL_S)[0]:
-            message, _ = receive(self.control)
-            if message is None:
-                break
-            if isinstance(message, NotForked):
-                self.refused = message.why
-        refused, self.refused = self.refused, ""
-        return refused
+    def suits(self, threads: int, crowded: bool) -> bool:
+        """Return whether this server was made for such ranks, and still runs."""
+        hung_up = select.poll()
+        hung_up.register(self.control, 0)
+        runs = self._process.poll() is None and not hung_up.poll(0)
+        return runs and self._made_for == (threads, crowded)
+
+    def clear(self, grace_s: float) -> bool:
+        """Kill all ranks and end what they have started; returns whether the server can take others.
+
+        Args:
+            grace_s: how long processes of ranks may take to exit on SIGTERM, before SIGKILL.
+        """
+        if not self._ready:
+            # No rank is there yet.
+            return False
+        try:
+            send(self.control, EndRanks(grace_s))
+        except OSError:
+            return False
+        while (message := self.next_message()) is not None:
+            if isinstance(message, Ready):
+                return True
+        return False
+
+    @override
+    def next_message(self) -> RankEnded | Ready | None:
+        message = super().next_message()
+        self._ready = self._ready or isinstance(message, Ready)
+        return message
 
     @override
     def returncode(self) -> int:
-        """Return the exit code of the server, which is gone."""
         return self._process.wait()
 
     @override
     def close(self) -> None:
         """End the server, the ranks, and what they have started."""
         self.control.close()
-        if not (self.ready and self.answers):
+        if not self._ready:
             # It may take seconds until it listens.
             self._process.kill()
-        try:
-            returncode = self._process.wait(GRACE_S + PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            returncode = self._process.wait()
-        if returncode != 0:
+        if self._process.wait() != 0:
             # It did not come to it itself; its ranks ended with it.
-            end_processes_of(self._mark, GRACE_S)
-
-
-class BranchClient(RankForker):
-    """A branch of a fork server.
-
-    Args:
-        control: the socket to it.
-        origin: the server.
-    """
-
-    def __init__(self, control: socket.socket, origin: ForkServer) -> None:
-        super().__init__(control)
-        self._origin = origin
-
-    @override
-    def next_message(self) -> RankEnded | NotForked | Ready | None:
-        message = super().next_message()
-        if message is None and not self.ready:
-            self.refused = self._origin.refusal()
-        return message
-
-    @override
-    def returncode(self) -> int:
-        # The kernel kills it when the server ends.
-        return super().returncode() if self._origin.runs else self._origin.returncode()
-
-
-def _circumstances(threads: int, crowded: bool) -> dict[str, str]:
-    environment = _environment(threads, crowded)
-    return {name: value for name, value in environment.items() if name not in VOLATILE}
+            _end_processes_of(self._mark)
 
 
 def _environment(threads: int, crowded: bool) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in (JOB, *BINDING)}
+    environment = {name: value for name, value in os.environ.items() if name not in BINDING}
     environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
     if crowded:
         # Threads that spin while they wait would keep those from working that they wait for.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return environment | start_settings(environment)
+
+
+def _end_processes_of(mark: str) -> None:
+    """Kill every process that carries a mark."""
+    # Several rounds: a process may have forked after the look at /proc, before it got its signal.
+    for _ in range(_ROUNDS):
+        signal_all(_processes_of(mark), signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def _processes_of(mark: str) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):  # It has ended, or belongs to another user.
+            if folder.name.isdecimal() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                yield int(folder.name)
 
 
 _kept: Final[list[ForkServer]] = []
@@ -280,17 +224,15 @@ def prepare_ranks(entry: str, threads: int, crowded: bool) -> None:
         threads: as for `fork_server`, which they will be started with.
         crowded: likewise.
     """
-    server = _taken_or_new(threads, crowded)
-    server.load(entry)
-    _kept.append(server)
+    _kept.append(_taken_or_new(threads, crowded, entry))
 
 
-def _taken_or_new(threads: int, crowded: bool) -> ForkServer:
+def _taken_or_new(threads: int, crowded: bool, entry: str = "") -> ForkServer:
     server = _take()
     if server is not None and not server.suits(threads, crowded):
         server.close()
         server = None
-    return server or ForkServer(threads, crowded)
+    return server or ForkServer(threads, crowded, entry)
 
 
 def _take() -> ForkServer | None:

@@ -7,38 +7,19 @@ memory copies a page first: 0.3 s, for nothing. `multiprocessing` leaves it out 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import io
 import os
-import sys
-import sysconfig
 import threading
 import weakref
-from itertools import takewhile
-from types import ModuleType
-from typing import Any, Final, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from tutti.errors import no_room
 from tutti.terminal import say_last
 
-_INSTALLED: Final = tuple(
-    {os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
-
-
-_last_module: str | None = None
-"""The module that was imported last before the fork."""
-
 
 def prepare_fork() -> None:
-    """Have the processes that will be forked leave to this one, at their ends, what was there before them.
-
-    They free nothing of it, and do not do what it gave to `weakref.finalize`, such as removing its temporary
-    folders.
-    """
-    global _last_module
-    _last_module = next(reversed(sys.modules))
+    """Leave what was given to `weakref.finalize` so far to this process, not to those that it forks."""
     for one in cast("Any", weakref.finalize)._registry:
         one.atexit = False
 
@@ -57,43 +38,17 @@ def leave() -> NoReturn:
     """
     finish_program()
     # First: the parts of a file that is freed in a circle are closed in any order.
-    unwritten = _flush_files()
-    _let_go_of_values()
+    problems = _flush_files()
     gc.collect()
-    unwritten |= _flush_files()
-    ctypes.CDLL(None).fflush(None)
-    if unwritten:
-        say_last("".join(f"tutti: error: {error}\n" for error in sorted(unwritten)))
-    os._exit(1 if unwritten else 0)
-
-
-def _let_go_of_values() -> None:
-    """Free what the user's modules hold, as Python does: a compressed file is written to its end then.
-
-    The last comes first, and functions and classes stay: the ends of the values may need them.
-    """
-    # A thread that still runs may miss a value for the moment that is left.
-    threading.excepthook = lambda _: None
-    for name in [*_new_modules(), "__main__"]:
-        module = sys.modules.get(name)
-        path = getattr(module, "__file__", None) if type(module) is ModuleType else None
-        if not isinstance(path, str) or path.startswith(_INSTALLED) or name.partition(".")[0] == "tutti":
-            continue
-        values = vars(module)
-        for one in [one for one in reversed(values) if not one.startswith("__")]:
-            if not callable(values[one]) and not issubclass(type(values[one]), ModuleType):
-                del values[one]
-
-
-def _new_modules() -> list[str]:
-    """What was imported after the fork, the last first."""
-    # Looking at the others copies their memory.
-    return list(takewhile(lambda name: name != _last_module, reversed(sys.modules)))
+    problems |= _flush_files()
+    if problems:
+        say_last("".join(f"tutti: error: {problem}\n" for problem in sorted(problems)))
+    os._exit(1 if problems else 0)
 
 
 def _flush_files() -> set[str]:
-    """Write open files to their ends, and say of which there is no room for it."""
-    unwritten = set()
+    """Write open files to their ends; return for which of them there is no room."""
+    problems = set[str]()
     # Those from before the fork are frozen, and not among them.
     for one in gc.get_objects():
         # By its type: asked for its class, a proxy may import what it stands for.
@@ -103,7 +58,7 @@ def _flush_files() -> set[str]:
             except OSError as error:
                 # Of others, such as a pipe that nobody reads, Python is silent, too.
                 if known := no_room(error, getattr(one, "name", None)):
-                    unwritten.add(str(known))
+                    problems.add(str(known))
             except ValueError:
                 pass  # it is closed
-    return unwritten
+    return problems

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Final
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -24,10 +23,6 @@ LARGE: Final = 64 << 20
 
 PAD: Final = 64 << 20
 """Bytes by which the heap grows at the least."""
-
-SMALL: Final = 1 << 20
-"""As these, for memory that is only lent."""
-
 
 TUNABLES: Final = "GLIBC_TUNABLES"
 """The environment variable that glibc reads when a process starts."""
@@ -53,18 +48,6 @@ def keep_memory() -> bool:
     """
     # Only the largest tensors get pages of their own, the heap never shrinks, and it grows in large pieces.
     return _wish((_MMAP_THRESHOLD, LARGE), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, PAD))
-
-
-@contextmanager
-def memory_lent() -> Iterator[None]:
-    """Have what is allocated inside of the block go back to the kernel when freed: it is needed once."""
-    # What lies free in the heap would be used first.
-    give_back_memory()
-    _wish((_MMAP_THRESHOLD, SMALL), (_TOP_PAD, SMALL))
-    try:
-        yield
-    finally:
-        _wish((_MMAP_THRESHOLD, LARGE), (_TOP_PAD, PAD))
 
 
 def give_back_memory() -> None:

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,7 +39,7 @@ PROBE_S: Final = 10.0
 """Time of a host to start a program that does nothing, after which others are preferred to it."""
 
 HASTE_S: Final = 3.0
-"""Time of a host to answer before another mpirun asks it, which has twice as long."""
+"""Time of a host to answer before another mpirun asks it, with twice as much time."""
 
 AGAIN_S: Final = 1.0
 """Time after which a host that refuses is asked again."""
@@ -136,43 +138,37 @@ def answering(
 ) -> list[str]:
     """Return those of the hosts on which mpirun can start something; all are asked at the same time.
 
-    One that refuses or is silent is asked again until then, a silent one with twice as long to answer. What
-    mpirun says of those that are left out is printed, if somebody waits for it still.
+    What mpirun says of those that are left out is printed.
 
     Args:
         hosts: their names.
         patience_s: the time of all of them to answer.
         over: tells whether nobody waits for them any more.
     """
-    deadline, lost = time.monotonic() + patience_s, dict[str, str]()
+    mpirun, given_up = find_mpirun(), threading.Event()
+    deadline = time.monotonic() + patience_s
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        probes = {host: pool.submit(_probe, mpirun, host, deadline, given_up) for host in hosts}
+        while not all(one.done() for one in probes.values()):
+            if over():
+                given_up.set()
+            time.sleep(_NAP_S)
+    refusals = {host: why for host, one in probes.items() if (why := one.result()) is not None}
+    for host, why in refusals.items():
+        silence = f"mpirun has started nothing there within {patience_s:g} s"
+        say_on_stderr(f"host {host} does not answer: {why or silence}")
+    return [host for host in hosts if host not in refusals]
+
+
+def _probe(mpirun: Mpirun, host: str, deadline: float, given_up: threading.Event) -> str | None:
+    """Return None if mpirun can start something on a host, else what it says, which may be nothing."""
+    extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
     # Open MPI's mpirun hangs in one start of ten when it starts its daemon: another one need not.
-    asked, limit_s = list(hosts), HASTE_S
-    while asked and (left_s := deadline - time.monotonic()) > 0 and not over():
-        answers = _ask(asked, limit_s if left_s >= 2 * limit_s else left_s, over)
-        for host, said in answers.items():
-            if said is None:
-                lost.pop(host, None)
-            else:
-                lost[host] = said or lost.get(host, "")
-        asked = list(lost)
-        if any(answers.values()):
-            time.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
-        if "" in answers.values():
-            limit_s *= 2
-    for host, said in () if over() else lost.items():
-        why = said.rstrip() or f"mpirun has started nothing there within {patience_s:g} s"
-        say_on_stderr(f"host {host} does not answer: {why}")
-    return [host for host in hosts if host not in lost]
-
-
-def _ask(hosts: Sequence[str], patience_s: float, over: Callable[[], bool]) -> dict[str, str | None]:
-    """For each host None if mpirun can start something there, else what it says, which may be nothing."""
-    mpirun, extra = find_mpirun(), shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
-    answers: dict[str, str | None] = {}
-    with ExitStack() as stack:
-        outputs = {host: stack.enter_context(tempfile.TemporaryFile()) for host in hosts}
-        probes = {
-            host: subprocess.Popen(
+    limit_s, said = HASTE_S, ""
+    while not given_up.is_set() and (left_s := deadline - time.monotonic()) > 0:
+        until = deadline if left_s < 2 * limit_s else time.monotonic() + limit_s
+        with tempfile.TemporaryFile() as output:
+            probe = subprocess.Popen(
                 command_line(mpirun, [Host(host, 1)], [], extra, ["true"]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -180,20 +176,21 @@ def _ask(hosts: Sequence[str], patience_s: float, over: Callable[[], bool]) -> d
                 env=inherited(),
                 start_new_session=True,
             )
-            for host, output in outputs.items()
-        }
-        deadline = time.monotonic() + patience_s
-        while any(one.poll() is None for one in probes.values()) and time.monotonic() < deadline:
-            if over():
-                break
-            time.sleep(_NAP_S)
-        for host, probe in probes.items():
+            while probe.poll() is None and time.monotonic() < until and not given_up.is_set():
+                time.sleep(_NAP_S)
             silent = probe.poll() is None
             end_mpirun(probe, at_once=True)
-            outputs[host].seek(0)
-            said = f"mpirun ended with {probe.returncode}\n" + outputs[host].read().decode(errors="replace")
-            answers[host] = None if probe.returncode == 0 else "" if silent else said
-    return answers
+            if probe.returncode == 0:
+                return None
+            output.seek(0)
+            if silent:
+                limit_s *= 2
+            else:
+                said = (
+                    f"mpirun ended with {probe.returncode}\n{output.read().decode(errors='replace').rstrip()}"
+                )
+                given_up.wait(AGAIN_S)
+    return said
 
 
 def inherited() -> dict[str, str]:

@@ -171,14 +171,13 @@ def _end_after_one_of(processes: Sequence[int]) -> None:
 
 
 def end_at_once() -> None:
-    """Remove what this rank, or that of this witness, has made, and end what it has started and itself."""
+    """Remove what this rank has made, and end what it has started and itself."""
     import psutil
 
     started = psutil.Process().children(recursive=True)
     # Files first, as nothing runs after the last line. By SIGKILL: handlers and `atexit` might wait for MPI.
-    for process in (os.getpid(), *(one.pid for one in started)):
-        for segment in mpi_segments(process):
-            Path(segment).unlink(missing_ok=True)
+    for segment in mpi_segments():
+        Path(segment).unlink(missing_ok=True)
     remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))
     for one in started:
         with suppress(psutil.Error):
@@ -200,12 +199,9 @@ def end_with_daemon() -> None:
     end_at_once()
 
 
-def mpi_segments(process: int | str = "self") -> tuple[str, ...]:
-    """The shared-memory files that the MPI library has mapped in a process; none if it has ended."""
-    try:
-        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
-    except OSError:
-        return ()
+def mpi_segments() -> tuple[str, ...]:
+    """Return the shared-memory files that the MPI library has mapped in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
     files = {line.split(maxsplit=5)[-1] for line in lines if "/sm_segment." in line}
     return tuple(file for file in files if not file.endswith("(deleted)"))
 

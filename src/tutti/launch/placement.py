@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tutti.errors import BadOption
 from tutti.free_memory import free_bytes
-from tutti.launch.allocation import Allocation, find_allocation, in_words
+from tutti.launch.allocation import find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
-from tutti.launch.liveness import own_addresses
 from tutti.launch.orphans import refuse_ended_launcher
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Placement:
         )
 
     def describe(self) -> str:
-        """The placement in one line, such as "2 ranks x 1 thread, bound to cores 0 and 1"."""
+        """The placement in one line, such as "2 ranks x 1 thread, bound to cores 0-1"."""
         line = _count(self.workers, "rank")
         if self.threads is not None:
             line += f" x {_count(self.threads, 'thread')}"
@@ -248,37 +247,23 @@ def _launched(
 
 
 def given_hosts(given: str) -> tuple[Host, ...]:
-    """The hosts of `--hosts`, which are in Slurm's allocation where there is one.
+    """The hosts of `--hosts`.
 
     Args:
         given: as in `read_hosts`, or "slurm" for the nodes of the allocation.
 
     Raises:
-        BadOption: they are not, or there is none to take them from, or as in `read_hosts`.
+        BadOption: there is no allocation to take them from, or as in `read_hosts`.
     """
-    allocation = find_allocation(os.environ)
     if given == SLURM and not Path(given).is_file():
+        allocation = find_allocation(os.environ)
         if allocation is None:
             raise BadOption(
                 "--hosts slurm takes the nodes of Slurm's allocation, and this process is in none; get one "
                 "with salloc or sbatch, or name the hosts: --hosts node1:4,node2:4"
             )
         return tuple(map(Host, allocation.nodes, allocation.tasks))
-    hosts = read_hosts(given)
-    if allocation is not None:
-        _refuse_outside(hosts, allocation)
-    return hosts
-
-
-def _refuse_outside(hosts: Sequence[Host], allocation: Allocation) -> None:
-    # An address, and this machine by another name, may well be one of its nodes.
-    named = [host.name for host in hosts if not (host.name == "localhost" or host.name[0].isdecimal())]
-    outside = [name for name in named if not allocation.has(name)]
-    if outside:
-        raise BadOption(
-            f"--hosts names {in_words(outside)}, but Slurm has allocated {in_words(allocation.nodes)}; name "
-            "these, or give --hosts slurm for all of them"
-        )
+    return read_hosts(given)
 
 
 def _of_slurm(ranks: int, cores: Cores) -> Iterator[str]:
@@ -318,6 +303,19 @@ def is_this_machine(name: str) -> bool:
     return name[0].isdecimal() and name in own_addresses()
 
 
+def own_addresses() -> tuple[str, ...]:
+    """Return the IPv4 addresses of this machine; the last one is that for its own ranks."""
+    import psutil  # It would slow every start.
+
+    found = [
+        one.address
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    ]
+    return (*found, "127.0.0.1")
+
+
 def fill(places: Sequence[Host], workers: int) -> tuple[Host, ...]:
     """The hosts with so many workers; one gets some when those before it are full."""
     filled: list[Host] = []
@@ -329,15 +327,9 @@ def fill(places: Sequence[Host], workers: int) -> tuple[Host, ...]:
 
 
 def _bound(cores: Sequence[tuple[int, ...]]) -> str:
-    """The end of the line, such as ", bound to cores 0-1 and 2-3", or nothing."""
-    if not cores:
-        return ""
-    if len(cores) > 4:
-        every = sorted(cpu for group in cores for cpu in group)
-        return f", bound to cores {_ranges(every)} in consecutive groups"
-    texts = [_ranges(group) for group in cores]
-    listed = " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
-    return f", bound to core{'s' if len(cores) > 1 or len(cores[0]) > 1 else ''} {listed}"
+    """Return the end of the line, such as ", bound to cores 0-3", or nothing."""
+    cpus = sorted(cpu for group in cores for cpu in group)
+    return f", bound to core{'s' * (len(cpus) > 1)} {_ranges(cpus)}" if cpus else ""
 
 
 def _ranges(cpus: Sequence[int]) -> str:

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-import errno
 import faulthandler
+import io
 import os
 import pickle
 import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tutti.launch import control_channel, launcher
-from tutti.launch.exit_reports import Report, done, encode, failure, without_launcher
+from tutti.launch import launcher
+from tutti.launch.cores import leave_binding_to_tutti
+from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.malloc import keep_memory
 from tutti.launch.stop_request import StopPage, be_supervised
-from tutti.terminal import identity, lasting_output, say_last
+from tutti.terminal import lasting_output, say_last
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from tutti.comm.base import Communicator
+
+
+MARK: Final = "TUTTI_JOB"
+"""The environment variable that marks a fork server, and all processes that its ranks start."""
+
+
+class RankSetting(NamedTuple):
+    """The setting of one rank.
+
+    Attributes:
+        threads: how many threads torch may use.
+        cores: the logical CPUs to run on.
+        prefix: print the rank before each line.
+        channel: the descriptor of a connection to the process that starts it.
+    """
+
+    threads: int
+    cores: tuple[int, ...]
+    prefix: bool = False
+    channel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -33,16 +57,14 @@ class RankPlace:
         size: the number of ranks.
         entry: the function to run, as "package.module:function".
         block: the offset of the world's control block in the arena.
-        threads: how many threads torch may use.
-        cores: the logical CPUs to run on.
+        setting: of this rank.
     """
 
     rank: int
     size: int
     entry: str
     block: int
-    threads: int
-    cores: tuple[int, ...]
+    setting: RankSetting
 
 
 class Descriptors(NamedTuple):
@@ -55,7 +77,7 @@ class Descriptors(NamedTuple):
         stop: the file of the `StopPage`.
         output: what becomes its standard output.
         errors: what becomes its standard error.
-        channel: a socket to the process that started it; None: it has none.
+        channel: a connection to the process that started it; None: it has none.
     """
 
     arena: int
@@ -75,18 +97,52 @@ class RankJob:
         payload: handed to the entry.
         path: `sys.path` of the supervisor.
         arguments: `sys.argv` of the supervisor.
-        folder: the supervisor's working directory; nothing if there is none any more.
+        folder: the working directory of the supervisor.
+        environment: of the supervisor.
     """
 
     payload: bytes
     path: list[str]
     arguments: list[str]
     folder: str
+    environment: dict[str, str]
+
+
+class PrefixedFile(io.FileIO):
+    """A file that a rank prints to; a prefix is written before each line.
+
+    Args:
+        descriptor: of the file; it stays open.
+        prefix: such as "[rank 1] ".
+    """
+
+    def __init__(self, descriptor: int, prefix: bytes) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._prefix, self._line_begins = prefix, True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write whole lines in one piece, as other ranks write to the same terminal."""
+        text = bytes(data)
+        lines = text.splitlines(keepends=True)  # A carriage return begins a line again.
+        rest = memoryview((self._prefix if self._line_begins else b"") + self._prefix.join(lines))
+        self._line_begins = text.endswith((b"\n", b"\r"))
+        while rest:
+            rest = rest[super().write(rest) or 0 :]
+        return len(text)
+
+
+_channel: Connection | None = None
+
+
+def channel() -> Connection:
+    """Return the connection of this rank to the process that has started it."""
+    assert _channel is not None, "this rank was given none"
+    return _channel
 
 
 def run(start: RankPlace, files: Descriptors) -> None:
     """Be a rank, from the fork to the report."""
-    own, reports = os.getpid(), identity(files.reports)
+    own = os.getpid()
     with lasting_output():
         try:
             job = _set_up_process(start, files)
@@ -101,7 +157,11 @@ def run(start: RankPlace, files: Descriptors) -> None:
             if os.getpid() != own:
                 raise
             report = failure(start.rank, error, without_launcher(error.__traceback__))
-        _send_report(report, files.reports, reports)
+        with suppress(BrokenPipeError):  # After another rank's failure nobody may be there to read this one.
+            Connection(files.reports, readable=False).send(report)
+        if report.failed:  # Be gone at once: the peers notice, the supervisor ends them.
+            say_last("")
+            os._exit(1)
 
 
 def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
@@ -114,25 +174,34 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     be_supervised(StopPage(files.stop))
     os.close(files.stop)
     if files.channel is not None:
-        control_channel.adopt(files.channel)
+        global _channel
+        _channel = Connection(files.channel)
     for stream, descriptor, given in ((sys.stdout, 1, files.output), (sys.stderr, 2, files.errors)):
         os.dup2(given, descriptor)
         os.close(given)
         # What a rank prints must be seen even if it is killed before its buffer is full.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
+    if start.setting.prefix:
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            file = io.BufferedWriter(PrefixedFile(descriptor, f"[rank {start.rank}] ".encode()))
+            setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
     # Opened anew, as all ranks share the position of the descriptor.
     job: RankJob = pickle.loads(Path(f"/proc/self/fd/{files.job}").read_bytes())
     os.close(files.job)
     keep_memory()
-    os.sched_setaffinity(0, start.cores)
+    os.sched_setaffinity(0, start.setting.cores)
     faulthandler.enable()
     # The fork server's would be the same in all ranks.
     np.random.seed()
-    with suppress(FileNotFoundError):
-        os.chdir(job.folder)
+    os.chdir(job.folder)
     sys.path[:], sys.argv[:] = job.path, job.arguments
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.threads)
+    # What has started the ranks has a mark, which their children inherit.
+    kept = {name: os.environ[name] for name in (MARK,) if name in os.environ}
+    os.environ.clear()
+    os.environ.update(job.environment, **kept)
+    leave_binding_to_tutti()
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.setting.threads)
     return job
 
 
@@ -146,36 +215,8 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.world import adopt
 
-    torch.set_num_threads(start.threads)
-    CoreWatch(start.threads, warns=start.rank == 0)
+    torch.set_num_threads(start.setting.threads)
+    CoreWatch(start.setting.threads, warns=start.rank == 0)
     comm = HostCommunicator(HostGroup(Arena.attach(arena), start.block, start.rank, range(start.size)))
     adopt(comm)
     return comm
-
-
-def _send_report(report: Report, pipe: int, opened: tuple[int, int]) -> None:
-    """Send the report; of a failure, be gone at once: the peers notice, the supervisor ends them.
-
-    Args:
-        report: how this rank has ended.
-        pipe: the descriptor to write to.
-        opened: the identity of what it led to at first: the program may have closed it, and opened a file.
-    """
-    unreported = ""
-    try:
-        if identity(pipe) != opened:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        data = memoryview(encode(report))
-        while data:
-            data = data[os.write(pipe, data) :]
-    except BrokenPipeError:
-        # After another rank's failure nobody may be there to read this one.
-        pass
-    except OSError as error:
-        unreported = (
-            f"{report.traceback}tutti: rank {report.rank} cannot report how it ended ({error.strerror}): the "
-            "program has closed descriptors that it had not opened; let it close its own files alone\n"
-        )
-    if report.failed or unreported:
-        say_last(unreported)
-        os._exit(1)

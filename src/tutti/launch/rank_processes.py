@@ -9,71 +9,55 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from io import FileIO
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import control_bytes
-from tutti.launch.exit_reports import Death, Report, decode
-from tutti.launch.fork_server import NotForked, RankEnded
-from tutti.launch.fork_server_client import RankForker
-from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
+from tutti.launch.exit_reports import Death, Report
+from tutti.launch.fork_server import RankEnded
+from tutti.launch.fork_server_client import RankGroup
+from tutti.launch.rank_main import Descriptors, RankJob, RankPlace, RankSetting
 
 
 @dataclass
 class RankProcess:
-    """The supervisor's record of a rank: what has come through its pipe, and how it has ended.
+    """The supervisor's record of a rank: its report, and how it has ended.
 
-    `hung` says in what it hung, if it was killed for that, or why it could not be started.
+    `hung` says in what it hung, if it was killed for that.
     """
 
     rank: int
-    pipe: FileIO
-    received: bytearray = field(default_factory=bytearray)
+    pipe: Connection
     report: Report | None = None
     death: Death | None = None
     ended: bool = False
     hung: str = ""
 
     def receive(self) -> bool:
-        """Read all that is in the pipe; returns whether more may come."""
-        while data := self.pipe.read(1 << 20):
-            self.received += data
-            if self.report is None:
-                self.report = next(iter(cast("list[Report]", decode(self.received))), None)
-        return data is None
+        """Read the report if it has come; returns whether it may come later."""
+        try:
+            if self.report is None and self.pipe.poll():
+                self.report = cast("Report", self.pipe.recv())
+        except (EOFError, OSError):  # It ended, perhaps in the middle of its report.
+            return False
+        return self.report is None
 
     def end(self, returncode: int, starved: bool) -> None:
         """Record that the process has ended."""
         self.ended = True
-        # It may have written its report after the last read and before its end: read once more.
+        # It may have sent its report after the last read and before its end: read once more.
         self.receive()
         done = self.report is not None and not self.report.failed
         if self.report is None or (done and returncode != 0):
             self.death = Death(self.rank, time.monotonic(), returncode, starved, done, self.hung)
 
 
-class RankSetting(NamedTuple):
-    """The setting of one rank.
-
-    Attributes:
-        threads: how many threads torch may use.
-        cores: the logical CPUs to run on.
-        outputs: the descriptors of its standard output and standard error.
-        channel: the descriptor of a socket to this process.
-    """
-
-    threads: int
-    cores: tuple[int, ...]
-    outputs: tuple[int, int] = (1, 2)
-    channel: int | None = None
-
-
 def start_ranks(
     stack: ExitStack,
-    server: RankForker,
+    server: RankGroup,
     entry: str,
     payload: bytes,
     settings: Sequence[RankSetting],
@@ -97,39 +81,22 @@ def start_ranks(
     ranks: list[RankProcess] = []
     size = len(settings)
     block = arena.allocate(control_bytes(size))
-    content = os.memfd_create("tutti-job", os.MFD_CLOEXEC)
-    try:
-        with open(content, "wb", closefd=False) as file:
-            path = [str(folder) for folder in sys.path]
-            pickle.dump(RankJob(payload, path, sys.argv, _folder()), file)
+    with open(os.memfd_create("tutti-job", os.MFD_CLOEXEC), "wb") as content:
+        path = [str(folder) for folder in sys.path]
+        pickle.dump(RankJob(payload, path, sys.argv, os.getcwd(), dict(os.environ)), content)
+        content.flush()
         for rank, setting in enumerate(settings):
-            reading, writing = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(reading, False)
-            ranks.append(RankProcess(rank, stack.enter_context(FileIO(reading))))
-            try:
-                server.fork(
-                    RankPlace(rank, size, entry, block, setting.threads, setting.cores),
-                    Descriptors(arena.fd, content, writing, stop, *setting.outputs, setting.channel),
-                )
-            finally:
-                os.close(writing)
-    finally:
-        os.close(content)
+            reading, writing = Pipe(duplex=False)
+            ranks.append(RankProcess(rank, stack.enter_context(reading)))
+            with writing:
+                files = arena.fd, content.fileno(), writing.fileno(), stop, 1, 2
+                place = RankPlace(rank, size, entry, block, setting)
+                server.fork(place, Descriptors(*files, setting.channel))
     return ranks
 
 
-def _folder() -> str:
-    """The working directory; nothing if somebody has deleted it."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
-
-
-def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_before: int) -> bool:
-    """Record which rank has ended; all have if the fork server is gone, or could not fork one.
-
-    Returns whether the server is there.
+def note_server_message(ranks: Sequence[RankProcess], server: RankGroup, kills_before: int) -> bool:
+    """Record which rank has ended; all have if the fork server is gone. Returns whether the server is there.
 
     Args:
         ranks: of the server.
@@ -140,10 +107,6 @@ def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_
     if isinstance(message, RankEnded):
         killed = message.returncode == -signal.SIGKILL
         ranks[message.rank].end(message.returncode, killed and out_of_memory_kills() > kills_before)
-    elif isinstance(message, NotForked) or server.refused:
-        for one in ranks:
-            one.hung = one.hung or server.refused
-            one.end(-signal.SIGKILL, starved=False)
     elif message is None:
         returncode = server.returncode()
         for one in ranks:

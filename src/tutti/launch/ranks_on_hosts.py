@@ -1,75 +1,85 @@
-"""Ranks on several hosts, which mpirun starts: supervising them, and cleaning up."""
+"""Ranks on several hosts, which mpirun starts: supervising them, and cleaning up.
+
+end of the ranks                                     error
+───────────────────────────────────────────────────  ─────────────────────────────────────────────
+a rank reports an exception                          that exception
+a rank makes no step for too long                    RankHung
+a connection ends without a report                   PeerLost, with the signal if mpirun names it
+a host is silent, or mpirun says that it is gone     HostLost
+mpirun ends before all ranks have reported           LauncherLost
+"""
 
 from __future__ import annotations
 
-import base64
+import enum
 import os
 import pickle
+import re
 import selectors
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 import time
-import uuid
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
-from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import (
-    HostLost,
-    LauncherLost,
-    PeerLost,
-    RankHung,
-)
-from tutti.launch.exit_reports import Report
-from tutti.launch.guard import JOB, guard
-from tutti.launch.hangs import LOOK_S, PAUSE_S, STOPPED, STOPPED_WHY, RemoteHangWatch, state_of
-from tutti.launch.liveness import PATIENT_S, QUICK_S, LivenessWatch, first_lost
+from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, RankHung, TuttiError
+from tutti.launch.exit_reports import Death, cause, killed_by, output_closed
+from tutti.launch.hangs import HangWatch
 from tutti.launch.malloc import TUNABLES, start_settings
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import (
     EXTRA_ARGUMENTS,
-    GRACE_S,
-    PROBE_S,
-    answering,
     command_line,
     end_mpirun,
     find_mpirun,
     inherited,
     settings,
 )
-from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
-from tutti.launch.mpirun_outcome import KILLED, LATE_S, START_S, hosts_of, outcome, ranks_of
-from tutti.launch.placement import Host, Placement, is_this_machine
-from tutti.launch.recovery import DUE_S, Recovery, Replaced
-from tutti.launch.signals import SignalWatch, suspended_together
+from tutti.launch.placement import Placement, is_this_machine
+from tutti.launch.rank_connections import PATIENT_S, QUICK_S, STACKS, STOP, RankConnections, RemoteJob
+from tutti.launch.recovery import Recovery, Replaced
+from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.terminal import warn_on_stderr
-
-LARGEST_IN_ENVIRONMENT: Final = 48 << 10
-"""Bytes of payload that travel in the environment, which reaches every host. (Linux allows it 128 KiB.)"""
 
 FIRST_S: Final = 60.0
 """Time of mpirun to start one rank at least, after which another one is tried: it may hang when it starts."""
 
-ASK_S: Final = 5.0
-"""Time of the ranks of a host to begin before it is asked for a sign of life; after twice that again."""
-
-SETTLE_S: Final = 3.0
-"""Time of ranks to end after mpirun has, where their host can be reached."""
+LATE_S: Final = 120.0
+"""Time of all ranks to begin, where the run goes on without a host that does not."""
 
 CAUSE_S: Final = 1.0
 """Time of mpirun to say by what a rank ended."""
 
+SETTLE_S: Final = 3.0
+"""Time of ranks to end after mpirun has, where their host can be reached."""
+
 FINISH_S: Final = 10.0
 """Time of mpirun to exit once it says no more."""
 
-_TAIL_BYTES = 64 << 10
-_NAP_S: Final = 0.02
+_LOOK_S: Final = 0.1
+_TAIL_BYTES: Final = 64 << 10
+
+_KILLED: Final = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
+_HOST_LOST: Final = re.compile(
+    r"lost communication with a remote daemon.*Remote daemon:.*? on node (\S+)"
+    r"|A daemon failed to report back.*Remote host: +(\S+)",
+    re.DOTALL,
+)
+
+
+class End(enum.Enum):
+    """The reasons for which a wait for ranks is over."""
+
+    MPIRUN = "mpirun has ended"
+    SIGNAL = "a signal ends everything"
+    LOST = "a rank or a host is lost"
+    HUNG = "a rank hangs"
+    NOBODY = "mpirun has started no rank in time"
+    REPLACED = "others take over"
 
 
 def run_on_hosts(
@@ -83,28 +93,29 @@ def run_on_hosts(
 ) -> object:
     """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
 
-    Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS. Where others take over from lost
-    ranks, a host that is silent is soon taken for lost. A rank that makes no step for `hang_timeout_s` is
-    lost, too.
+    Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
     """
     with ExitStack() as stack:
         stopping = Stopping(stack.enter_context(SignalWatch())) if recovery is None else recovery.stopping
         is_due = None if recovery is None else recovery.is_due
-        for first_s in (FIRST_S, None):
+        for first_s in (FIRST_S, float("inf")):
             with RanksOnHosts(
-                entry, payload, placement, prefix=prefix, goes_on=recovery is not None
+                *(entry, payload, placement),
+                prefix=prefix,
+                goes_on=recovery is not None,
+                hang_timeout_s=hang_timeout_s,
             ) as ranks:
-                returncode, said = ranks.wait(stopping, hang_timeout_s, first_s, is_due)
-            if not ranks.hangs:
+                end = ranks.wait(stopping, first_s, is_due)
+            if end is not End.NOBODY:
                 break
             warn_on_stderr(f"mpirun has started no rank within {FIRST_S:g} s; another one is tried")
     if recovery is None:
         stopping.act()
-    return None if stopping.ended_by else ranks.result(returncode, said)
+    return None if stopping.ended_by else ranks.result()
 
 
 class RanksOnHosts:
-    """Ranks that mpirun starts, and all by which this process hears of them; leaving the context ends them.
+    """Ranks that mpirun starts; leaving the context ends them.
 
     Args:
         entry: the function that each calls.
@@ -112,6 +123,7 @@ class RanksOnHosts:
         placement: of the ranks.
         prefix: print whole lines of the ranks, each with its rank before it.
         goes_on: others take over from lost ranks, so a host that is silent is soon taken for lost.
+        hang_timeout_s: the time in which each rank that trains has to make a step; None: any.
     """
 
     def __init__(
@@ -122,65 +134,46 @@ class RanksOnHosts:
         *,
         prefix: bool = False,
         goes_on: bool = False,
+        hang_timeout_s: float | None = None,
     ) -> None:
-        self._placement, self._hosts = placement, placement.hosts_with_servers
-        self._goes_on = goes_on
-        self._messages: list[object] = []
-        self._owes_request = False
+        self._hosts, self._goes_on = placement.hosts_with_servers, goes_on
+        self._host_of = [host.name for host in self._hosts for _ in range(host.ranks)]
+        self._page = StopPage()
+        pairs = zip(placement.hosts, self._hosts, strict=True)
+        shape = [(workers.ranks, ranks.ranks) for workers, ranks in pairs]
+        self._connections = RankConnections(
+            placement.ranks,
+            QUICK_S if goes_on else PATIENT_S,
+            RemoteJob(entry, payload, placement.threads, sys.argv, shape),
+            self._page,
+            elsewhere=not all(is_this_machine(host.name) for host in self._hosts),
+        )
+        self._hangs = None if hang_timeout_s is None else HangWatch(hang_timeout_s)
+        self._hung: dict[int, str] = {}
+        self._deadline: float | None = None
+        self._end: End | None = None
+        self._said = bytearray()
         with ExitStack() as stack:
-            start = self._open(stack, entry, payload)
-            self._process = self._launch(stack, start, prefix)
-            self._over, self._patience_s = True, FINISH_S
-            stack.callback(self._end)
+            stack.callback(self._connections.close)
+            # Ranks end when they lose the connection, and mpirun with them: a SIGKILL leaves nothing behind.
+            self._process = self._launch(prefix)
+            stack.callback(self._end_ranks)
             self._opened = stack.pop_all()
 
-    def _open(self, stack: ExitStack, entry: str, payload: bytes) -> MpiStart:
-        """Make all by which this process and the ranks hear of each other; returns what these are told."""
-        elsewhere = not all(is_this_machine(host.name) for host in self._hosts)
-        silence_s = QUICK_S if self._goes_on else PATIENT_S
-        self._watch = LivenessWatch(self._placement.ranks, silence_s, elsewhere=elsewhere)
-        stack.callback(self._watch.close)
-        self._channel = MpirunChannel(payload)
-        stack.callback(self._forget)
-        stop = StopPage.make_file()
-        stack.callback(os.close, stop)
-        self._page = StopPage(stop)
-        # Of a rank 0 on another host nothing is known: it is asked in any case.
-        self._page.stoppable = not is_this_machine(self._hosts[0].name)
-        travels = len(payload) <= LARGEST_IN_ENVIRONMENT
-        pairs = zip(self._placement.hosts, self._hosts, strict=True)
-        return MpiStart(
-            entry,
-            self._placement.threads,
-            payload if travels else None,
-            self._channel.address,
-            [str(folder) for folder in sys.path],
-            sys.argv,
-            START_S,
-            FileAddress.of(stop),
-            self._watch.address,
-            [(workers.ranks, ranks.ranks) for workers, ranks in pairs],
-            self._goes_on,
-        )
-
-    def _launch(self, stack: ExitStack, start: MpiStart, prefix: bool) -> subprocess.Popen[bytes]:
-        mpirun, job = find_mpirun(), uuid.uuid4().hex
+    def _launch(self, prefix: bool) -> subprocess.Popen[bytes]:
+        mpirun = find_mpirun()
         environment = {
             **inherited(),
             **settings(mpirun, self._hosts, os.environ),
             **start_settings(os.environ),
-            START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
-            JOB: job,
+            START: MpiStart(self._connections.address, [str(folder) for folder in sys.path]).encode(),
         }
         exported = [
             name for name in environment if name.startswith("TUTTI_") or name in ("PYTHONPATH", TUNABLES)
         ]
         extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
-        command = command_line(mpirun, self._hosts, exported, extra, prefix=prefix)
-        # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
-        stack.enter_context(guard(job, GRACE_S))
         return subprocess.Popen(
-            command,
+            command_line(mpirun, self._hosts, exported, extra, prefix=prefix),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=environment,
@@ -193,283 +186,147 @@ class RanksOnHosts:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    @property
-    def hangs(self) -> bool:
-        """Whether mpirun was given up as it started no rank."""
-        return self._loss.nobody
-
-    def wait(
-        self,
-        stopping: Stopping,
-        hang_timeout_s: float | None,
-        first_s: float | None,
-        is_due: Callable[[], bool] | None,
-    ) -> tuple[int | None, str]:
-        """Wait for mpirun's end, or that by a signal, or until a rank is lost.
+    def wait(self, stopping: Stopping, first_s: float, is_due: Callable[[], bool] | None) -> End:
+        """Wait until the ranks have ended, or are to be ended.
 
         Args:
             stopping: tells of signals.
-            hang_timeout_s: the time in which each that trains has to make a step; None: any.
-            first_s: the time in which one has to begin; None: any.
+            first_s: the time in which one rank has to begin.
             is_due: see `Recovery`.
-
-        Returns:
-            Its exit code, None if it was ended as a rank is lost or others take over; the end of its stderr.
         """
-        self._over = False
-        # Ranks of other hosts do not see the page.
-        stopping.pass_to(self._page, self._owe_request)
-        late_s = LATE_S if self._goes_on else None
-        self._loss = loss = _Loss(self._watch, self._process.pid, first_s, late_s, hang_timeout_s)
-        if self._goes_on:
-            loss.roll = _Roll(self._watch, self._hosts)
-        with suspended_together(self._process.send_signal), closing(loss):
-            said, self._over = _copy_stderr(self._process, stopping, self._watch, loss, is_due, self._pass_on)
-        if stopping.ended_by:
-            self._patience_s = 0.0
-        elif not self._over:
-            self._watch.look()
-            self._watch.settle(SETTLE_S)
-        lost = self._over
-        self._opened.close()
-        return None if lost else self._process.returncode, said
+        stopping.pass_to(self._page, lambda: self._connections.send(STOP))
+        self._began = time.monotonic()
+        with selectors.DefaultSelector() as selector, open(os.pidfd_open(self._process.pid)) as ended:
+            for one in (stopping, self._process.stderr, ended, self._connections):
+                selector.register(one, selectors.EVENT_READ)  # type: ignore[arg-type]
+            while self._end is None:
+                ready = [key.fileobj for key, _ in selector.select(_LOOK_S)]
+                self._connections.look()
+                if stopping.over():
+                    self._end = End.SIGNAL
+                elif not self._copy_stderr(self._process.stderr in ready, ended in ready):
+                    self._end = End.MPIRUN
+                elif is_due is not None and is_due():
+                    self._end = End.REPLACED
+                else:
+                    self._end = self._look(time.monotonic(), first_s)
+        if self._end is End.MPIRUN:
+            self._connections.settle(SETTLE_S)
+        return self._end
 
-    def result(self, returncode: int | None, said: str) -> object:
-        """The result of rank 0, or the error that the job ended with.
+    def _copy_stderr(self, ready: bool, ended: bool) -> bool:
+        """Copy what mpirun says, which may name the signal of a rank; returns whether it goes on."""
+        if not ready:  # Something that it has started may hold its stderr, and never end.
+            return not ended
+        assert self._process.stderr is not None
+        data = os.read(self._process.stderr.fileno(), 1 << 16).replace(b"\0", b"")
+        sys.stderr.write(data.decode(errors="replace"))
+        sys.stderr.flush()
+        self._said = (self._said + data)[-_TAIL_BYTES:]
+        return bool(data)
 
-        Args:
-            returncode: of mpirun; None: it was ended, as a rank was lost.
-            said: the end of what mpirun has said.
-        """
-        reports = [one for one in self._messages if isinstance(one, Report)]
-        if self._loss.replaced:
-            raise Replaced
-        if self._loss.mpirun_stopped:
-            raise LauncherLost(f"mpirun had started the ranks; {STOPPED_WHY}")
-        if hung := self._loss.hung:
-            raise RankHung(hung, f"on {hosts_of(hung, self._hosts)}: {self._loss.why_hung}")
-        if gone := self._loss.gone:
-            ranks = [rank for host in gone for rank in ranks_of(host, self._hosts)]
-            raise HostLost(gone, ranks, "no rank of it has begun, and it cannot be reached any more")
-        result = outcome(reports, returncode, said, self._watch, self._hosts)
-        if not reports and is_this_machine(self._placement.hosts[0].name):
-            # A launcher that tolerates dead ranks says nothing of them.
-            raise PeerLost([0], "it ended before it was done")
-        return result
-
-    def _owe_request(self) -> None:
-        self._owes_request = True
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Pass a request to stop on once all ranks have begun: the signal would kill one that has not."""
-        if self._owes_request and self._watch.complete:
-            self._owes_request = False
-            self._process.send_signal(signal.SIGUSR1)
-
-    def _end(self) -> None:
-        self._page.end()
-        # Ranks of other hosts end at once, whatever holds mpirun up.
-        self._watch.close()
-        end_mpirun(self._process, self._patience_s, at_once=self._over)
-
-    def _forget(self) -> None:
-        """Take the last messages, and remove what ranks of this machine have left that were killed."""
-        self._messages = self._channel.messages()
-        self._channel.close()
-        started = [one for one in self._messages if isinstance(one, RankStarted)]
-        for segment in (file for one in started for file in one.segments):
-            Path(segment).unlink(missing_ok=True)
-
-
-def _copy_stderr(
-    process: subprocess.Popen[bytes],
-    stopping: Stopping,
-    watch: LivenessWatch,
-    loss: _Loss,
-    is_due: Callable[[], bool] | None,
-    pass_on: Callable[[], None],
-) -> tuple[str, bool]:
-    """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal, or as a rank is lost.
-
-    Returns:
-        Its last part, and whether mpirun runs, and is to be ended: a rank is lost, or others take over.
-    """
-    assert process.stderr is not None
-    said = bytearray()
-    look_s = None if is_due is None else DUE_S
-    with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid)) as ended:
-        for one in (stopping, process.stderr, ended, watch):
-            selector.register(one, selectors.EVENT_READ)
-        while not stopping.over():
-            times = stopping.patience_s(), loss.patience_s(), look_s
-            limits = [limit for limit in times if limit is not None]
-            ready = [key.fileobj for key, _ in selector.select(min(limits, default=None))]
-            watch.look()
-            pass_on()
-            if process.stderr in ready:
-                data = os.read(process.stderr.fileno(), 1 << 16)
-                if not data:
-                    break
-                data = data.replace(b"\0", b"")  # Open MPI ends some lines with a zero.
-                sys.stderr.write(data.decode(errors="replace"))
-                sys.stderr.flush()
-                said = (said + data)[-_TAIL_BYTES:]
-            elif ended in ready:  # Something that it has started may hold its stderr, and never end.
-                break
-            if loss.over(said):
-                return said.decode(errors="replace"), True
-            if is_due is not None and is_due():
-                loss.replaced = True
-                return said.decode(errors="replace"), True
-    return said.decode(errors="replace"), False
-
-
-class _Roll:
-    """The hosts of which no rank has begun, which are asked for signs of life; mpirun would wait for minutes.
-
-    Args:
-        watch: over the ranks.
-        hosts: theirs.
-    """
-
-    def __init__(self, watch: LivenessWatch, hosts: Sequence[Host]) -> None:
-        self._watch = watch
-        self._ranks = {one.name: ranks_of(one.name, hosts) for one in hosts if not is_this_machine(one.name)}
-        self._pause_s, self._at, self._over = ASK_S, time.monotonic() + ASK_S, False
-        self._silent = list[str]()
-        self._asking: threading.Thread | None = None
-
-    def look(self, now: float) -> list[str]:
-        """The hosts that do not answer; asks those that are to be asked by now.
-
-        Args:
-            now: by the monotonic clock.
-        """
-        late = [] if self._over else self._late()
-        self._over = not late
-        if late and now >= self._at and (self._asking is None or not self._asking.is_alive()):
-            self._pause_s *= 2
-            self._at = now + self._pause_s
-            self._asking = threading.Thread(target=self._ask, args=(late,), name="tutti-roll", daemon=True)
-            with suppress(RuntimeError):  # There are no threads left: nobody asks.
-                self._asking.start()
-        return [host for host in late if host in self._silent]
-
-    def close(self) -> None:
-        """Ask no more."""
-        self._over = True
-        if self._asking is not None and self._asking.ident is not None:
-            self._asking.join()
-
-    def _late(self) -> list[str]:
-        return [host for host, ranks in self._ranks.items() if self._watch.seen.isdisjoint(ranks)]
-
-    def _ask(self, hosts: Sequence[str]) -> None:
-        there = answering(hosts, PROBE_S, lambda: self._over)
-        self._silent = [] if self._over else [host for host in hosts if host not in there]
-
-
-class _Loss:
-    """The time from the loss of a rank to the end of all others.
-
-    Args:
-        watch: over the ranks.
-        mpirun: its process.
-        first_s: the time in which one has to begin; None: any.
-        late_s: the time in which all have to begin; None: any.
-        hang_timeout_s: the time in which each that trains has to make a step; None: any.
-
-    Attributes:
-        mpirun_stopped: a signal has stopped mpirun for that time.
-        nobody: none has begun in time.
-        replaced: the ranks were ended because others take over.
-        roll: asks the hosts while they begin; None: mpirun waits for them.
-        gone: those that do not answer.
-        hung: the ranks that are lost as they hang.
-        why_hung: what is known about that.
-    """
-
-    def __init__(
-        self,
-        watch: LivenessWatch,
-        mpirun: int,
-        first_s: float | None,
-        late_s: float | None,
-        hang_timeout_s: float | None,
-    ) -> None:
-        self._watch, self.nobody, self.replaced = watch, False, False
-        self.roll: _Roll | None = None
-        self.gone = list[str]()
-        self._mpirun, self.mpirun_stopped, self._hang_timeout_s = mpirun, False, hang_timeout_s
-        self._looked_at = time.monotonic()
-        self._stopped_at: float | None = None
-        self._first = None if first_s is None else time.monotonic() + first_s
-        self._hangs = None if hang_timeout_s is None else RemoteHangWatch(watch, hang_timeout_s)
-        self.hung, self.why_hung = list[int](), ""
-        self._late = None if late_s is None else time.monotonic() + late_s
-        self._deadline: float | None = None
-
-    def patience_s(self) -> float | None:
-        """Time after which `over` is to be asked again; None: any."""
-        if self._watch.seen:
-            self._first = None
-        if self._watch.complete:
-            self._late = None
-        times = [one for one in (self._first, self._late, self._deadline) if one is not None]
-        left = [max(0.0, min(times) - time.monotonic())] if times else []
-        looks = self._hangs is not None or (self.roll is not None and not self._watch.complete)
-        return min(left + [LOOK_S] * looks, default=None)
-
-    def close(self) -> None:
-        """Ask no host any more."""
-        if self.roll is not None:
-            self.roll.close()
-
-    def over(self, said: bytes | bytearray) -> bool:
-        """Tell whether all are to be ended now.
-
-        Args:
-            said: by mpirun.
-        """
-        now = time.monotonic()
-        if self._first is not None and not self._watch.seen and now >= self._first:
-            self.nobody = True
-            return True
-        if self._note_mpirun(now):
-            return True
-        self.gone = [] if self.roll is None else self.roll.look(now)
-        if self.gone:
-            return True
-        # While they begin mpirun knows more: a rank may have ended before it had connected.
-        if self._deadline is None and self._watch.complete and first_lost(self._watch.ends):
+    def _look(self, now: float, first_s: float) -> End | None:
+        """Return why the ranks are to be ended; None: they go on."""
+        ranks, passed_s = self._connections.ranks.values(), now - self._began
+        if not ranks and passed_s > first_s:
+            return End.NOBODY
+        if self._goes_on and passed_s > LATE_S and not self._connections.complete:
+            return End.LOST
+        if any(one.silent for one in ranks):
+            return End.LOST
+        if self._deadline is None and any(one.ended_at is not None and one.report is None for one in ranks):
             self._deadline = now + CAUSE_S
         if self._hangs is not None and self._deadline is None:
-            self.hung, self.why_hung = self._hangs.look(now)
-            # They print their stacks until then.
-            self._deadline = now + CAUSE_S if self.hung else None
-        if self._late is not None and not self._watch.complete and now >= self._late:
-            return True
-        if any(end.silent for end in self._watch.ends):
-            return True
-        if self._deadline is None:
-            return False
-        return now >= self._deadline or self._is_explained(said)
+            signs = {one.rank: one.sign for one in self._connections.left if one.sign is not None}
+            self._hung = self._hangs.look(signs, now)
+            if self._hung:  # They print their stacks until then.
+                self._connections.send(STACKS, self._hung)
+                self._deadline = now + CAUSE_S
+        if self._deadline is None or (now < self._deadline and not self._killed()):
+            return None
+        return End.HUNG if self._hung else End.LOST
 
-    def _is_explained(self, said: bytes | bytearray) -> bool:
-        """Tell whether it is known by what the rank has ended."""
-        first = first_lost(self._watch.ends)
-        seen = any(end.rank in first and end.returncode is not None for end in self._watch.ends)
-        return seen or KILLED.search(said.decode(errors="replace")) is not None
+    def _end_ranks(self) -> None:
+        # Ranks of all hosts end at once, whatever holds mpirun up.
+        self._connections.close()
+        patience_s = FINISH_S if self._end is End.MPIRUN else 0.0
+        end_mpirun(self._process, patience_s, at_once=self._end not in (End.MPIRUN, End.SIGNAL))
+        for one in self._connections.ranks.values():
+            for segment in one.segments:
+                if is_this_machine(self._host_of[one.rank]):
+                    Path(segment).unlink(missing_ok=True)
 
-    def _note_mpirun(self, now: float) -> bool:
-        """Note whether mpirun is stopped by a signal; tell whether it is for too long."""
-        timeout_s = self._hang_timeout_s
-        passed, self._looked_at = now - self._looked_at, now
-        if timeout_s is None or state_of(self._mpirun) != STOPPED:
-            self._stopped_at = None
-            return False
-        if self._stopped_at is None or passed > PAUSE_S:  # In the pause this process was stopped as well.
-            self._stopped_at = now
-        self.mpirun_stopped = now - self._stopped_at > timeout_s
-        return self.mpirun_stopped
+    def result(self) -> object:
+        """Return the result of rank 0, or raise the error that the job ended with."""
+        if self._end is End.REPLACED:
+            raise Replaced
+        if self._end is End.HUNG:
+            why = next(iter(self._hung.values()))
+            raise RankHung(self._hung, f"on {', '.join(self._hosts_of(self._hung))}: {why}")
+        error = self._failure()
+        if error is not None:
+            raise error
+        report = self._connections.ranks[0].report
+        assert report is not None, "all ranks have reported"
+        assert report.value is not None, "rank 0 has a result"
+        return pickle.loads(report.value)
+
+    def _failure(self) -> TuttiError | None:
+        ranks = self._connections.ranks
+        reports = [one.report for one in ranks.values() if one.report is not None]
+        error, _ = cause(reports, self._first_death())
+        if error is not None and not isinstance(error, PeerLost):
+            return error
+        returncode = self._process.returncode
+        if self._end is End.MPIRUN and returncode < 0:
+            return LauncherLost(f"mpirun, which had started the ranks, was {killed_by(-returncode)}")
+        return self._lost_host() or error or self._launcher_failure(len(reports), returncode)
+
+    def _lost_host(self) -> HostLost | None:
+        """Return the hosts that are gone: silent ones, or one that mpirun names, or those without a rank."""
+        ranks = self._connections.ranks
+        # Where mpirun has ended, so have the ranks of all hosts that it reached.
+        left = [one.rank for one in self._connections.left if one.report is None]
+        silent = [one.rank for one in ranks.values() if one.silent] or left * (self._end is End.MPIRUN)
+        if silent:
+            return HostLost(self._hosts_of(silent), silent, "it cannot be reached any more")
+        found = _HOST_LOST.search(self._said.decode(errors="replace"))
+        if found is not None:  # mpirun's exit code is then 0.
+            host = found[1] or found[2]
+            own = [rank for rank, name in enumerate(self._host_of) if name == host]
+            return HostLost([host], own, "mpirun's daemon there has ended, or cannot be reached any more")
+        missing = [rank for rank in range(len(self._host_of)) if rank not in ranks]
+        if self._end is End.LOST and missing:
+            why = f"no rank of it has begun within {LATE_S:g} s"
+            return HostLost(self._hosts_of(missing), missing, why)
+        return None
+
+    def _launcher_failure(self, reported: int, returncode: int) -> TuttiError | None:
+        if returncode == 0 and reported == len(self._host_of):
+            return None
+        if output_closed():
+            return OutputClosed("nobody reads standard output any more")
+        return LauncherLost(
+            f"mpirun ended with exit code {returncode}; what it said stands above. "
+            "Try the hosts with: mpirun --host HOST:1 hostname; and look for room with: df /tmp"
+        )
+
+    def _first_death(self) -> list[Death]:
+        """Return the death that came first: others may be consequences of it."""
+        ended = [one for one in self._connections.ranks.values() if one.report is None and not one.silent]
+        ends = sorted((one.ended_at, one.rank) for one in ended if one.ended_at is not None)
+        killed = self._killed()
+        if not ends:
+            return [] if killed is None else [killed]
+        at, rank = ends[0]
+        if killed is not None and killed.rank == rank:
+            return [Death(rank, at, killed.returncode)]
+        return [Death(rank, at, None)]
+
+    def _killed(self) -> Death | None:
+        """Return the death by a signal that mpirun tells of."""
+        found = _KILLED.search(self._said.decode(errors="replace"))
+        return None if found is None else Death(int(found[1]), time.monotonic(), -int(found[2]))
+
+    def _hosts_of(self, ranks: Iterable[int]) -> list[str]:
+        return list(dict.fromkeys(self._host_of[rank] for rank in ranks))

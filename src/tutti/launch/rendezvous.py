@@ -11,40 +11,32 @@ one host        no address is needed: all ranks get one anonymous file, and torc
                 side which user owns the process at the other end: other users get nothing, and nothing is
                 accepted from them.
 
-several hosts   Slurm lists them. Else rank 0 broadcasts its addresses by MPI:
-
-                rank 0   listens ── addresses, a port, a token ──▶ all ranks: connect to one address after the
-                                                                   other, until one knows that token
-
-                A host may have addresses that others cannot reach, or that on other hosts are their own. The
-                token itself is not sent to whoever connects: a rank sends random bytes, and gets their
-                HMAC-SHA-256 by the token.
+several hosts   Slurm lists them. Else rank 0 broadcasts the first of its addresses by MPI; where the others
+                cannot reach that one, the user says MASTER_ADDR.
 """
 
 from __future__ import annotations
 
 import atexit
 import hashlib
-import hmac
 import importlib.util
 import os
-import secrets
 import socket
-import socketserver
+import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tutti.comm.shm import memfd
 from tutti.errors import PeerLost, UserError
 from tutti.launch.allocation import expand_nodes
-from tutti.launch.credentials import is_mine, user_of
 from tutti.launch.launcher import LaunchContext, mpi_place
 from tutti.launch.orphans import follow_launcher, refuse_ended_launcher
+from tutti.launch.placement import own_addresses
 
 LOOPBACK: Final = "127.0.0.1"
 _JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")
@@ -53,112 +45,16 @@ _PORTS: Final = range(20_000, 32_000)
 """Below those that systems give to whoever asks for any."""
 
 CONNECT_S: Final = 2.0
-"""Patience with the answer of an address."""
+"""Time of a rank to take the file."""
 
 RETRY_S: Final = 0.01
 """Pause of a rank between two looks whether rank 0 is there."""
 
-_NONCE: Final = 32
-"""Random bytes that a rank sends."""
-
-_MOST_AT_A_TIME: Final = 256
-"""Connections that are answered at a time; whatever else comes is closed."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The addresses at which a rank may be reached.
-
-    Attributes:
-        addresses: of its host, the likeliest first.
-        port: where it listens.
-        token: the key of its answers, in hexadecimal digits.
-    """
-
-    addresses: tuple[str, ...]
-    port: int
-    token: str
-
-
-@contextmanager
-def listening(interface: str = "") -> Iterator[Offer]:
-    """Answer connections to an address of this host, by default to any, while the context lasts."""
-    token = secrets.token_hex(16)
-    with _Answers(interface, token) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield Offer(addresses_here(), server.server_address[1], token)
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class _Answers(socketserver.ThreadingTCPServer):
-    """Answers whoever connects, for a short time each; nobody who says nothing, or too much, holds it up."""
-
-    daemon_threads, block_on_close, request_queue_size = True, False, 128
-
-    def __init__(self, interface: str, token: str) -> None:
-        self._free = threading.BoundedSemaphore(_MOST_AT_A_TIME)
-
-        class Answer(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                self.request.settimeout(CONNECT_S)
-                nonce = self.request.recv(_NONCE, socket.MSG_WAITALL)
-                if len(nonce) == _NONCE:
-                    self.request.sendall(_answer(token, nonce))
-
-        super().__init__((interface, 0), Answer)
-
-    def verify_request(self, request: object, client_address: object) -> bool:
-        return self._free.acquire(blocking=False)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a stranger has gone."""
-
-
-def _answer(token: str, nonce: bytes) -> bytes:
-    return hmac.digest(token.encode(), nonce, "sha256")
-
-
-def addresses_here() -> tuple[str, ...]:
-    """The IPv4 addresses of this host: first what its name stands for, last those that only it knows."""
-    import psutil
-
-    try:
-        named = [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    except socket.gaierror:
-        named = []
-    of_interfaces = [
-        one.address
-        for several in psutil.net_if_addrs().values()
-        for one in several
-        if one.family == socket.AF_INET
-    ]
-    return tuple(sorted(dict.fromkeys(named + of_interfaces), key=lambda one: one.startswith("127.")))
-
-
-def reach(offer: Offer) -> str | None:
-    """Return the first address at which the rank that made the offer answers; None if it does at none."""
-    for address in offer.addresses:
-        nonce = secrets.token_bytes(_NONCE)
-        expected = _answer(offer.token, nonce)
-        with suppress(OSError), socket.create_connection((address, offer.port), CONNECT_S) as connection:
-            connection.sendall(nonce)
-            if hmac.compare_digest(connection.recv(len(expected), socket.MSG_WAITALL), expected):
-                return address
-    return None
+_CREDENTIALS: Final = struct.Struct("3i")
 
 
 def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
-    """Find an address at which this rank reaches rank 0, and a port that is free there (collective).
+    """Return an address of rank 0's host, and a port that is free there (collective).
 
     Args:
         size: how many ranks the launcher started.
@@ -166,27 +62,13 @@ def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
 
     Returns:
         Address and port; None if the ranks cannot talk by MPI.
-
-    Raises:
-        UserError: a rank reaches rank 0 nowhere; on every rank.
     """
     if importlib.util.find_spec("mpi4py") is None:
         return None
     from tutti.comm.mpi.library import from_all, world_place
 
-    rank, found, _ = world_place()
-    if found != size:
-        return None
-    with nullcontext() if rank else listening() as own:
-        offer, port = from_all((own, port))[0]
-        reached = from_all((socket.gethostname(), reach(offer)))
-    for host, address in reached:
-        if address is None:
-            raise UserError(
-                f"{host} cannot reach rank 0 at any address of its host ({', '.join(offer.addresses)}); "
-                "say which one to take: mpirun -x MASTER_ADDR=ADDRESS ..."
-            )
-    return reached[rank][1], port
+    _, found, _ = world_place()
+    return from_all((own_addresses()[0], port))[0] if found == size else None
 
 
 def variables(place: LaunchContext, address: str, port: int) -> dict[str, str]:
@@ -220,7 +102,7 @@ def describe_mpi_rank(
         This process's place, where all was left to us; None where somebody has said where the ranks meet.
 
     Raises:
-        UserError: this rank reaches rank 0 nowhere, or its launcher has ended.
+        UserError: its launcher has ended.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return None
@@ -281,7 +163,7 @@ def rendezvous_file(timeout_s: float) -> int | None:
         The descriptor of the store's file; None: the rendezvous is where the environment says.
 
     Raises:
-        UserError: this rank reaches rank 0 nowhere.
+        UserError: as of `shared_file`, or its launcher has ended.
         PeerLost: rank 0 did not come.
     """
     follow_launcher()
@@ -355,19 +237,21 @@ def _offer(name: str, file: int, others: int) -> None:
         left = others
         with server:
             while left:
-                try:
-                    connection, _ = server.accept()
-                except OSError:  # Nobody else may have descriptors to spare, either.
-                    time.sleep(RETRY_S)
-                    continue
+                connection, _ = server.accept()
                 # A rank that was interrupted connects again.
                 with connection, suppress(OSError):
-                    if is_mine(connection):
+                    if _user_of(connection) == os.geteuid():
                         connection.settimeout(CONNECT_S)
                         socket.send_fds(connection, [b"."], [file])
                         left -= 1
 
     threading.Thread(target=serve, name="tutti-handing", daemon=True).start()
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Return the number of the user whose process is at the other end of a Unix socket."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(found)[1])
 
 
 def _take(name: str, timeout_s: float) -> int:
@@ -377,9 +261,9 @@ def _take(name: str, timeout_s: float) -> int:
             connection.settimeout(max(RETRY_S, deadline - time.monotonic()))
             try:
                 connection.connect(name)
-                if not is_mine(connection):
+                if _user_of(connection) != os.geteuid():
                     raise UserError(
-                        f"user {user_of(connection)} has taken the name under which the ranks of this job "
+                        f"user {_user_of(connection)} has taken the name under which the ranks of this job "
                         "would meet; say where they are to meet: MASTER_ADDR and MASTER_PORT"
                     )
                 _, files, _, _ = socket.recv_fds(connection, 1, 1)

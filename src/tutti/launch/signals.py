@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
@@ -94,54 +94,6 @@ def act_on(signum: int) -> None:
     if callable(handler):
         handler(signum, None)
     raise SystemExit(128 + signum)
-
-
-@contextmanager
-def raised(*signals: int) -> Iterator[None]:
-    """Have signals that would end the program at once raise SystemExit inside of the block.
-
-    Only the first one: what is ended and removed because of it is not left half done.
-    """
-    before: dict[int, Any] = {}
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)
-        raise SystemExit(128 + signum)
-
-    try:
-        if threading.current_thread() is threading.main_thread():
-            for signum in signals:
-                if signal.getsignal(signum) == signal.SIG_DFL:
-                    before[signum] = signal.signal(signum, leave)
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-@contextmanager
-def suspended_together(send: Callable[[int], object]) -> Iterator[None]:
-    """Have Ctrl-Z stop what is out of the terminal's reach as well, and have it go on with this process.
-
-    Args:
-        send: sends it a signal: SIGTSTP, and then SIGCONT.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTSTP) != signal.SIG_DFL:
-        yield
-        return
-
-    def suspend(signum: int, frame: FrameType | None) -> None:
-        send(signal.SIGTSTP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        send(signal.SIGCONT)
-
-    signal.signal(signal.SIGTSTP, suspend)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
 
 @contextmanager

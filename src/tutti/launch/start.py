@@ -34,29 +34,25 @@ def start(
     """Run `entry` on every rank of the placement, and wait for it.
 
     One rank is run in this process; several are processes under a supervisor, or under mpirun when the
-    placement names hosts. When this process is itself a rank already, because the user typed `mpirun -n 4
-    tutti ...`, the function is called in place, on the communicator of that job.
+    placement names hosts. A process that is a rank already, of the user's mpirun, calls it in place.
 
     Args:
         entry: the function, as "package.module:function"; each rank calls it as function(comm, payload).
         payload: handed to each rank.
-        placement: what `place_ranks` gave.
+        placement: of the ranks.
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
         prefix: print whole lines of the ranks, each with its rank before it, where several are started.
-        hang_timeout_s: a rank of this machine, or over hosts, that makes no step for so long, and waits for
-            no other, is killed; None: none is.
-        recovery: of a caller that goes on when a rank is lost, and acts on signals itself; a single rank of
-            this machine is a process of its own then. None: the loss ends the job.
+        hang_timeout_s: the time in which each rank has to make a step; None: any.
+        recovery: of a caller that goes on when a rank is lost, and acts on signals itself; None: a loss ends
+            the job.
 
     Returns:
-        What the function returned on rank 0; when this process is a rank already, what it returned here; None
-        when rank 0 is on a host that shares no files with this one.
+        The result of rank 0; when this process is a rank already, its own.
 
     Raises:
         Replaced: `recovery` had the ranks ended.
         UserError: a rank found that the input is wrong.
-        RankFailed: a rank of several raised another exception. (With one worker it is raised as it is; when
-            this process is a rank of an MPI job, it ends the job.)
+        RankFailed: a rank of several raised another exception, which one worker raises as it is.
         PeerLost: a rank was killed, or exited before it was done.
         KeyboardInterrupt: Ctrl-C, after all ranks are gone.
         SystemExit: SIGTERM or SIGHUP, after all ranks are gone.

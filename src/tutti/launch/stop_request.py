@@ -3,8 +3,8 @@
 A rank looks for one between two steps, inside of a section that it has declared `stoppable`. Outside of it
 the first signal ends everything, so that nobody waits for data to be loaded.
 
-    supervisor ──"save and stop"──► page ──► ranks        and SIGUSR1 to mpirun, for ranks of other hosts
-               ◄───"stoppable"───── page ◄── rank 0
+    supervisor ──"save and stop"──► page ──► ranks        over hosts each process has a page of its own, and
+               ◄───"stoppable"───── page ◄── rank 0       the connections of the ranks carry both
 
 Ranks that tutti has not started itself (under a user's mpirun, under srun, or alone in this process) get the
 signals themselves. So may all others: systemd and Slurm send SIGTERM to every process of a job.
@@ -34,14 +34,9 @@ ASKING: Final[tuple[int, ...]] = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SAME_S: Final = 0.5
 """The time in which signals are one request: `timeout` and schedulers signal a process, then its group."""
 
-LIMIT_S: Final = 600.0
-"""Time of rank 0 in its section after a request, before everything is ended."""
-
 _BYTES: Final = 2
 _REQUEST: Final = 0
 _SECTION: Final = 1
-_ASKED: Final = 1
-_OVER: Final = 2
 
 
 class StopPage:
@@ -50,9 +45,13 @@ class StopPage:
     Args:
         file: the descriptor of the memory that they share, which may be closed afterwards; None: this
             process is alone.
+
+    Attributes:
+        tell: called when `stoppable` is set.
     """
 
     def __init__(self, file: int | None = None) -> None:
+        self.tell: Callable[[bool], None] = lambda _: None
         self._bytes = bytearray(_BYTES) if file is None else mmap.mmap(file, _BYTES)
 
     @staticmethod
@@ -68,11 +67,6 @@ class StopPage:
         return self._bytes[_REQUEST] != 0
 
     @property
-    def over(self) -> bool:
-        """True if all ranks are being ended: SIGTERM is no request then."""
-        return self._bytes[_REQUEST] == _OVER
-
-    @property
     def stoppable(self) -> bool:
         """True while rank 0 looks for requests."""
         return self._bytes[_SECTION] != 0
@@ -80,18 +74,15 @@ class StopPage:
     @stoppable.setter
     def stoppable(self, value: bool) -> None:
         self._bytes[_SECTION] = value
+        self.tell(value)
 
     def request(self) -> None:
         """Ask the ranks to save and stop."""
-        self._bytes[_REQUEST] = max(_ASKED, self._bytes[_REQUEST])
+        self._bytes[_REQUEST] = 1
 
     def withdraw(self) -> None:
         """Forget the request, of a section that is over."""
         self._bytes[_REQUEST] = 0
-
-    def end(self) -> None:
-        """Have the ranks end on SIGTERM."""
-        self._bytes[_REQUEST] = _OVER
 
 
 def say(text: str) -> None:
@@ -125,7 +116,6 @@ class Stopping:
         self._signals, self.page = signals, page or StopPage()
         self.forward: Callable[[], None] | None = None
         self._asked_by: int | None = None
-        self._deadline: float | None = None
         self._insisted_s = math.inf
         self.ended_by: int | None = None
 
@@ -151,7 +141,7 @@ class Stopping:
         """Act on the signal that has come, if one has; returns whether to end everything now."""
         signum = self._signals.received
         if signum is None:
-            return self._too_late()
+            return False
         asked_again = signum == signal.SIGUSR1 and self._asked_by is not None
         if asked_again or (signum in ASKING and self._is_repeat):
             self._signals.acknowledge()
@@ -162,17 +152,13 @@ class Stopping:
         if signum != signal.SIGUSR1:
             self._insisted_s = self._signals.newest_s
         if self._asked_by is None:
-            self._asked_by, self._deadline = signum, time.monotonic() + LIMIT_S
+            self._asked_by = signum
             say(_promise(signum))
         self.page.request()
         if self.forward is not None:
             self.forward()
         self._signals.acknowledge()
         return False
-
-    def patience_s(self) -> float | None:
-        """Time to wait for events before `over` is to be asked again; None: until there is one."""
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def act(self) -> None:
         """Do what the signals mean, now that the ranks are gone; nothing if they were no more than requests.
@@ -191,16 +177,6 @@ class Stopping:
     def _is_repeat(self) -> bool:
         return 0 <= self._signals.newest_s - self._insisted_s < SAME_S
 
-    def _too_late(self) -> bool:
-        if self._deadline is None or time.monotonic() < self._deadline:
-            return False
-        self._deadline = None
-        if not self.page.stoppable:
-            return False
-        say(f"the ranks have not stopped within {LIMIT_S:g} s; they are ended")
-        self.ended_by = self._asked_by
-        return True
-
 
 _page = StopPage()
 _supervised = False
@@ -216,15 +192,20 @@ def stop_requested() -> bool:
     return _page.requested
 
 
-def be_supervised(page: StopPage | None) -> None:
+def be_supervised(page: StopPage) -> None:
     """In a rank that tutti has started, leave it to the supervisor when a signal is the end.
 
     Args:
-        page: that of the job; None on another host than the supervisor's.
+        page: that of the job.
     """
     global _page, _supervised
-    _page, _supervised = page or StopPage(), True
+    _page, _supervised = page, True
     signal.signal(signal.SIGUSR1, _note)
+
+
+def is_supervised() -> bool:
+    """Return whether tutti has started this process as a rank, itself or by mpirun."""
+    return _supervised
 
 
 @contextmanager
@@ -271,7 +252,7 @@ def _note(signum: int, frame: FrameType | None) -> None:
     """Note a request; what ends this process is done by the handler that was there before."""
     global _insisted_s
     now = time.monotonic()
-    ends = _page.over if _supervised else now - _insisted_s >= SAME_S
+    ends = not _supervised and now - _insisted_s >= SAME_S
     if ends and signum != signal.SIGUSR1:
         signal.signal(signum, _before.get(signum, signal.SIG_DFL))
         signal.raise_signal(signum)

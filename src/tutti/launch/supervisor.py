@@ -1,6 +1,12 @@
 """The supervisor: has the ranks of one machine started, waits for them, and leaves none behind. No torch.
 
-The first failure of a rank ends all other ranks, and the caller gets it: see `tutti.launch.recovery`.
+A rank ends in one of three ways: it reports that it is done, it reports an exception, or it dies without a
+report (which the fork server, its parent, sees at once). The first failure ends all other ranks.
+
+    supervisor ◀── RankEnded ── fork server
+               ◀── report ───── rank 0 ┐
+               ◀── report ───── rank 1 ├─ one anonymous file: the arena
+               ◀── report ───── rank 2 ┘
 """
 
 from __future__ import annotations
@@ -8,17 +14,37 @@ from __future__ import annotations
 import os
 import pickle
 import selectors
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
+from typing import Final, cast
 
+from tutti.comm.shm.arena import Arena
 from tutti.errors import PeerLost, TuttiError
-from tutti.launch.crew import Crew
-from tutti.launch.fork_server_client import fork_server
-from tutti.launch.output_relay import Relay
+from tutti.launch.exit_reports import cause
+from tutti.launch.fork_server_client import RankGroup, fork_server
+from tutti.launch.hangs import LOOK_S, HangWatch, HostSigns
 from tutti.launch.placement import Placement
+from tutti.launch.rank_main import RankSetting
+from tutti.launch.rank_processes import (
+    RankProcess,
+    note_server_message,
+    out_of_memory_kills,
+    start_ranks,
+)
 from tutti.launch.recovery import DUE_S, Recovery, Replaced
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
+
+CAUSE_S: Final = 1.0
+"""The wait for the cause, after a rank has reported that it lost a peer."""
+
+TOGETHER_S: Final = 0.1
+"""Time after a death in which other ranks are lost together with the first one."""
+
+FINISH_S: Final = 10.0
+"""Time of a rank that is done to exit."""
 
 
 def supervise(
@@ -42,40 +68,140 @@ def supervise(
             threads, crowded = recovery.threads, recovery.crowded
         with ExitStack() as stack:
             stack.callback(os.close, stop)
-            relay = stack.enter_context(Relay(placement.ranks)) if prefix else None
-            # Left first: when nobody writes any more.
             server = stack.enter_context(fork_server(threads, crowded))
-            # Before the server ends what is left of them.
-            stack.callback(page.end)
-            crew = stack.enter_context(
-                closing(Crew(server, entry, payload, placement, stop, relay, hang_timeout_s))
-            )
-            if relay is not None:
-                relay.start()
-            error = _wait(crew, stopping, None if recovery is None else recovery.is_due)
-            if recovery is not None and isinstance(error, PeerLost | Replaced):
+            settings = _settings(placement, prefix)
+            crew = stack.enter_context(closing(Crew(server, entry, payload, settings, stop, hang_timeout_s)))
+            end = crew.wait(stopping, None if recovery is None else recovery.is_due)
+            if recovery is not None and isinstance(end, PeerLost | Replaced):
                 server.clear(0.0)  # Others wait for the cores of those that are left.
     if recovery is None:
         stopping.act()
-    if error is not None:
-        raise error
-    return None if stopping.ended_by else pickle.loads(crew.result)
+    if isinstance(end, Exception):
+        raise end
+    return None if end is None else pickle.loads(end)
 
 
-def _wait(crew: Crew, stopping: Stopping, is_due: Callable[[], bool] | None) -> TuttiError | Replaced | None:
-    """Wait until all ranks are done (None), one has failed (the error), or a signal ends them (None)."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(stopping, selectors.EVENT_READ, lambda: None)
-        crew.register(selector)
-        look_s = None if is_due is None else DUE_S
-        while not stopping.over():
-            limits = [
-                limit for limit in (stopping.patience_s(), crew.patience_s(), look_s) if limit is not None
-            ]
-            for key, _ in selector.select(min(limits, default=None)):
-                key.data()
-            if (outcome := crew.outcome()) is not None:
-                return outcome.error
-            if is_due is not None and is_due():
-                return Replaced()
-    return None
+class Crew:
+    """The ranks, from their start on.
+
+    Args:
+        server: forks them.
+        entry: the function that each calls, as "package.module:function".
+        payload: handed to the entry.
+        settings: of each rank.
+        stop: the file of their `StopPage`.
+        hang_timeout_s: the time in which each has to make a step; None: any.
+    """
+
+    def __init__(
+        self,
+        server: RankGroup,
+        entry: str,
+        payload: bytes,
+        settings: list[RankSetting],
+        stop: int,
+        hang_timeout_s: float | None = None,
+    ) -> None:
+        self._server = server
+        self._kills_before = out_of_memory_kills()
+        self._deadline: float | None = None
+        self._all_ended_at_once = False
+        with ExitStack() as stack:
+            arena = stack.enter_context(closing(Arena.create()))
+            self._ranks = start_ranks(stack, server, entry, payload, settings, stop, arena)
+            self._signs = HostSigns(arena, len(self._ranks))
+            self._hangs = None if hang_timeout_s is None else HangWatch(hang_timeout_s)
+            self._opened = stack.pop_all()
+
+    def wait(
+        self, stopping: Stopping, is_due: Callable[[], bool] | None = None
+    ) -> bytes | TuttiError | Replaced | None:
+        """Wait for the end of the work.
+
+        Args:
+            stopping: tells of signals.
+            is_due: see `Recovery`.
+
+        Returns:
+            The pickled result of rank 0, or the failure that came first; None: a signal ends the ranks.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(stopping, selectors.EVENT_READ, lambda: None)
+            selector.register(self._server.control, selectors.EVENT_READ, self._note_message)
+            for one in self._ranks:
+                selector.register(one.pipe, selectors.EVENT_READ, partial(_receive, selector, one))
+            while not stopping.over():
+                for key, _ in selector.select(self._patience_s(is_due is not None)):
+                    key.data()
+                if self._hangs is not None:
+                    self._end_hung(self._hangs)
+                if (end := self._end()) is not None:
+                    return end
+                if is_due is not None and is_due():
+                    return Replaced()
+        return None
+
+    def close(self) -> None:
+        """Give up the pipes and the arena."""
+        self._opened.close()
+
+    def _patience_s(self, recovers: bool) -> float | None:
+        limits = [LOOK_S] * (self._hangs is not None) + [DUE_S] * recovers
+        if self._deadline is not None:
+            limits.append(max(0.0, self._deadline - time.monotonic()))
+        return min(limits, default=None)
+
+    def _end(self) -> bytes | TuttiError | None:
+        """Return how the work has ended; None: it goes on."""
+        reports = [one.report for one in self._ranks if one.report]
+        deaths = [one.death for one in self._ranks if one.death]
+        error, certain = cause(reports, deaths)
+        if certain:
+            if self._all_ended_at_once:
+                return PeerLost([], f"the process that forked all ranks ended: {deaths[0].why()}")
+            if not deaths:
+                return error
+            self._deadline = min(death.at for death in deaths) + TOGETHER_S
+        elif error is not None:
+            self._deadline = self._deadline or time.monotonic() + CAUSE_S
+        elif len(reports) == len(self._ranks):
+            # They may have threads and children to end.
+            self._deadline = self._deadline or time.monotonic() + FINISH_S
+        over = self._deadline is not None and time.monotonic() >= self._deadline
+        if not over and not all(one.ended for one in self._ranks):
+            return None
+        return error or cast("bytes", reports[0].value)
+
+    def _end_hung(self, watch: HangWatch) -> None:
+        """Kill the ranks that hang, unless that was done. Their deaths end the job."""
+        if any(one.hung for one in self._ranks):
+            return
+        now = time.monotonic()
+        signs = self._signs.read([one.rank for one in self._ranks if not one.ended], now)
+        hung = watch.look(signs, now)
+        for rank, why in hung.items():
+            self._ranks[rank].hung = why
+        if hung:
+            self._signs.kill(hung)
+
+    def _note_message(self) -> None:
+        worked = all(one.death is None and one.report is None for one in self._ranks)
+        there = note_server_message(self._ranks, self._server, self._kills_before)
+        self._all_ended_at_once = self._all_ended_at_once or (worked and not there)
+
+
+def _receive(selector: selectors.BaseSelector, one: RankProcess) -> None:
+    if not one.receive():
+        selector.unregister(one.pipe)
+
+
+def _settings(placement: Placement, prefix: bool) -> list[RankSetting]:
+    """The setting of each rank of a placement."""
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    settings = []
+    for rank in range(placement.ranks):
+        works = rank < placement.workers
+        cores = placement.cores[rank] if placement.cores and works else allowed
+        threads = (placement.threads or 1) if works else 1
+        settings.append(RankSetting(threads, cores, prefix))
+    return settings

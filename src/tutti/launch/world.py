@@ -18,7 +18,7 @@ from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, sta
 from tutti.launch.malloc import keep_memory
 from tutti.launch.mpi_library import Stranger, refuse_unloadable
 from tutti.launch.orphans import follow_launcher, mpi_segments, refuse_ended_launcher
-from tutti.terminal import say_last
+from tutti.terminal import say_last, warn_on_stderr
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -105,11 +105,7 @@ def warn_of_crowding(comm: Communicator, servers: int = 0) -> None:
     text = crowding([cores for cores, _ in workers], max(threads for _, threads in workers))
     if text:
         more = " or let them use more, by srun --cpus-per-task=N" * (started_by().launcher is Launcher.SRUN)
-        print(
-            f"tutti: warning: on {socket.gethostname()}, {text}; start fewer{more}",
-            file=sys.stderr,
-            flush=True,
-        )
+        warn_on_stderr(f"on {socket.gethostname()}, {text}; start fewer{more}")
 
 
 def _all_of_mpi() -> Communicator:

@@ -32,17 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayoutRanks:
-    """The communicators of a layout.
-
-    Attributes:
-        every: all ranks of the job.
-        team: those that hold one model together.
-        data: those that hold the same portion, one of each team.
-    """
+    """The communicators of a layout."""
 
     every: Communicator
+    """All ranks of the job."""
+
     team: Communicator
+    """Those that hold one model together."""
+
     data: Communicator
+    """Those that hold the same portion, one of each team."""
 
     @classmethod
     def of(cls, comm: Communicator, size: int) -> LayoutRanks:

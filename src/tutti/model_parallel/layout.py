@@ -2,13 +2,22 @@
 
 data=2,tensor=2      team 0: ranks 0 1      team 1: ranks 2 3
                      the same portion: ranks 0 and 2, ranks 1 and 3
+
+A way to split a model is a class of options in `WAYS`, and a module of its name in this folder with
+
+    portion(layout, comm, module, workload) -> Portion             this rank's portion (collective)
+    need(layout, module, workload, state) -> MemoryNeed            of the rank that needs the most
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tutti.errors import BadOption, UnknownName
+from tutti.records.pipeline import SCHEDULES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,19 +31,36 @@ DATA: Final = "data"
 
 
 @dataclass(frozen=True)
-class Way(ABC):
-    """A way to hold one model on several ranks. The fields of a subclass are the options of `--parallel`."""
+class Pipeline:
+    """The options of pipelines.
 
-    @abstractmethod
-    def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
-        """Make this rank's portion of a model (collective): see `portion_of`."""
+    Attributes:
+        schedule: one of `SCHEDULES`.
+        microbatches: into how many parts each team cuts its batch; by default twice the number of stages.
+    """
 
-    @abstractmethod
-    def need(self, layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
-        """The need of the rank that needs the most.
+    schedule: str = "1f1b"
+    microbatches: int | None = None
 
-        `state` is the bytes of state that the optimizer keeps for each byte of parameters.
-        """
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise UnknownName("value", str(self.schedule), SCHEDULES, of="--parallel.schedule")
+        count = self.microbatches
+        if count is not None and (type(count) is not int or count < 1):
+            raise BadOption(f"--parallel.microbatches is {count!r}; give a whole number from 1")
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a way that has none."""
+
+
+WAYS: Final[dict[str, type[Pipeline | NoOptions]]] = {
+    "pipeline": Pipeline,
+    "sharded": NoOptions,
+    "tensor": NoOptions,
+}
+"""The options of each way, by its name."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +71,13 @@ class Layout:
         way: the name of one of `WAYS`.
         team: ranks that hold one model together; they are neighbours.
         data: the number of teams.
-        options: the way itself, with its options.
+        options: those of the way.
     """
 
     way: str
     team: int
     data: int
-    options: Way
+    options: Any
 
     @property
     def ranks(self) -> int:
@@ -61,3 +87,113 @@ class Layout:
     def describe(self) -> str:
         """The layout as it would be written: data=2,tensor=2."""
         return f"{DATA}={self.data},{self.way}={self.team}" if self.data > 1 else f"{self.way}={self.team}"
+
+
+def parse_layout(text: str, options: Mapping[str, Any], ranks: int) -> Layout:
+    """Return the layout that `text` means on `ranks` ranks.
+
+    Args:
+        text: one of `WAYS`, with `=N` for the ranks that hold one model together; and `data=N` for the
+            teams, with a comma. A number that is left out follows from the others.
+        options: of the way, by name.
+        ranks: how many there are.
+
+    Raises:
+        UnknownName: there is no such way, or it has no such option.
+        BadOption: the numbers do not make as many ranks, or a value cannot be used.
+    """
+    way, team, data = _sizes(text)
+    if team is None and data is None:
+        raise BadOption(f"--parallel {text} leaves both numbers open; give one, as in data=2,{way}")
+    team = ranks // (data or 1) if team is None else team
+    data = ranks // team if data is None else data
+    known = options_of(way)
+    for key in options:
+        if key not in known:
+            raise UnknownName("option", key, known, of=f"--parallel {way}")
+    if team * data != ranks:
+        raise BadOption(
+            f"--parallel {text} makes {data} x {team} ranks, and there are {ranks}; use -n "
+            f"{max(1, team * data)}, or numbers whose product is {ranks}, such as {way}={ranks}"
+        )
+    if team < 2:
+        raise BadOption(f"--parallel {text} on {ranks} rank leaves nothing to share; use -n 2 or more")
+    return Layout(way, team, data, WAYS[way](**options))
+
+
+def ranks_of(text: str) -> int | None:
+    """Return the number of ranks that a layout asks for; None if that is left open.
+
+    Raises:
+        UnknownName, BadOption: it is no layout.
+    """
+    _, team, data = _sizes(text)
+    return team * data if team is not None and data is not None else None
+
+
+def options_of(text: str) -> list[str]:
+    """Return the names of the options that a layout has.
+
+    Raises:
+        UnknownName, BadOption: it is no layout.
+    """
+    return [field.name for field in fields(WAYS[_sizes(text)[0]])]
+
+
+def _sizes(text: str) -> tuple[str, int | None, int | None]:
+    """Return the way, the ranks of a team and the teams that a text names; None: left open."""
+    sizes: dict[str, int | None] = {}
+    for word in text.split(","):
+        name, equals, number = (piece.strip() for piece in word.partition("="))
+        if name not in (DATA, *WAYS):
+            raise UnknownName("way", name, [*WAYS, DATA], "Write it as data=2,tensor=2.", "--parallel")
+        if equals and not (number.isdecimal() and int(number) >= 1):
+            raise BadOption(f"--parallel {text} has {name}={number}; give a whole number from 1")
+        sizes[name] = int(number) if equals else None
+    ways = [name for name in sizes if name != DATA]
+    if len(ways) != 1:
+        raise BadOption(
+            f"--parallel {text} names {' and '.join(ways) or 'no way to share a model'}; name one of "
+            f"{', '.join(WAYS)}, alone or with data, as in data=2,tensor=2"
+        )
+    return ways[0], sizes[ways[0]], sizes.get(DATA, 1)
+
+
+def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
+    """Make this rank's portion of a model (collective).
+
+    Args:
+        layout: who holds what; None: each rank the whole.
+        comm: all ranks that train.
+        module: the model, alike on all ranks. It becomes the portion.
+        workload: the samples and the loss.
+
+    Raises:
+        BadModel: the model cannot be divided like that; the message names the layer.
+        BadOption: an option does not fit the model.
+    """
+    if layout is None:
+        from tutti.model_parallel.base import Whole
+
+        return Whole(module, comm)
+    return cast("Portion", _way(layout).portion(layout, comm, module, workload))
+
+
+def rank_need(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
+    """Return the memory of the rank that needs the most.
+
+    Args:
+        layout: who holds what.
+        module: the whole model, which stays as it is.
+        workload: the samples and the loss.
+        state: the bytes of state that the optimizer keeps for each byte of parameters.
+
+    Raises:
+        BadModel, BadOption: as in `portion_of`.
+    """
+    return cast("MemoryNeed", _way(layout).need(layout, module, workload, state))
+
+
+def _way(layout: Layout) -> Any:
+    """Import the module of a way: torch.distributed's parts take a second."""
+    return import_module(f"tutti.model_parallel.{layout.way}")

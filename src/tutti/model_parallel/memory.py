@@ -32,19 +32,13 @@ PROBE: Final = 64
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that one rank needs.
-
-    Attributes:
-        weights: parameters and buffers; those that the ranks of a host share count in equal parts.
-        gradients: of the parameters.
-        state: of the optimizer.
-        activations: what a step needs besides, at its peak: kept for backward, on the way, and the samples.
-    """
+    """Bytes that one rank needs; what the ranks of a host share counts in equal parts."""
 
     weights: int
     gradients: int
     state: int
     activations: int
+    """What a step needs besides, at its peak."""
 
     @property
     def total(self) -> int:
@@ -53,16 +47,11 @@ class MemoryNeed:
 
 
 class PeakMemory(TorchDispatchMode):
-    """A mode that adds up the bytes of all tensors that operations make.
-
-    Attributes:
-        peak: the most that there was at one time.
-    """
+    """A mode that adds up the bytes of all tensors that operations make: at one time, and all together."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak: int = 0
-        self._live = 0
+        self.peak = self.made = self._live = 0
         self._alive: set[int] = set()
 
     @override
@@ -87,12 +76,14 @@ class PeakMemory(TorchDispatchMode):
         place, nbytes = storage._cdata, storage.nbytes()
         self._alive.add(place)
         self._live += nbytes
+        self.made += nbytes
         self.peak = max(self.peak, self._live)
-        weakref.finalize(storage, self._freed, place, nbytes)
 
-    def _freed(self, place: int, nbytes: int) -> None:
-        self._alive.discard(place)
-        self._live -= nbytes
+        def freed() -> None:
+            self._alive.discard(place)
+            self._live -= nbytes
+
+        weakref.finalize(storage, freed)
 
 
 def _rearranged(gradient: Tensor, inputs: Tensor) -> int:

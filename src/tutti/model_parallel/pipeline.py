@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import chain
 from typing import Any, cast
 
@@ -34,7 +33,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.data.columns import Columns
-from tutti.errors import BadModel, BadOption
+from tutti.errors import BadOption
 from tutti.model_parallel.base import (
     LayoutRanks,
     Of,
@@ -44,12 +43,11 @@ from tutti.model_parallel.base import (
     taken,
     values_of,
 )
-from tutti.model_parallel.fx_blocks import Block, blocks_of
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, held, of_teams, on_meta
-from tutti.model_parallel.partition import balance, costs_of
 from tutti.model_parallel.schedules import MicrobatchPasses, check_microbatches, in_flight, owners
+from tutti.model_parallel.stages import GraphBlock, stages_of
 from tutti.records.pipeline import PipelineRecord, PipelineSpan, since_the_first
 from tutti.training.precision import Arithmetic
 from tutti.training.run_parts import Computed
@@ -63,29 +61,28 @@ class StageDivision:
         schedule: its name.
         microbatches: the number that a batch is cut into.
         owners: the rank of each stage.
-        stages: the blocks of each.
+        stages: by number.
         shapes: what goes into each stage, and comes out of the last, for a microbatch: on the meta device.
     """
 
     schedule: str
     microbatches: int
     owners: list[int]
-    stages: list[list[Block]]
+    stages: list[Stage]
     shapes: list[Tensor]
 
 
-def divide(
-    module: nn.Module, schedule: str, microbatches: int | None, layout: Layout, workload: Workload
-) -> StageDivision:
+def divide(layout: Layout, module: nn.Module, workload: Workload) -> StageDivision:
     """Divide a model, which stays as it is, into stages; every rank finds the same.
 
     Raises:
         BadModel: the model's forward cannot be traced, or there are fewer blocks than stages.
         BadOption: the microbatches do not fit the batch or the schedule.
     """
-    if workload.arithmetic.layout != "contiguous":
+    arithmetic, schedule = workload.arithmetic, layout.options.schedule
+    if arithmetic.layout != "contiguous":
         raise BadOption(
-            f"--layout {workload.arithmetic.layout} does not go through a pipeline, whose stages send "
+            f"--layout {arithmetic.layout} does not go through a pipeline, whose stages send "
             "contiguous tensors; leave it out, or use another --parallel"
         )
     if isinstance(workload.samples.stored_inputs, Columns) or workload.loss.whole:
@@ -94,28 +91,27 @@ def divide(
             f"{what} cannot go through a pipeline, in which one tensor passes from stage to stage; use "
             "--parallel sharded or tensor"
         )
-    batch, arithmetic = workload.batch_size // layout.data, workload.arithmetic
-    microbatches = check_microbatches(schedule, microbatches, layout.team, batch)
+    batch = workload.batch_size // layout.data
+    microbatches = check_microbatches(schedule, layout.options.microbatches, layout.team, batch)
     inputs = cast("Tensor", workload.batch(-(-batch // microbatches))[0])
-    blocks, ranks = blocks_of(module, inputs, arithmetic), owners(schedule, layout.team)
-    if len(blocks) < len(ranks):
-        raise BadModel(
-            f"the model has {len(blocks)} part{'' if len(blocks) == 1 else 's'} with weights between which "
-            f"one tensor passes, and {len(ranks)} stages ({schedule} on {layout.team} ranks) need one each; "
-            "use fewer ranks, another schedule or a deeper model"
-        )
-    costs, edges = costs_of(blocks, inputs, arithmetic)
-    cuts = balance(costs, len(ranks))
-    shapes = [*(edges[part.start] for part in cuts), edges[-1]]
-    return StageDivision(schedule, microbatches, ranks, [blocks[part] for part in cuts], shapes)
+    ranks = owners(schedule, layout.team)
+    blocks, shapes = stages_of(module, inputs, arithmetic, len(ranks))
+    return StageDivision(schedule, microbatches, ranks, [Stage(one, arithmetic) for one in blocks], shapes)
 
 
-def need_of_rank(
+def need(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
+    """Return the need of the rank that needs the most."""
+    division = divide(layout, module, workload)
+    needs = [_need_of_rank(rank, division, layout, workload, state) for rank in range(layout.team)]
+    return max(needs, key=lambda need: need.total)
+
+
+def _need_of_rank(
     rank: int, division: StageDivision, layout: Layout, workload: Workload, state: float
 ) -> MemoryNeed:
-    """The memory that a rank of a pipeline needs: for one backward pass, all others in flight being kept."""
+    """Return the need of one backward pass, all other microbatches in flight being kept."""
     own = {
-        number: cast("Stage", on_meta(Stage(division.stages[number], workload.arithmetic)))
+        number: cast("Stage", on_meta(division.stages[number]))
         for number, owner in enumerate(division.owners)
         if owner == rank
     }
@@ -130,8 +126,17 @@ def need_of_rank(
                 flying.append(workload.loss(outputs, targets) if number == stages - 1 else outputs)
         last = flying.pop()
         torch.autograd.backward(last, None if stages - 1 in own else torch.empty_like(last))
-    samples = microbatches * shapes[0].nbytes * (0 in own)
-    return of_teams(layout.data, *held(nn.ModuleList(own.values())), state, ledger.peak + samples)
+    # Places for what is received: for all microbatches, those of inputs in flight counted above.
+    places = sum(microbatches * shapes[number + 1].nbytes for number in own if number + 1 < stages)
+    for number in own:
+        flown = in_flight(division.schedule, microbatches, number, stages) if number else 0
+        places += (microbatches - flown) * shapes[number].nbytes
+    return of_teams(layout.data, *held(nn.ModuleList(own.values())), state, ledger.peak + places)
+
+
+def portion(layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> PipelinePortion:
+    """Make this rank's stages of a model (collective)."""
+    return PipelinePortion(module, divide(layout, module, workload), layout, comm, workload)
 
 
 class PipelinePortion(TeamPortion):
@@ -147,7 +152,7 @@ class PipelinePortion(TeamPortion):
     ) -> None:
         self._division, self._arithmetic = division, workload.arithmetic
         self._names, count = list(module.state_dict()), count_of(module)
-        stages = [Stage(blocks, workload.arithmetic) for blocks in division.stages]
+        stages = list(division.stages)
         self._layers = [list(stage.layers) for stage in stages]
         ranks, group = LayoutRanks.of(comm, layout.team), TeamMesh(comm, layout.team)
         owners, shapes, team = division.owners, division.shapes, ranks.team
@@ -176,14 +181,9 @@ class PipelinePortion(TeamPortion):
     def record(self) -> PipelineRecord:
         mine, division = (self._passes.idle, self._passes.spans), self._division
         every = cast("list[tuple[float, list[PipelineSpan]]]", self.ranks.team.all_gather_objects(mine))
-        return PipelineRecord(
-            division.schedule,
-            division.microbatches,
-            list(division.owners),
-            self._layers,
-            [idle for idle, _ in every],
-            since_the_first([span for _, spans in every for span in spans]),
-        )
+        spans = since_the_first([span for _, of_rank in every for span in of_rank])
+        idle, owners = [share for share, _ in every], list(division.owners)
+        return PipelineRecord(division.schedule, division.microbatches, owners, self._layers, idle, spans)
 
     def _compute(self, batch: Batch) -> Computed:
         """Pass a team's batch through the pipeline: equal microbatches, then what is left."""
@@ -218,14 +218,15 @@ class Stage(nn.Module):
         layers: modules, parameters and buffers by their names in the model.
     """
 
-    def __init__(self, blocks: Sequence[Block], arithmetic: Arithmetic) -> None:
+    def __init__(self, block: GraphBlock, arithmetic: Arithmetic) -> None:
         super().__init__()
-        block = reduce(Block.then, blocks)
         self.layers, self._block, self._arithmetic = block.layers, block.module, arithmetic
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs of the last block."""
-        outputs = self._arithmetic.forward(self._block, inputs)
+        # Nothing may change in place what another stage has sent: its gradient is sent back.
+        given = inputs.clone() if inputs.requires_grad else inputs
+        outputs = self._arithmetic.forward(self._block, given)
         # Schedules that split the backward pass detach in place what leaves a stage, which no view allows.
         return outputs.clone() if outputs._is_view() else outputs
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final
 
@@ -31,13 +32,6 @@ CLASSES: Final[dict[str, type[Any]]] = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-
-FALLBACKS: Final[dict[str, type[Any]]] = {
-    "1f1b": ScheduleGPipe,
-    "interleaved": ScheduleLoopedBFS,
-    "zero_bubble": ScheduleLoopedBFS,
-}
-"""For what is left of a batch, which has too few microbatches for the schedule itself."""
 
 
 def owners(schedule: str, ranks: int) -> list[int]:
@@ -84,11 +78,7 @@ def in_flight(schedule: str, microbatches: int, stage: int, stages: int) -> int:
 
 
 class MicrobatchPasses:
-    """The passes of batches through the stages of a team.
-
-    Attributes:
-        spans: what this rank did in the last step that had all microbatches.
-    """
+    """The passes of batches through the stages of a team."""
 
     def __init__(
         self,
@@ -101,14 +91,9 @@ class MicrobatchPasses:
         self._schedule, self._stages, self._shapes = schedule, stages, shapes
         self._group, self._loss, self._weight, self._denominator = group, loss, 0.0, 0.0
         self._made: dict[tuple[int, int], Any] = {}
-        self._began, self._latest, self._most = monotonic(), list[PipelineSpan](), 0
-        self._total_s, self._computing_s = 0.0, 0.0
-        self.spans, self._warm = list[PipelineSpan](), False
-
-    @property
-    def idle(self) -> float:
-        """The share of this rank's time in steps, but for the first, that no forward and backward took."""
-        return max(0.0, 1 - self._computing_s / self._total_s) if self._total_s else 0.0
+        self._began, self._latest = monotonic(), list[PipelineSpan]()
+        self.spans, self.idle = list[PipelineSpan](), 0.0
+        """What this rank did in the last whole step, and the share of its time that it waited there."""
 
     def run(
         self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float
@@ -147,15 +132,11 @@ class MicrobatchPasses:
         spent = dict.fromkeys(KINDS, 0.0)
         for span in self._latest:
             spent[span.kind] += span.stop - span.start
-        computing = sum(spent.values())
-        if self._warm:
-            self._total_s += total
-            self._computing_s += computing
-        microbatches = 1 + max((span.microbatch for span in self._latest), default=0)
-        if self._warm and microbatches >= self._most:
-            self.spans, self._most = self._latest, microbatches
-        self._latest, self._warm = [], True
-        return {"forward": spent[FORWARD], "wait": max(0.0, total - computing)}
+        wait = max(0.0, total - sum(spent.values()))
+        if len(self._latest) >= len(self.spans):
+            self.spans, self.idle = self._latest.copy(), wait / total
+        self._latest.clear()
+        return {"forward": spent[FORWARD], "wait": wait}
 
     def _weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss, denominator = self._loss.measure(outputs, targets)
@@ -163,11 +144,11 @@ class MicrobatchPasses:
         return loss * self._weight
 
     def _make(self, microbatches: int, size: int) -> Any:
-        ranks = self._group.size()
-        kind = CLASSES[self._schedule]
-        if not fits(self._schedule, ranks, microbatches):
-            kind = FALLBACKS[self._schedule]
         stages = [self._stage(number, size) for number in self._stages]
+        kind = CLASSES[self._schedule]
+        if not fits(self._schedule, self._group.size(), microbatches):
+            # What is left of a batch has too few microbatches for the schedule itself.
+            kind = ScheduleGPipe if len(stages) == 1 else ScheduleLoopedBFS
         single = kind in (ScheduleGPipe, Schedule1F1B)
         return kind(stages[0] if single else stages, microbatches, loss_fn=self._weighted, scale_grads=False)
 
@@ -182,7 +163,7 @@ class MicrobatchPasses:
             output_args=after,
             group=self._group,
         )
-        stage.note = self._note
+        stage.spans = self._latest
         return stage
 
     def _example(self, edge: int, size: int) -> Tensor:
@@ -190,32 +171,33 @@ class MicrobatchPasses:
         shape = self._shapes[edge]
         return torch.empty(size, *shape.shape[1:], dtype=shape.dtype, requires_grad=edge > 0)
 
-    def _note(self, stage: int, kind: str, microbatch: int, start: float) -> None:
-        self._latest.append(PipelineSpan(self._group.rank(), stage, kind, microbatch, start, monotonic()))
-
 
 class _TimedStage(PipelineStage):
     """A stage that notes what it does when."""
 
-    note: Callable[[int, str, int, float], None]
+    spans: list[PipelineSpan]
+
+    @contextmanager
+    def _noted(self, kind: str, microbatch: int) -> Iterator[None]:
+        start = monotonic()
+        yield
+        self.spans.append(
+            PipelineSpan(self.group_rank, self.stage_index, kind, microbatch, start, monotonic())
+        )
 
     @override
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **more: Any) -> Any:
-        start = monotonic()
-        outputs = super().forward_one_chunk(fwd_chunk_id, *args, **more)
-        self.note(self.stage_index, FORWARD, fwd_chunk_id, start)
-        return outputs
+        with self._noted(FORWARD, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **more)
 
     @override
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        start = monotonic()
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        self.note(self.stage_index, BACKWARD if full_backward else INPUTS, bwd_chunk_id, start)
+        with self._noted(BACKWARD if full_backward else INPUTS, bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     @override
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        start = monotonic()
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        self.note(self.stage_index, WEIGHTS, bwd_chunk_id, start)
+        with self._noted(WEIGHTS, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)

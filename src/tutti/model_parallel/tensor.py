@@ -160,53 +160,34 @@ def _next(layer: nn.Module, value: Tensor | TensorShare) -> Tensor | TensorShare
 
 
 def _refuse_uncut(name: str, layer: nn.Module, ranks: int) -> None:
-    kind = type(layer).__name__
-    if type(layer) not in SPLIT:
-        if not isinstance(layer, REPLICATED):
-            raise BadModel(
-                f"layer '{name}' of the model is a {kind}, which cannot be cut by its outputs; use "
-                "--parallel sharded, or say how to cut it with --parallel.plan file.py:function"
-            )
-        return
-    if getattr(layer, "groups", 1) != 1:
+    groups = getattr(layer, "groups", 1)
+    if type(layer) not in SPLIT or groups != 1:
+        if isinstance(layer, REPLICATED):
+            return
+        kind = f"{type(layer).__name__}{f' of {groups} groups' if groups != 1 else ''}"
         raise BadModel(
-            f"layer '{name}' of the model is a Conv2d of {layer.groups} groups, which cannot be cut by its "
-            "outputs; use --parallel sharded, or a convolution of one group"
+            f"layer '{name}' of the model is a {kind}, which cannot be cut by its outputs; use "
+            "--parallel sharded"
         )
     outputs = len(layer.get_parameter("weight"))
     if outputs < ranks:
-        what = "outputs" if isinstance(layer, nn.Linear) else "channels"
         raise BadModel(
-            f"layer '{name}' of the model ({kind}) has {outputs} {what}, which cannot be cut over {ranks} "
+            f"layer '{name}' of the model has {outputs} outputs, which cannot be cut over {ranks} "
             f"ranks; use tensor={outputs} or fewer"
         )
 
 
-POINTWISE: Final = (
-    nn.CELU,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardshrink,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.LogSigmoid,
-    nn.Mish,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softshrink,
-    nn.Softsign,
-    nn.Tanh,
-    nn.Tanhshrink,
-    nn.Threshold,
+MIXING: Final = (
+    "GLU",
+    "LogSoftmax",
+    "MultiheadAttention",
+    "PReLU",
+    "RReLU",
+    "Softmax",
+    "Softmax2d",
+    "Softmin",
 )
-"""Layers that map each number by itself, without random numbers."""
+"""The activations of torch that look at several numbers, have weights or draw random numbers."""
 
 POOLING: Final = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)
 """Layers that map each image of each channel by itself."""
@@ -262,17 +243,26 @@ def _weighted(layer: nn.Module, share: TensorShare) -> TensorShare | None:
     return TensorShare(outputs, share.cut)
 
 
+_ACTIVATIONS: Final = [
+    getattr(modules.activation, name) for name in modules.activation.__all__ if name not in MIXING
+]
+
 _APPLIED_TO_SHARES: Final[dict[type[nn.Module], Callable[[Any, TensorShare], TensorShare | None]]] = {
-    **dict.fromkeys(POINTWISE, _pointwise),
+    **dict.fromkeys((nn.Identity, *_ACTIVATIONS), _pointwise),
     **dict.fromkeys(POOLING, _pooling),
     **dict.fromkeys(WEIGHTED, _weighted),
     nn.Flatten: _flatten,
 }
-"""Applies a layer to a share; gives None if that needs the whole."""
+"""Applies a layer to a share; returns None if that needs the whole."""
+
+
+def portion(layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> TensorPortion:
+    """Make this rank's shares of a model (collective)."""
+    return TensorPortion(module, LayoutRanks.of(comm, layout.team))
 
 
 def need(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
-    """The need of a rank: see `Way.need`."""
+    """Return the need of a rank."""
     model = on_meta(module)
     # Rank 0 of a team that does not exist: on the meta device nothing is exchanged.
     split(model, cast("Communicator", SimpleNamespace(rank=0, size=layout.team)))

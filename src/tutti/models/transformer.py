@@ -58,10 +58,10 @@ def transformer(
     inner = 4 * size if hidden == "auto" else whole_number("hidden", hidden)
     dropped, depth = share("dropout", dropout), whole_number("layers", layers)
     blocks = [EncoderLayer(size, count, inner, dropped) for _ in range(depth)]
-    return Encoder(Steps("transformer", shape, vocabulary, size), size, blocks, dropped, outputs)
+    return TransformerEncoder(Steps("transformer", shape, vocabulary, size), size, blocks, dropped, outputs)
 
 
-class Encoder(nn.Module):
+class TransformerEncoder(nn.Module):
     """Layers of self-attention over a sequence, and a dense one on the mean of its steps.
 
     Args:

@@ -30,8 +30,7 @@ def _adam(
     if len(states) < len(parameters):
         return False
     steps = [s["step"] for s in states]
-    for step in steps:
-        step.add_(1)
+    torch._foreach_add_(steps, 1)
     beta1, beta2 = group["betas"]
     fused = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
     fused(

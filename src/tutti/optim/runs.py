@@ -1,8 +1,4 @@
-"""A copy of the user's optimizer that moves given stretches of a flat vector, with a state of its own.
-
-Neighbours are joined into one long parameter until one of them is without a gradient for the first time:
-from then on each has a state and counters of its own, and is left out while it has no gradient.
-"""
+"""A copy of the user's optimizer that moves given slices of parameters, with a state of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.optim.kernels import KERNELS
-from tutti.optim.state import add_stretch, add_whole
+from tutti.optim.state import add_slice, add_whole
 from tutti.replica import NONE_MISSING, Flat, Missing, vector_like, view_like
 from tutti.state import Held
 
@@ -74,59 +70,44 @@ def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[T
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """A stretch's part of one of the user's parameters.
+    """Consecutive elements of a parameter, in the order in which they lie in memory.
 
     Attributes:
         parameter: the user's parameter.
-        elements: which of its elements, in the order in which they lie in memory.
-        at: where the first of them lies in the stretch.
+        elements: which of its elements.
+        place: where they lie in the flat vector; with the gap behind them, if the parameter may be cut.
     """
 
     parameter: nn.Parameter
     elements: slice
-    at: int
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Consecutive elements of a flat vector that an optimizer sees as one parameter.
-
-    Attributes:
-        place: where they lie in the vector; with the gap behind them, if they may be cut.
-        shares: the user's parameters that lie there.
-    """
-
     place: slice
-    shares: tuple[ParameterSlice, ...]
-
-    def view(self, vector: Tensor, whole: bool) -> Tensor:
-        """Return the stretch of `vector`, in the shape of the parameter if it is one whole parameter."""
-        stretch = vector[self.place]
-        return view_like(stretch, self.shares[0].parameter) if whole else stretch
 
 
 class GroupOptimizer:
-    """Stretches of one param group and an optimizer of the user's class for them.
+    """An optimizer of the user's class for slices of one param group's parameters.
 
     Args:
         group: as below.
         grads: the gradients, a vector of the same length.
-        stretches: what to move.
+        slices: as below.
 
     Attributes:
         group: the number of its param group.
-        stretches: what it moves; when a step leaves out a parameter, each parameter gets one of its own.
-        optimizer: of the user's class, over `stretches`, with a state of its own.
-        parameters: the stretches, as it sees them.
+        slices: what it moves.
+        optimizer: of the user's class, over `slices`, with a state of its own.
+        parameters: the slices, as it sees them: in the parameter's shape if it may not be cut.
     """
 
     def __init__(
-        self, user: Optimizer, group: int, flat: Flat, grads: Tensor, stretches: list[Stretch]
+        self, user: Optimizer, group: int, flat: Flat, grads: Tensor, slices: list[ParameterSlice]
     ) -> None:
-        self._user, self.group, self._vectors = user, group, (flat.weights, grads)
+        self._user, self.group, self.slices = user, group, slices
         self._whole = not is_elementwise(user)
-        self._theirs = frozenset(share.parameter for stretch in stretches for share in stretch.shares)
-        self._lay(stretches)
+        self._theirs = frozenset(one.parameter for one in slices)
+        self.parameters = [nn.Parameter(self._view(flat.weights, one)) for one in slices]
+        self._grads = [self._view(grads, one) for one in slices]
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            parameter.grad = grad
         theirs = user.param_groups[group]
         self._own = {**theirs, "params": self.parameters}
         self._read = dict(theirs)
@@ -137,6 +118,9 @@ class GroupOptimizer:
         self.optimizer = bare_copy(user, [self._own])
         self.load(user.state)
 
+    def _view(self, vector: Tensor, one: ParameterSlice) -> Tensor:
+        return view_like(vector[one.place], one.parameter) if self._whole else vector[one.place]
+
     def step(self, missing: Missing = NONE_MISSING) -> None:
         """Move the weights, by the options that the user's param group has now.
 
@@ -145,9 +129,7 @@ class GroupOptimizer:
         """
         present: Sequence[int] = range(len(self.parameters))
         if not missing.isdisjoint(self._theirs):
-            self._split_up()
-            theirs = [stretch.shares[0].parameter for stretch in self.stretches]
-            present = [number for number, parameter in enumerate(theirs) if parameter not in missing]
+            present = [n for n, one in enumerate(self.slices) if one.parameter not in missing]
         if not self._fused:
             self._move(present)
             return
@@ -161,50 +143,20 @@ class GroupOptimizer:
                 self._move(turn)
 
     def add_state(self, held: Held, names: Mapping[nn.Parameter, str]) -> None:
-        """Add what the optimizer keeps for the stretches, by the names of the user's parameters."""
-        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
-            kept = self.optimizer.state.get(parameter, {})
-            for share in stretch.shares:
-                name = names[share.parameter]
-                if self._whole:
-                    add_whole(held, name, kept)
-                else:
-                    add_stretch(held, name, share.parameter, share.elements, share.at, kept, COUNTERS)
+        """Add what the optimizer keeps for the slices, by the names of the user's parameters."""
+        for parameter, one in zip(self.parameters, self.slices, strict=True):
+            kept, name = self.optimizer.state.get(parameter, {}), names[one.parameter]
+            if self._whole:
+                add_whole(held, name, kept)
+            else:
+                add_slice(held, name, one.parameter, one.elements, kept, COUNTERS)
 
     def load(self, kept: Mapping[Any, dict[str, Any]]) -> None:
         """Have the optimizer go on from what another one has kept for the user's parameters."""
         self.optimizer.state.clear()
-        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
-            given = kept.get(stretch.shares[0].parameter, {})
-            state = deepcopy(given) if self._whole else _cut_state(kept, stretch, self._fused)
-            if state:
-                self.optimizer.state[parameter] = state
-
-    def _lay(self, stretches: list[Stretch]) -> None:
-        """Make a parameter of each stretch."""
-        weights, grads = self._vectors
-        self.stretches = stretches
-        self.parameters = [nn.Parameter(stretch.view(weights, self._whole)) for stretch in stretches]
-        self._grads = [stretch.view(grads, self._whole) for stretch in stretches]
-        for parameter, grad in zip(self.parameters, self._grads, strict=True):
-            parameter.grad = grad
-
-    def _split_up(self) -> None:
-        """Give each of the user's parameters a state of its own, which goes on from the joined one."""
-        if all(len(stretch.shares) == 1 for stretch in self.stretches):
-            return
-        parts, states = [], []
-        for parameter, stretch in zip(self.parameters, self.stretches, strict=True):
-            ends = [*(share.at for share in stretch.shares[1:]), stretch.place.stop - stretch.place.start]
-            for share, end in zip(stretch.shares, ends, strict=True):
-                within = slice(share.at, end)
-                place = slice(stretch.place.start + within.start, stretch.place.start + within.stop)
-                parts.append(Stretch(place, (ParameterSlice(share.parameter, share.elements, 0),)))
-                states.append(_part_of(self.optimizer.state.get(parameter, {}), within))
-        self._lay(parts)
-        self._own["params"] = self.parameters
-        self.optimizer.state = defaultdict(dict)
-        for parameter, state in zip(self.parameters, states, strict=True):
+        for parameter, one in zip(self.parameters, self.slices, strict=True):
+            given = kept.get(one.parameter, {})
+            state = deepcopy(given) if self._whole else _cut_state(given, one, self._fused)
             if state:
                 self.optimizer.state[parameter] = state
 
@@ -229,12 +181,6 @@ class GroupOptimizer:
             self.parameters[number].grad = self._grads[number]
 
 
-def progress(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[object, ...]:
-    """Return the optimizer's progress with a parameter; only parameters of equal progress can be joined."""
-    state = optimizer.state.get(parameter, {})
-    return (*sorted(state), *(float(state[name]) for name in COUNTERS if name in state))
-
-
 def is_plain(group: dict[str, Any]) -> bool:
     """Tell whether all options of a param group are numbers of Python's."""
     values = [value for name, value in group.items() if name not in ("params", "betas")]
@@ -254,28 +200,18 @@ def bare_copy(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     return copy
 
 
-def _part_of(state: dict[str, Any], place: slice) -> dict[str, Any]:
-    """Return the state of a part of a joined parameter: views of its tensors, and counters of its own."""
-    return {
-        name: deepcopy(value) if name in COUNTERS or value is None else value[place]
-        for name, value in state.items()
-    }
-
-
-def _cut_state(kept: Mapping[Any, dict[str, Any]], stretch: Stretch, fused: bool) -> dict[str, Any]:
-    """Return what is kept for the stretch's parameters, its tensors joined and cut as the stretch is."""
+def _cut_state(kept: Mapping[str, Any], one: ParameterSlice, fused: bool) -> dict[str, Any]:
+    """Return what is kept for a parameter, its tensors cut as the slice is."""
     state: dict[str, Any] = {}
-    length = stretch.place.stop - stretch.place.start
-    for name, first in kept.get(stretch.shares[0].parameter, {}).items():
-        if first is None:
+    for name, value in kept.items():
+        if value is None:
             continue
         if name in COUNTERS:
-            device = stretch.shares[0].parameter.device
-            kept_as_is = isinstance(first, Tensor) and not fused
-            state[name] = deepcopy(first) if kept_as_is else torch.tensor(float(first), device=device)
+            as_is = isinstance(value, Tensor) and not fused
+            device = one.parameter.device
+            state[name] = deepcopy(value) if as_is else torch.tensor(float(value), device=device)
             continue
-        state[name] = first.new_zeros(length)
-        for share in stretch.shares:
-            held = vector_like(kept[share.parameter][name], share.parameter)[share.elements]
-            state[name][share.at : share.at + len(held)] = held
+        held = vector_like(value, one.parameter)[one.elements]
+        state[name] = value.new_zeros(one.place.stop - one.place.start)
+        state[name][: len(held)] = held
     return state

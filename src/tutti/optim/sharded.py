@@ -6,13 +6,13 @@ section 5.1 (stage 1: the optimizer's state is partitioned).
     weights  ├─ 0.weight ──┼ 0.bias ┼──────── 1.weight ────────┼ 1.bias ┤
     group    │      0      │   1    │            0             │   1    │
     shard    ├─────────────── rank 0 ─────────┼────────── rank 1 ────────┤
-    runs     ├─────────────┼────────┼─────────┼─────────────────┼────────┤   elementwise optimizers
+    slices   ├─────────────┼────────┼─────────┼─────────────────┼────────┤   elementwise optimizers
     shard    ├─────── rank 0 ───────┼────────────── rank 1 ─────────────┤
-    runs     ├─────────────┼────────┼──────────────────────────┼────────┤   others of torch: whole parameters
+    slices   ├─────────────┼────────┼──────────────────────────┼────────┤   others of torch: whole parameters
     shard    ├──────────────────────────── rank 0 ────────────────────────┤   all others: the whole model
 
-An elementwise optimizer computes each new weight from that weight's own gradient and state alone. It gets
-each run of one param group's parameters, cut anywhere, as one long parameter. The other optimizers of torch
+An elementwise optimizer computes each new weight from that weight's own gradient and state alone, and its
+parameters may be cut anywhere. The other optimizers of torch
 may use a parameter's shape, but treat each parameter by itself. An optimizer of somebody else's may use what
 all parameters have together, such as a norm: one rank of a host steps the user's own object.
 Parameters that have got no gradient in an update are left as they are, with their state.
@@ -29,13 +29,10 @@ from torch.optim import Optimizer
 from tutti.errors import BadModel, BadOption
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import (
-    COUNTERS,
     GroupOptimizer,
     ParameterSlice,
-    Stretch,
     is_elementwise,
     is_fused,
-    progress,
 )
 from tutti.optim.state import held_by
 from tutti.replica import ALIGNMENT, NONE_MISSING, Flat, Missing, Replica
@@ -133,10 +130,8 @@ class ShardedOptimizer:
         )
         self._optimizer, self._replica = optimizer, replica
         self.joint = whole and own_grads and (replica.in_own_loop or not is_parameterwise(optimizer))
-        self.pieces: tuple[FlatPiece, ...] = ()
-        if self.joint and replica.in_own_loop:
-            return
-        check_hooks(optimizer)
+        if not self.joint:
+            check_hooks(optimizer)
         check_parameters(optimizer, replica)
         self.pieces = tuple(
             FlatPiece(optimizer, flat, vector, place, joint=self.joint)
@@ -151,9 +146,6 @@ class ShardedOptimizer:
             missing: these parameters; None: those without one in this replica.
         """
         self.begin()
-        if self._replica.in_own_loop and self.joint:
-            self._optimizer.step()
-            return
         missing = self._replica.gradients.missing() if missing is None else missing
         if self.joint:
             self.step_itself(missing)
@@ -182,12 +174,6 @@ class ShardedOptimizer:
                 run.add_state(held, names)
         return held
 
-    def counters(self) -> Held:
-        """Return what the optimizer counts for the parameters of the slices."""
-        held = self.state()
-        pieces = [piece for piece in held.pieces if piece.name.rpartition("/")[2] in COUNTERS]
-        return Held(pieces)
-
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""
         announce(self._optimizer)
@@ -198,13 +184,11 @@ class FlatPiece:
 
     Args:
         joint: whether the pieces are moved jointly, so that this one needs no optimizers.
-        apart: no two parameters are joined, so that each has a state of its own from the start.
 
     Attributes:
         flat: the vector.
         place: where the piece lies in it.
-        runs: the optimizers, one for each run of parameters of one param group; none where the pieces are
-            moved jointly.
+        runs: the optimizers, one for each param group; none where the pieces are moved jointly.
     """
 
     def __init__(
@@ -214,12 +198,11 @@ class FlatPiece:
         grads: Tensor,
         place: slice,
         joint: bool = False,
-        apart: bool = False,
     ) -> None:
         self.flat, self.place = flat, place
-        by_group = {} if joint else _stretches(optimizer, flat, place, apart)
+        by_group = {} if joint else _slices(optimizer, flat, place)
         self.runs = tuple(
-            GroupOptimizer(optimizer, group, flat, grads, stretches) for group, stretches in by_group.items()
+            GroupOptimizer(optimizer, group, flat, grads, slices) for group, slices in by_group.items()
         )
 
     def step(self, missing: Missing = NONE_MISSING) -> None:
@@ -251,34 +234,21 @@ def groups_of(optimizer: Optimizer) -> dict[nn.Parameter, int]:
     }
 
 
-def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> dict[int, list[Stretch]]:
-    """Return the stretches to move in `place`, by param group: neighbours joined, or whole parameters."""
+def _slices(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[ParameterSlice]]:
+    """Return the slices of parameters to move in `place`, by param group."""
     group_of = groups_of(optimizer)
     elementwise = is_elementwise(optimizer)
-    joined = elementwise and not apart
-    found: dict[int, list[Stretch]] = {}
-    before: object = None
+    found: dict[int, list[ParameterSlice]] = {}
     ends = [*(span.start for span in flat.spans[1:]), len(flat.weights)]
     for parameter, span, end in zip(flat.parameters, flat.spans, ends, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         group = group_of.get(parameter)
-        if group is None or start >= stop:
-            before = None
-            continue
-        kind = (group, progress(optimizer, parameter)) if joined else parameter
-        elements = slice(start - span.start, stop - span.start)
-        if elementwise:
+        if group is not None and start < stop:
+            elements = slice(start - span.start, stop - span.start)
             # With the gap: fused kernels may round what is left after the last full register differently, and
             # an update is the same to the bit wherever the vector is cut.
-            stop = min(end, place.stop)
-        stretches = found.setdefault(group, [])
-        if joined and kind == before:
-            last = stretches.pop()
-            share = ParameterSlice(parameter, elements, start - last.place.start)
-            stretches.append(Stretch(slice(last.place.start, stop), (*last.shares, share)))
-        else:
-            stretches.append(Stretch(slice(start, stop), (ParameterSlice(parameter, elements, 0),)))
-        before = kind
+            stop = min(end, place.stop) if elementwise else stop
+            found.setdefault(group, []).append(ParameterSlice(parameter, elements, slice(start, stop)))
     return found
 
 

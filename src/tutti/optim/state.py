@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
-from tutti.object_state import as_values, from_values
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Held, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
 
@@ -39,18 +38,10 @@ def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
     for key, value in state.items():
         if isinstance(key, nn.Parameter):
             if key in names:
-                add_whole(held, names[key], _as_values(value))
+                add_whole(held, names[key], value)
         else:
-            add_whole(held, "", _as_values({str(key): value}))
+            add_whole(held, "", {str(key): value})
     return held
-
-
-def _as_values(kept: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: as_values(value, f"the optimizer's state '{key}'") for key, value in kept.items()}
-
-
-def _read(value: Any) -> Any:
-    return from_values(value) if isinstance(value, list | dict) else value
 
 
 def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
@@ -68,24 +59,22 @@ def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
             held.numbers[name_of(PREFIX, name, key)] = value
 
 
-def add_stretch(
+def add_slice(
     held: Held,
     name: str,
     parameter: nn.Parameter,
     elements: slice,
-    at: int,
     kept: Mapping[str, Any],
     counters: Iterable[str],
 ) -> None:
-    """Add what an elementwise optimizer keeps for a stretch that some elements of a parameter are a part of.
+    """Add what an elementwise optimizer keeps for some elements of a parameter.
 
     Args:
         held: gets it.
         name: of the parameter.
         parameter: the model's own.
         elements: which of its elements, in the order of memory.
-        at: where the first of them lies in the stretch.
-        kept: the optimizer's state for the stretch.
+        kept: the optimizer's state for them; its tensors may be longer.
         counters: the keys of `kept` that are kept once for a parameter.
     """
     for key, value in kept.items():
@@ -95,7 +84,7 @@ def add_stretch(
         elif key in counters:
             held.pieces.append(whole_piece(full, value))
         else:
-            values = value.detach()[at : at + elements.stop - elements.start]
+            values = value.detach()[: elements.stop - elements.start]
             held.pieces.append(
                 TensorPiece(full, elements.start, values, tuple(parameter.shape), order_of(parameter))
             )
@@ -127,7 +116,7 @@ def load(
     Args:
         optimizer: new, over parameters of the model.
         names: of these parameters.
-        saved: has the state, as `add_whole` and `add_stretch` have added it. What a rank held alone comes
+        saved: has the state, as `add_whole` and `add_slice` have added it. What a rank held alone comes
             before what all held.
         options: of the other's param groups, as `options_of` has returned them.
         copy: the optimizer gets tensors of its own in any case. Otherwise only one that is not known to treat
@@ -154,7 +143,7 @@ def load(
                 }
         for name, value in other.items():
             group[name] = in_form_of(group.get(name), value)
-    state.update({key: _read(value) for key, value in kept_by_name.get("", {}).items()})
+    state.update(kept_by_name.get("", {}))
 
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:
@@ -177,7 +166,7 @@ def _placed(
     Counters stay on the CPU as a rule. What had the dtype of the parameter, `before`, has it again.
     """
     if not isinstance(value, Tensor):
-        return _read(value)
+        return value
     if key != "step" and value.dtype == before:
         value = value.to(parameter.dtype)
     if value.shape == parameter.shape and value.stride() != parameter.stride():

@@ -278,7 +278,8 @@ class Checkpoints:
             same = part.shared["strategy"] == repr(stepper.strategy)
             stepper.load_state(part.part("stepper"), from_values(part.shared["options"]), same)
             if loop.comm.rank == 0 and isinstance(stepper, WorkerStepper) and not (same and part.own):
-                self._tell_anew(stepper.worker.anew if same else ("what the other strategy's workers knew",))
+                lost = stepper.worker.restarts if same else ("what the other strategy's workers knew",)
+                self._tell_anew(lost)
         for name, thing in self._objects.items():
             if name not in shared["objects"]:
                 continue

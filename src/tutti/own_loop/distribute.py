@@ -114,7 +114,7 @@ def distribute(
         return model, optimizer
     _share_state(optimizer, loop.comm)
     clip = Clip(clip_norm, clip_value)
-    with as_arguments(chosen):
+    with as_arguments(of_loop=True):
         make = _joint if chosen.joins_gradients else _apart
         stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop)
     torch.autograd.backward = _backward
@@ -171,7 +171,7 @@ def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
             f"{comm.hosts}, and a loop of one's own has no servers; use tutti.train(..., servers=1), or a "
             "strategy without a centre, such as tutti.Sync()"
         )
-    with as_arguments(strategy):
+    with as_arguments(of_loop=True):
         strategy.check(comm.size, comm.hosts)
 
 

@@ -24,7 +24,7 @@ from tutti.optim.runs import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sharded import FlatPiece, announce, groups_of
 from tutti.optim.sparse import sparse_tables
 from tutti.optim.state import add_whole
-from tutti.optim.whole_state import State, WholeState
+from tutti.own_loop.whole_state import State, WholeState
 from tutti.replica import (
     ALIGNMENT,
     NONE_MISSING,
@@ -232,31 +232,30 @@ class DividedOptimizer:
     def _settle(self) -> None:
         """Move the state that a step has made into shared memory (collective)."""
         kept = [
-            (flat, stretch, run.optimizer.state.get(parameter, {}))
+            (flat, one, run.optimizer.state.get(parameter, {}))
             for flat, run in self._runs
-            for parameter, stretch in zip(run.parameters, run.stretches, strict=True)
+            for parameter, one in zip(run.parameters, run.slices, strict=True)
         ]
         made = [
-            (self._number[id(share.parameter)], name, value.dtype)
-            for _, stretch, state in kept
+            (self._number[id(one.parameter)], name, value.dtype)
+            for _, one, state in kept
             for name, value in state.items()
             if value is not None
-            for share in stretch.shares
         ]
         everyone = cast("list[list[tuple[int, str, torch.dtype]]]", self._node.all_gather_objects(made))
         self._add_entries(entry for theirs in everyone for entry in theirs)
         self._counters, self._writes = [], []
-        for flat, stretch, state in kept:
-            numbers = [self._number[id(share.parameter)] for share in stretch.shares]
+        for flat, one, state in kept:
+            number = self._number[id(one.parameter)]
             for name, value in state.items():
                 if value is not None:
-                    vector = self._vectors[self._entries[numbers[0]][name]]
+                    vector = self._vectors[self._entries[number][name]]
                     if name in COUNTERS:
-                        self._counters.append((vector[numbers[0] : numbers[-1] + 1], value))
+                        self._counters.append((vector[number], value))
                     else:
-                        state[name] = vector[stretch.place].copy_(value)
-            if stretch.shares[0].parameter not in self._missing:
-                copies = [copy[stretch.place] for copy in self._copies[flat]]
+                        state[name] = vector[one.place].copy_(value)
+            if one.parameter not in self._missing:
+                copies = [copy[one.place] for copy in self._copies[flat]]
                 self._writes.append((copies.pop(self._node.rank), copies))
 
     def _add_entries(self, entries: Iterable[tuple[int, str, torch.dtype]]) -> None:

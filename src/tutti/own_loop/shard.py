@@ -26,7 +26,7 @@ from tutti.own_loop.meetings import DETAILS, Purpose
 from tutti.own_loop.places import IterationStart, check_of, generators_of
 from tutti.own_loop.structure import BLOCKS, Values, blocks_in, mapped
 from tutti.strategies.base import Pace
-from tutti.training.random_state import load_random_state, random_state
+from tutti.training.module_state import load_random_state, random_state
 
 LOADER_OPTIONS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),

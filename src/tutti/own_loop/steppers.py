@@ -189,7 +189,7 @@ class WorkerStepper(Stepper):
         )
         # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
         self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-        self.optimizer.register_load_state_dict_post_hook(lambda _: self.worker.adopt_state())
+        self.optimizer.register_load_state_dict_post_hook(lambda _: self.worker.adopt(optimizer=True))
 
     @override
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
@@ -203,7 +203,7 @@ class WorkerStepper(Stepper):
         self._meet(Purpose.STEP)
         with self._stepping(Purpose.STEP), _unscaled(self.optimizer) as overflown:
             if overflown:
-                self.worker.give_up()
+                self.worker.skip()
             else:
                 self._advance(self.loop.counts)
         self.loop.exchange.meetings.steps += 1
@@ -223,7 +223,7 @@ class WorkerStepper(Stepper):
     @override
     def load_state(self, saved: Saved, options: list[Values], same: bool) -> None:
         _load_optimizer(self, saved, options)
-        with as_arguments(self.strategy):
+        with as_arguments(of_loop=True):
             self.worker = self.strategy.worker(self.replica, self.loop.comm, self.optimizer, self.clip)
         if same:
             self.worker.load_state(saved)
@@ -251,7 +251,7 @@ class WorkerStepper(Stepper):
     def _stepping(self, purpose: Purpose) -> Iterator[None]:
         self._inside = True
         try:
-            with as_arguments(self.strategy):
+            with as_arguments(of_loop=True):
                 yield
         except (PeerLost, CallsDiffer) as error:
             raise self.loop.exchange.meetings.explain(error, purpose) from None

@@ -37,20 +37,27 @@ class Slot:
 
     Attributes:
         number: from 0, in the order of the vectors.
-        places: where it lies in each vector.
+        places: its slice of each vector.
     """
 
     number: int
     places: tuple[slice, ...]
 
     def views(self, vectors: Vectors) -> tuple[Tensor, ...]:
-        """The slot's slice of each vector."""
+        """Return the slot's slice of each vector."""
         return tuple(vector[place] for vector, place in zip(vectors, self.places, strict=True))
+
+
+def slots_of(slices: Sequence[Sequence[slice]]) -> list[Slot]:
+    """Return the slots that consist of the k-th slices of all vectors; empty ones are left out."""
+    columns = zip(*slices, strict=True)
+    filled = [places for places in columns if any(place.start < place.stop for place in places)]
+    return [Slot(number, places) for number, places in enumerate(filled)]
 
 
 @dataclass(slots=True)
 class Push:
-    """A message for one slot, with all that a rule needs to apply it.
+    """A message for one slot.
 
     Attributes:
         slot: the slot's number.
@@ -73,7 +80,7 @@ class Outcome(Enum):
     """The result of a message."""
 
     APPLIED = "the slot has moved; the answer can be given"
-    HELD = "the slot moves with a later message; the answer has to wait for that"
+    WAITING = "the slot moves with a later message; the answer has to wait for that"
     DROPPED = "it came too late and was not used; the answer can be given"
 
 
@@ -83,32 +90,20 @@ class Rule(ABC):
     Attributes:
         compares: whether `Push.then` is wanted.
         remembers: whether a worker's last message may be applied again.
-        consumes: whether a message is used up: it is zero afterwards, unless the answer was written there.
         brings_weights: whether the messages are weights; else they are moves or gradients.
-        optimizes: whether it runs the user's optimizer.
     """
 
     compares: bool = False
     remembers: bool = False
-    consumes: bool = False
     brings_weights: bool = False
-    optimizes: bool = False
 
-    def cut(self, flat: Flat, parts: int) -> list[slice]:
-        """Cut a flat vector into `parts` consecutive slices, each of which the rule can be applied to."""
-        return equal_slices(flat, parts)
-
-    def most_slots(self) -> int | None:
-        """Return the most slots that the rule can work with; None: any number."""
-        return None
+    def cut(self, flats: Sequence[Flat], parts: int) -> list[Slot]:
+        """Cut the vectors into at most `parts` slots, each of which the rule can be applied to."""
+        return slots_of([equal_slices(flat, parts) for flat in flats])
 
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
         """Prepare for `slots` of the vectors `centre`; once, by all who apply the rule (collective)."""
         return
-
-    def inbox(self, slot: int) -> tuple[Tensor, ...] | None:
-        """Return the memory where the rule wants the slot's message, to save a copy; None: any will do."""
-        return None
 
     @abstractmethod
     def apply(self, push: Push) -> Outcome:
@@ -128,33 +123,16 @@ class Rule(ABC):
         return
 
     def adopt(self) -> None:
-        """Go on from the state that the user's optimizer has been given in its loop (collective)."""
+        """Go on from the state that the user's optimizer was given in its loop (collective)."""
         return
 
     def state(self, slot: int) -> Held:
         """Return what is kept for a slot besides the weights, by parameter, while nobody moves it."""
         return Held()
 
-    def load_state(self, held: Named | None) -> None:
-        """Go on from what `state` has returned for all slots that were opened.
-
-        Args:
-            held: may be of the slots of other centres as well. None: another one of those who apply the rule
-                has been given it, in memory that all of them see.
-        """
+    def load_state(self, held: Named) -> None:
+        """Go on from what `state` returned for all slots; by one of those who share memory."""
         return
-
-    def given(self) -> Held:
-        """Return what `state` has of it, where the user's optimizer was given a state before."""
-        return Held()
-
-    def part_of(self, held: Named, slot: Slot) -> Held:
-        """Return the part of what is saved that `load_state` needs for a slot."""
-        return Held()
-
-    def last_message(self) -> Vectors:
-        """Return this worker's last message, if the rule `remembers` it."""
-        return ()
 
     @abstractmethod
     def above(self, hosts: int) -> Rule:
@@ -176,7 +154,7 @@ class Receipt:
         wait_s: seconds that it waited for others.
         bytes_sent: what it sent, or wrote for others to read.
         dropped: whether its message came too late and was not used, in some slot.
-        update_s: seconds in which it ran the optimizer on the centre's weights.
+        update_s: seconds in which it applied the rule itself.
     """
 
     staleness: int | None
@@ -200,7 +178,7 @@ class Centre(ABC):
         """Push a message; no answer is wanted.
 
         Args:
-            message: one vector for each of the replica's. Overwritten; with zeros if the rule `consumes`.
+            message: one vector for each of the replica's. It may be overwritten.
             again: it is this worker's last message, unchanged, which the centre may remember.
             at: the weights at which it was computed, if the rule `compares`.
         """
@@ -221,7 +199,7 @@ class Centre(ABC):
 
     @abstractmethod
     def read(self, into: Vectors) -> None:
-        """Read the weights that all have agreed on; collective, and without a trace on the staleness.
+        """Read the weights that all have agreed on, without a trace on the staleness (collective).
 
         Every worker finds the same weights: those after all messages that any of them has brought before.
         """
@@ -251,23 +229,12 @@ class Centre(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """Return all but the agreed weights that must be known to go on; between `leave` and `rejoin`."""
+        """Return what must be known to go on besides the agreed weights; between `leave` and `rejoin`."""
 
     @abstractmethod
     def load_state(self, saved: Saved) -> None:
-        """Go on from the state of an earlier centre with the same weights (collective).
-
-        The rule has this worker's last message again, if it remembers that.
-        """
+        """Go on from the state of an earlier centre with the same weights (collective)."""
 
     @abstractmethod
     def close(self) -> None:
         """End this worker's connection; no call may follow."""
-
-
-def cut_slots(flats: Sequence[Flat], rule: Rule, parts: int) -> list[Slot]:
-    """Cut the vectors as the rule allows; slots that would be empty are left out."""
-    parts = min(parts, rule.most_slots() or parts)
-    columns = zip(*[rule.cut(flat, parts) for flat in flats], strict=True)
-    filled = [places for places in columns if any(place.start < place.stop for place in places)]
-    return [Slot(number, places) for number, places in enumerate(filled)]

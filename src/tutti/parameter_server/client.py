@@ -9,12 +9,13 @@ Each server has a slice of every vector and serves its requests in the order in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, Servers
-from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors, cut_slots
+from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors
 from tutti.parameter_server.protocol import (
     ANSWER,
     BODY,
@@ -28,7 +29,10 @@ from tutti.parameter_server.protocol import (
     send_held,
 )
 from tutti.replica import Flat
-from tutti.state import Saved, State, named
+from tutti.state import Held, Saved, State, whole_piece
+
+_OF_MODEL: Final = "weights/"
+"""The first word of what a checkpoint has of the model itself."""
 
 
 class ServedCentre(Centre):
@@ -43,25 +47,27 @@ class ServedCentre(Centre):
 
     def __init__(self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule) -> None:
         self._workers, self._comm, self._rule = comm, servers.comm, rule
-        self._slots = cut_slots(flats, rule, len(servers.ranks))
+        self._slots = rule.cut(flats, len(servers.ranks))
         self._servers = servers.ranks[: len(self._slots)]
         self._idle = servers.ranks[len(self._slots) :]
         self._answer = torch.zeros(3, dtype=torch.float64)
         self._version, self._seen_at = 0, comm.clock()
-        if comm.rank == 0:
-            weights, given = [flat.weights for flat in flats], named([rule.given()])
-            for server, slot in zip(self._servers, self._slots, strict=True):
-                self._ask(server, Request.START, comm.hosts)
-                send_all(self._comm, slot.views(weights), server, BODY)
-                send_held(self._comm, rule.part_of(given, slot), server)
-            # Another worker's message may be faster than these: it has to wait for the servers to be ready.
-            self._take(None)
+        # Another worker's message may be faster than these weights: it waits for the servers to be ready.
+        self._put([flat.weights for flat in flats])
         comm.barrier()
 
     @property
     @override
     def version(self) -> int:
         return self._version
+
+    def _put(self, weights: Vectors) -> None:
+        """Overwrite the servers' weights with those of worker 0."""
+        if self._workers.rank == 0:
+            for server, slot in zip(self._servers, self._slots, strict=True):
+                self._ask(server, Request.OVERWRITE, self._workers.hosts)
+                send_all(self._comm, slot.views(weights), server, BODY)
+            self._take(None)
 
     def _ask(self, server: int, request: Request, detail: float = 0) -> int:
         message = header(request, detail, self._rule.settings())
@@ -80,9 +86,6 @@ class ServedCentre(Centre):
                 sent += send_all(self._comm, slot.views(message), server, BODY)
             if at:
                 sent += send_all(self._comm, slot.views(at), server, BODY)
-        if self._rule.consumes:
-            for vector in message:
-                vector.zero_()
         return sent
 
     def _take(self, into: Vectors | None) -> tuple[int, bool]:
@@ -137,11 +140,7 @@ class ServedCentre(Centre):
     @torch.no_grad()
     def overwrite(self, weights: Vectors) -> None:
         self._flush()
-        if self._workers.rank == 0:
-            for server, slot in zip(self._servers, self._slots, strict=True):
-                self._ask(server, Request.OVERWRITE)
-                send_all(self._comm, slot.views(weights), server, BODY)
-            self._take(None)
+        self._put(weights)
         self._seen_at = self._comm.clock()
         self._workers.barrier()
 
@@ -169,34 +168,23 @@ class ServedCentre(Centre):
 
     @override
     def state(self) -> State:
-        """Return, on worker 0, what the servers' rules keep, and on each what it has not read yet."""
-        state, behind = State(), []
-        self._ask_all(Request.READ)
-        for server in self._servers:
-            self._comm.recv(self._answer, server, ANSWER)
-            behind.append(int(self._answer[1]))
-        if self._workers.rank == 0:
-            for server in self._servers:
-                self._ask(server, Request.STATE)
-                state.joint.add(receive_held(self._comm, server))
-        state.own["behind"] = behind
+        """Return, on worker 0, what the servers' rules keep."""
+        state = State()
+        for server in self._servers if self._workers.rank == 0 else ():
+            self._ask(server, Request.STATE)
+            state.joint.add(receive_held(self._comm, server))
         return state
 
     @override
     def load_state(self, saved: Saved) -> None:
         if self._workers.rank == 0:
-            for server, slot in zip(self._servers, self._slots, strict=True):
+            tensors = saved.joint.tensors.items()
+            kept = [whole_piece(name, one) for name, one in tensors if not name.startswith(_OF_MODEL)]
+            for server in self._servers:
                 self._ask(server, Request.RESTORE)
-                send_held(self._comm, self._rule.part_of(saved.joint, slot), server)
+                send_held(self._comm, Held(kept, dict(saved.joint.numbers)), server)
             self._take(None)
         self._workers.barrier()
-        behind = [] if saved.own is None else saved.own.get("behind", [])
-        if len(behind) == len(self._servers):
-            for server, slot, by in zip(self._servers, self._slots, behind, strict=True):
-                self._ask(server, Request.RECALL, by)
-                if self._rule.remembers:
-                    send_all(self._comm, slot.views(self._rule.last_message()), server, BODY)
-        self._flush()
 
     @override
     def close(self) -> None:

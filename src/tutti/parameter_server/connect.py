@@ -31,7 +31,7 @@ def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
         check_reachable(comm.hosts, 0)
         return SharedCentre(comm, replica.flats, rule)
     if servers.levels > 1:
-        return LevelledCentre(comm, servers, replica.flats, rule, servers.server_period)
+        return LevelledCentre(comm, servers, replica.flats, rule)
     return ServedCentre(comm, servers, replica.flats, rule)
 
 

@@ -1,12 +1,12 @@
 """The messages between workers and servers.
 
     worker                                   server
-      │ request: what, again, settings ────────▶ │   REQUEST
+      │ request: what, a detail, settings ─────▶ │   REQUEST
       │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (push, exchange,
-      │                                          │                                   start, overwrite)
+      │                                          │                                   overwrite)
       │ its slice of the weights at which that   │
       │ was computed, if the rule compares ────▶ │   likewise                        (push, exchange)
-      │ what the rule has kept ────────────────▶ │   STATE                           (start, restore)
+      │ what the rule has kept ────────────────▶ │   STATE                           (restore)
       │ ◀──── version, staleness, dropped answer │   ANSWER                          (all but state)
       │ ◀─────────────── its slice of each vector │   WEIGHTS + number of the vector  (pull, exchange, read,
       │                                          │                                   tick)
@@ -17,16 +17,17 @@ Messages to one rank with one tag keep their order, so a server that has a reque
 
 from __future__ import annotations
 
-import json
+import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.state import Held, TensorPiece
+from tutti.state import Held
 
 REQUEST: Final = 1 << 21
 ANSWER: Final = REQUEST + 1
@@ -38,19 +39,17 @@ WEIGHTS: Final = REQUEST + 2000
 class Request(IntEnum):
     """A worker's request."""
 
-    START = 0
-    PUSH = 1
-    EXCHANGE = 2
-    PULL = 3
-    READ = 4
-    TICK = 5
-    LEAVE = 6
-    REJOIN = 7
-    CLOSE = 8
-    OVERWRITE = 9
-    STATE = 10
-    RESTORE = 11
-    RECALL = 12
+    PUSH = 0
+    EXCHANGE = 1
+    PULL = 2
+    READ = 3
+    TICK = 4
+    LEAVE = 5
+    REJOIN = 6
+    CLOSE = 7
+    OVERWRITE = 8
+    STATE = 9
+    RESTORE = 10
 
 
 def header(request: Request, detail: float, settings: Sequence[float]) -> Tensor:
@@ -74,30 +73,18 @@ def receive_all(comm: Communicator, vectors: Sequence[Tensor], source: int, tag:
 
 
 def send_held(comm: Communicator, held: Held, to: int) -> None:
-    """Send what belongs to parameters: a description, and then the bytes of each piece."""
-    pieces = [
-        [one.name, one.start, len(one.values), str(one.values.dtype), one.shape, one.order]
-        for one in held.pieces
-    ]
-    description = json.dumps([pieces, held.numbers]).encode()
-    comm.send(torch.tensor([len(description)]), to, STATE)
-    comm.send(torch.frombuffer(bytearray(description), dtype=torch.uint8), to, STATE)
-    for one in held.pieces:
-        if len(one.values):
-            comm.send(one.values.view(torch.uint8), to, STATE)
+    """Send what belongs to parameters."""
+    # Copies: a view would be pickled with all that it is a view of.
+    pieces = [replace(piece, values=piece.values.clone()) for piece in held.pieces]
+    message = torch.frombuffer(bytearray(pickle.dumps(Held(pieces, held.numbers))), dtype=torch.uint8)
+    comm.send(torch.tensor([len(message)]), to, STATE)
+    comm.send(message, to, STATE)
 
 
 def receive_held(comm: Communicator, source: int) -> Held:
     """Receive what `send_held` sends."""
     length = torch.zeros(1, dtype=torch.int64)
     comm.recv(length, source, STATE)
-    description = torch.zeros(int(length), dtype=torch.uint8)
-    comm.recv(description, source, STATE)
-    pieces, numbers = json.loads(bytes(description.tolist()))
-    held = Held(numbers=numbers)
-    for name, start, count, dtype, shape, order in pieces:
-        values = torch.zeros(count, dtype=getattr(torch, dtype.removeprefix("torch.")))
-        if count:
-            comm.recv(values.view(torch.uint8), source, STATE)
-        held.pieces.append(TensorPiece(name, start, values, tuple(shape), order))
-    return held
+    message = torch.zeros(int(length), dtype=torch.uint8)
+    comm.recv(message, source, STATE)
+    return cast("Held", pickle.loads(message.numpy().data))

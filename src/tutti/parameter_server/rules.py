@@ -25,33 +25,24 @@ from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import PIECE, FlatPiece, check_hooks, check_parameters, check_usable, own_slices
 from tutti.optim.state import by_name, held_by
-from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors
-from tutti.parameter_server.optimizer_state import BY_ITSELF, SharedState, allocate_states, describe
+from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors, slots_of
+from tutti.parameter_server.optimizer_state import SharedState, allocate_states, describe
 from tutti.parameter_server.own_optimizer import OwnOptimizer
-from tutti.parameter_server.staleness import SQUARES, Remedy
+from tutti.parameter_server.staleness import Remedy
 from tutti.replica import NONE_MISSING, Flat, Missing, Replica, copy_all
-from tutti.state import Held, Named, fill_all, name_of, pieces_of_all, whole_piece
+from tutti.state import Held, Named
 
 
 class AddRule(Rule):
     """The message is a move, which the centre makes too: c = c + m.
 
     With levels, the centre above adds up what the centres below have moved.
-
-    Args:
-        remedy: gives the rate for a stale message; a move is as long as the rate is large. None: 1 for all.
     """
-
-    consumes = True
-
-    def __init__(self, remedy: Remedy | None = None) -> None:
-        self._remedy = remedy
 
     @override
     def apply(self, push: Push) -> Outcome:
-        rate = 1.0 if self._remedy is None else self._remedy.rate(push)
         for centre, message in zip(push.centre, push.message, strict=True):
-            centre.add_(message, alpha=rate)
+            centre.add_(message)
         return Outcome.APPLIED
 
     @override
@@ -138,16 +129,6 @@ def _like(old: Any, value: float) -> Any:
     return type(old)(value)
 
 
-COUNTS: Final = "optimizer_counts"
-"""The first word of the names of what an optimizer counts in its param groups, in a checkpoint."""
-
-EDITS: Final = "edits"
-"""That of the names of what loops have changed in their weights, and the centre has not."""
-
-WORD: Final = 48
-"""Parameters for which one setting says whether they are missing: so many bits a float64 has exactly."""
-
-
 class OptimizerRule(Rule):
     """c = optimizer(c, gradient), with the optimizer's state beside the centre's weights.
 
@@ -164,7 +145,7 @@ class OptimizerRule(Rule):
         messages: the vectors that the messages are in; others are copied there. By default, vectors that all
             who apply the rule share.
         remedy: what is done to a stale gradient before, or to the learning rate for it.
-        keep: whether a message is left as it is, so that it can be applied again.
+        keep: whether a message may be applied again.
         comm: the workers; in a loop of the user's it is the optimizer itself that steps, on whichever of them
             brings a gradient.
 
@@ -173,12 +154,9 @@ class OptimizerRule(Rule):
         parameters: those of the model.
 
     Raises:
-        BadOption: the optimizer cannot move slices of vectors, or has no learning rate for `remedy` to scale;
-            or it may use what several param groups or dtypes have together.
+        BadOption: the optimizer cannot be shared, or has no learning rate for `remedy` to scale.
         BadModel: it moves a parameter that is not part of the model.
     """
-
-    optimizes = True
 
     def __init__(
         self,
@@ -191,26 +169,23 @@ class OptimizerRule(Rule):
     ) -> None:
         check_usable(type(optimizer))
         check_parameters(optimizer, replica)
+        _check_shareable(optimizer)
         self._own: OwnOptimizer | None = None
         if replica.in_own_loop and comm is not None:
             self._own = OwnOptimizer(optimizer, replica, comm)
         else:
             check_hooks(optimizer)
-            _check_parted(optimizer, replica)
         if remedy is not None and remedy.scales:
             _check_rates(optimizer)
         self._optimizer, self._flats = optimizer, replica.flats
-        self._messages, self._remedy = messages, remedy
-        self.remembers, self.consumes = keep, not keep
+        self._messages, self._remedy, self.remembers = messages, remedy, keep
         self.compares = remedy is not None and remedy.compares
         self._hyperparameters = Hyperparameters(optimizer)
         self._views: dict[int, tuple[Tensor, ...]] = {}
         self._runs: dict[int, list[tuple[GroupOptimizer, SharedState]]] = {}
         self.missing: Missing = NONE_MISSING
-        self.parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
-        self._names = {
-            p: name for flat in replica.flats for name, p in zip(flat.names, flat.parameters, strict=True)
-        }
+        self._names = replica.names
+        self.parameters = list(self._names)
 
     def names_missing(self) -> list[str]:
         """Return the names of the parameters that are `missing`."""
@@ -221,12 +196,9 @@ class OptimizerRule(Rule):
         self.missing = frozenset(parameter for parameter, name in self._names.items() if name in names)
 
     @override
-    def cut(self, flat: Flat, parts: int) -> list[slice]:
-        return own_slices(flat, parts, self._optimizer)
-
-    @override
-    def most_slots(self) -> int | None:
-        return 1 if self._own is not None else None
+    def cut(self, flats: Sequence[Flat], parts: int) -> list[Slot]:
+        parts = 1 if self._own is not None else parts
+        return slots_of([own_slices(flat, parts, self._optimizer) for flat in flats])
 
     @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
@@ -237,12 +209,7 @@ class OptimizerRule(Rule):
             self._remedy.open(centre, slots, allocate)
         if self._own is not None:
             self._own.open(centre, self._messages, allocate)
-        else:
-            self._open_slots(centre, self._messages, slots, allocate)
-
-    def _open_slots(
-        self, centre: Vectors, messages: Vectors, slots: Sequence[Slot], allocate: Allocate
-    ) -> None:
+            return
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
@@ -251,7 +218,7 @@ class OptimizerRule(Rule):
             for slot in slots
             for run in self._runs_of(slot, scratch, zeros)
         ]
-        runs = {slot.number: self._runs_of(slot, centre, messages) for slot in slots}
+        runs = {slot.number: self._runs_of(slot, centre, self._messages) for slot in slots}
         owners = [(run.optimizer, run.parameters) for of_slot in runs.values() for run in of_slot]
         states = iter(allocate_states(owners, described, allocate))
         self._runs = {number: [(run, next(states)) for run in of_slot] for number, of_slot in runs.items()}
@@ -261,9 +228,7 @@ class OptimizerRule(Rule):
         return [
             run
             for flat, vector, message, place in parts
-            for run in FlatPiece(
-                self._optimizer, replace(flat, weights=vector), message, place, apart=True
-            ).runs
+            for run in FlatPiece(self._optimizer, replace(flat, weights=vector), message, place).runs
         ]
 
     @override
@@ -281,104 +246,52 @@ class OptimizerRule(Rule):
     def answer(self, push: Push) -> None:
         super().answer(push)
         if self._own is not None:
-            self._own.forget()
+            self._own.look()
+
+    def _step(self, slot: int) -> None:
+        if self._own is not None:
+            self._own.step(self.missing)
+        for run, state in self._runs.get(slot, ()):
+            state.step(partial(run.step, self.missing))
+
+    @override
+    def settings(self) -> list[float]:
+        missing = [float(parameter in self.missing) for parameter in self.parameters]
+        return [*missing, *self._hyperparameters.read()]
+
+    @override
+    def use(self, settings: list[float]) -> None:
+        pairs = zip(self.parameters, settings, strict=False)
+        self.missing = frozenset(parameter for parameter, missing in pairs if missing)
+        self._hyperparameters.write(settings[len(self.parameters) :])
 
     @override
     def adopt(self) -> None:
         if self._own is not None:
             self._own.adopt()
 
-    def _step(self, slot: int) -> None:
-        if self._own is not None:
-            self._own.step(self.missing)
-        else:
-            for run, state in self._runs[slot]:
-                state.step(partial(run.step, self.missing))
-
-    @override
-    def inbox(self, slot: int) -> tuple[Tensor, ...] | None:
-        return self._views[slot]
-
-    @override
-    def settings(self) -> list[float]:
-        mask = 0
-        if self.missing:
-            mask = sum(1 << number for number, p in enumerate(self.parameters) if p in self.missing)
-        shifts = range(0, len(self.parameters), WORD)
-        return [*(float(mask >> by & (1 << WORD) - 1) for by in shifts), *self._hyperparameters.read()]
-
-    @override
-    def use(self, settings: list[float]) -> None:
-        shifts = range(0, len(self.parameters), WORD)
-        mask = sum(int(word) << by for by, word in zip(shifts, settings, strict=False))
-        self.missing = NONE_MISSING
-        if mask:
-            self.missing = frozenset(p for number, p in enumerate(self.parameters) if mask >> number & 1)
-        self._hyperparameters.write(settings[len(shifts) :])
-
     @override
     def state(self, slot: int) -> Held:
-        held = Held() if self._own is None else self._own.state(self._names)
-        for run, shared in self._runs.get(slot, []):
+        held = Held() if self._own is None else held_by(self._optimizer, self._names)
+        for run, shared in self._runs.get(slot, ()):
             shared.take()
             run.add_state(held, self._names)
-            for name, value in shared.counts().items():
-                full = name_of(COUNTS, str(run.group), name)
-                if isinstance(value, Tensor):
-                    held.pieces.append(whole_piece(full, value))
-                else:
-                    held.numbers[full] = value
         if self._remedy is not None:
             held.add(self._remedy.state(slot, self._flats))
         return held
 
     @override
-    def load_state(self, held: Named | None) -> None:
-        if self._remedy is not None and held is not None and any(map(_is_of_remedy, held.tensors)):
+    def load_state(self, held: Named) -> None:
+        if self._remedy is not None:
             self._remedy.load_state(held, self._flats)
-        kept = {} if held is None else by_name([held])
-        counts = {} if held is None else {**held.numbers, **held.tensors}
+        kept = by_name([held])
         for run, shared in (pair for pairs in self._runs.values() for pair in pairs):
             run.load({p: kept[name] for p, name in self._names.items() if name in kept})
-            if held is not None:
-                prefix = name_of(COUNTS, str(run.group)) + "/"
-                group = run.optimizer.param_groups[0]
-                group |= {full[len(prefix) :]: v for full, v in counts.items() if full.startswith(prefix)}
-                shared.leave()
-
-    @override
-    def given(self) -> Held:
-        return held_by(self._optimizer, self._names)
-
-    @override
-    def part_of(self, held: Named, slot: Slot) -> Held:
-        names = {
-            name
-            for flat, place in zip(self._flats, slot.places, strict=True)
-            for name, span in zip(flat.names, flat.spans, strict=True)
-            if max(span.start, place.start) < min(span.stop, place.stop)
-        }
-
-        def belongs(full: str) -> bool:
-            prefix, _, rest = full.partition("/")
-            return (
-                prefix == COUNTS or rest.rpartition("/")[0] in names or (prefix == SQUARES and rest in names)
-            )
-
-        pieces = [whole_piece(full, tensor) for full, tensor in held.tensors.items() if belongs(full)]
-        return Held(pieces, {full: value for full, value in held.numbers.items() if belongs(full)})
-
-    @override
-    def last_message(self) -> Vectors:
-        return (self._messages or ()) if self.remembers else ()
+            shared.leave()
 
     @override
     def above(self, hosts: int) -> Rule:
         return AddRule()
-
-
-def _is_of_remedy(name: str) -> bool:
-    return name.startswith(name_of(SQUARES, ""))
 
 
 @contextmanager
@@ -397,14 +310,12 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
             group["lr"] = rate
 
 
-def _check_parted(optimizer: Optimizer, replica: Replica) -> None:
-    """Refuse an optimizer that steps parameters together where there are several param groups or dtypes."""
-    groups, dtypes = len(optimizer.param_groups), len(replica.flats)
-    if max(groups, dtypes) > 1 and not is_parameterwise(optimizer):
+def _check_shareable(optimizer: Optimizer) -> None:
+    if not is_parameterwise(optimizer):
         raise BadOption(
-            f"the optimizer {type(optimizer).__name__}, which is not one of torch's, has {groups} param "
-            f"groups for a model of {dtypes} dtypes, and a parameter centre steps these one by one: what it "
-            f"may compute over all of them would be wrong. {BY_ITSELF}"
+            f"the optimizer {type(optimizer).__name__}, which is not one of torch's, may keep what the "
+            "workers of a parameter centre cannot share. Let each worker run it by itself: '--strategy "
+            "downpour --strategy.side worker'"
         )
 
 
@@ -440,12 +351,10 @@ class Rounds(OptimizerRule):
 
     Attributes:
         rank: whose the next message is.
-        share: which part of the update's samples the next message is the gradient of.
+        share: which part of the update's samples the next message is the gradient of; 0: of none, and it
+            counts for nothing.
         weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
         round: which update it is meant for, from 0.
-        edits: what the workers' loops have changed in their weights since the round before; all have changed
-            the same, and one brings it. It is used up.
-        spoiled: whether it is of no use, so that its round makes no step.
     """
 
     def __init__(
@@ -463,13 +372,9 @@ class Rounds(OptimizerRule):
         self.share = self.weight = 1 / workers
         self.rank = 0 if comm is None else comm.rank
         self.round = 0
-        self.spoiled = False
-        self.edits: Vectors = ()
-        self._edits: Vectors = ()
-        self._in_own_loop = replica.in_own_loop
         # For each slot, of each worker: its message.
         self._boxes: dict[int, list[tuple[Tensor, ...]]] = {}
-        # Likewise: whether it has come, its share, its weight, whether it is of no use. Last: closed rounds.
+        # Likewise: whether it has come, its share, its weight. Last: closed rounds.
         self._counts: dict[int, Tensor] = {}
         # For each slot: 1 for each parameter that a message had a gradient of.
         self._brought: dict[int, Tensor] = {}
@@ -480,43 +385,33 @@ class Rounds(OptimizerRule):
         return self._quorum >= 1
 
     @override
-    def most_slots(self) -> int | None:
-        return 1 if self._norm is not None else super().most_slots()
+    def cut(self, flats: Sequence[Flat], parts: int) -> list[Slot]:
+        return super().cut(flats, parts if self._norm is None else 1)
 
     @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
         super().open(centre, slots, allocate)
-        if self._in_own_loop:
-            self._edits = [allocate(len(vector), vector.dtype) for vector in centre]
         boxes = [[allocate(len(one), one.dtype) for one in centre] for _ in range(self._workers)]
         self._boxes = {slot.number: [slot.views(box) for box in boxes] for slot in slots}
-        counts = allocate(len(slots) * (self._workers + 1) * 4, torch.float64)
-        counts = counts.view(len(slots), self._workers + 1, 4)
+        counts = allocate(len(slots) * (self._workers + 1) * 3, torch.float64)
+        counts = counts.view(len(slots), self._workers + 1, 3)
         brought = allocate(len(slots) * len(self.parameters), torch.uint8).view(len(slots), -1)
         self._counts = {slot.number: row for slot, row in zip(slots, counts, strict=True)}
         self._brought = {slot.number: row for slot, row in zip(slots, brought, strict=True)}
 
     @override
-    def inbox(self, slot: int) -> None:
-        """Take messages anywhere: whose box one belongs to is known when it is here."""
-        return
-
-    @override
     def apply(self, push: Push) -> Outcome:
-        for total, edit in zip(self._edits, self.edits, strict=False):
-            total.add_(edit)
-        self.edits = ()
         counts = self._counts[push.slot]
         if int(counts[-1, 0]) != self.round:
             return Outcome.DROPPED
         self._brought[push.slot] |= self._present()
-        counts[self.rank] = torch.tensor([1, self.share, self.weight, self.spoiled], dtype=torch.float64)
-        came, share, weight, spoiled = counts[:-1].sum(0).tolist()
+        counts[self.rank] = torch.tensor([1, self.share, self.weight], dtype=torch.float64)
+        came, share, weight = counts[:-1].sum(0).tolist()
         if came < self._workers and (self.waits or share < self._quorum - ROUNDING):
             copy_all(self._boxes[push.slot][self.rank], push.message)
-            return Outcome.HELD
+            return Outcome.WAITING
         # Without any sample there is nothing to learn; where no label counts, the gradient is zero.
-        self._close(push, weight if share > 0 and not spoiled else None)
+        self._close(push, weight if share > 0 else None)
         return Outcome.APPLIED
 
     def _add_up(self, push: Push) -> tuple[Tensor, ...]:
@@ -544,10 +439,6 @@ class Rounds(OptimizerRule):
 
     def _close(self, push: Push, weight: float | None) -> None:
         """Make the step of a round by the sum of the gradients / their weight; None: make none."""
-        # Not before: others may be waiting to read what the round before has led to.
-        for centre, edit in zip(push.centre, self._edits, strict=False):
-            centre.add_(edit)
-            edit.zero_()
         counts, brought = self._counts[push.slot], self._brought[push.slot]
         if weight is not None:
             totals = self._add_up(push)
@@ -563,27 +454,13 @@ class Rounds(OptimizerRule):
         counts[-1, 0] += 1
 
     @override
-    def state(self, slot: int) -> Held:
-        held = super().state(slot)
-        if self._edits:
-            held.pieces += pieces_of_all(EDITS, self._flats, self._edits)
-        return held
-
-    @override
-    def load_state(self, held: Named | None) -> None:
-        super().load_state(held)
-        if held is not None and self._edits:
-            fill_all(held.tensors, EDITS, self._flats, self._edits)
-
-    @override
     def settings(self) -> list[float]:
-        return [self.rank, self.share, self.weight, self.round, self.spoiled, *super().settings()]
+        return [self.rank, self.share, self.weight, self.round, *super().settings()]
 
     @override
     def use(self, settings: list[float]) -> None:
-        self.rank, self.round, self.spoiled = int(settings[0]), int(settings[3]), bool(settings[4])
-        self.share, self.weight = settings[1:3]
-        super().use(settings[5:])
+        self.rank, self.share, self.weight, self.round = int(settings[0]), *settings[1:3], int(settings[3])
+        super().use(settings[4:])
 
     @override
     def above(self, hosts: int) -> Rule:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator, Servers
-from tutti.parameter_server.base import Outcome, Push, Rule, Slot, cut_slots
+from tutti.parameter_server.base import Outcome, Push, Rule, Slot
 from tutti.parameter_server.protocol import (
     ANSWER,
     BODY,
@@ -64,7 +64,7 @@ class Server:
         settings = (rule.above(hosts=1) if self._levels > 1 else rule).settings()
         self._header = torch.zeros(2 + len(settings), dtype=torch.float64)
         self._version = 0
-        self._held: list[int] = []
+        self._waiting: list[int] = []
         self._slot: Slot | None = None
 
     @torch.no_grad()
@@ -85,23 +85,19 @@ class Server:
 
     def _serve(self, worker: int, request: Request, detail: int, settings: list[float]) -> None:
         client = self._clients[worker]
-        if request is Request.START:
-            self._start(worker, hosts=detail)
-        elif request in (Request.PUSH, Request.EXCHANGE):
+        if request in (Request.PUSH, Request.EXCHANGE):
             self._apply(worker, request is Request.EXCHANGE, bool(detail), settings)
         elif request is Request.PULL:
             self._answer(worker, self._version - client.seen)
         elif request is Request.READ:
-            self._send(worker, self._own if detail else (), self._version - client.seen)
+            self._send(worker, self._own if detail else ())
         elif request is Request.OVERWRITE:
-            self._overwrite(worker)
+            self._overwrite(worker, hosts=detail)
         elif request is Request.STATE:
             send_held(self._comm, self._rule.state(self._number), worker)
         elif request is Request.RESTORE:
-            self._restore(worker)
-        elif request is Request.RECALL:
-            client.seen = self._version - detail
-            receive_all(self._comm, client.last or (), worker, BODY)
+            self._rule.load_state(named([receive_held(self._comm, worker)]))
+            self._send(worker, ())
         elif request is Request.TICK:
             client.steps, client.slack = client.steps + 1, detail
             self._wake_up()
@@ -112,33 +108,28 @@ class Server:
             assert request is Request.REJOIN
             client.steps = 0
 
-    def _start(self, worker: int, hosts: int) -> None:
-        """Take over the weights of worker 0, and lay out the slot as it has done."""
-        if self._levels > 1:
-            self._rule = self._rule.above(hosts)
-        slot = cut_slots(self._flats, self._rule, self._count)[self._number]
-        self._slot, self._own = slot, slot.views(self._weights)
-        receive_all(self._comm, self._own, worker, BODY)
-        self._rule.open(self._weights, [slot], lambda length, dtype: torch.zeros(length, dtype=dtype))
-        self._message = self._rule.inbox(slot.number) or tuple(map(torch.zeros_like, self._own))
-        self._reply = tuple(map(torch.zeros_like, self._own))
-        self._then = tuple(map(torch.zeros_like, self._own)) if self._rule.compares else None
-        for client in self._clients.values():
-            if self._rule.remembers:
-                client.last = tuple(map(torch.zeros_like, self._own))
-        self._restore(worker)
-
-    def _restore(self, worker: int) -> None:
-        """Take over what the rule kept before."""
-        self._rule.load_state(named([receive_held(self._comm, worker)]))
-        self._send(worker, ())
-
-    def _overwrite(self, worker: int) -> None:
+    def _overwrite(self, worker: int, hosts: int) -> None:
         """Take over a worker's weights; all others have the same."""
+        if self._slot is None:
+            self._open(hosts)
         receive_all(self._comm, self._own, worker, BODY)
         for client in self._clients.values():
             client.seen = self._version
         self._send(worker, ())
+
+    def _open(self, hosts: int) -> None:
+        """Lay out the slot as the workers do."""
+        if self._levels > 1:
+            self._rule = self._rule.above(hosts)
+        slot = self._rule.cut(self._flats, self._count)[self._number]
+        self._slot, self._own = slot, slot.views(self._weights)
+        self._rule.open(self._weights, [slot], lambda length, dtype: torch.zeros(length, dtype=dtype))
+        self._message = tuple(map(torch.zeros_like, self._own))
+        self._reply = tuple(map(torch.zeros_like, self._own))
+        self._then = tuple(map(torch.zeros_like, self._own)) if self._rule.compares else None
+        if self._rule.remembers:
+            for client in self._clients.values():
+                client.last = tuple(map(torch.zeros_like, self._own))
 
     def _apply(self, worker: int, wants_answer: bool, again: bool, settings: list[float]) -> None:
         client = self._clients[worker]
@@ -154,9 +145,9 @@ class Server:
         reply = self._reply if wants_answer else None
         push = Push(self._number, self._own, self._message, reply, self._then, client.staleness)
         outcome = self._rule.apply(push)
-        if outcome is Outcome.HELD:
+        if outcome is Outcome.WAITING:
             if wants_answer:
-                self._held.append(worker)
+                self._waiting.append(worker)
             return
         if outcome is Outcome.APPLIED:
             self._version += 1
@@ -165,9 +156,8 @@ class Server:
             self._rule.answer(push)
             self._answer(worker, push.staleness, self._reply, late=outcome is Outcome.DROPPED)
         if outcome is Outcome.APPLIED:
-            # Those who have waited for the step that is closed.
-            held, self._held = self._held, []
-            for other in held:
+            waiting, self._waiting = self._waiting, []
+            for other in waiting:
                 self._answer(other, 0)
 
     def _answer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from torch import Tensor
 from typing_extensions import override
@@ -27,8 +27,8 @@ class Remedy:
         scales: whether it changes the rate.
     """
 
-    compares: ClassVar[bool] = False
-    scales: ClassVar[bool] = False
+    compares: bool = False
+    scales: bool = False
 
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
         """Prepare for `slots` of the vectors `centre` (collective)."""
@@ -58,7 +58,7 @@ class Damping(Remedy):
     arXiv:1511.05950, section 3.2: alpha = alpha_0 / tau where tau > 0.
     """
 
-    scales: ClassVar[bool] = True
+    scales = True
 
     @override
     def rate(self, push: Push) -> float:
@@ -70,41 +70,23 @@ class Compensation(Remedy):
 
         g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
 
+    With a decay the strength is smaller where gradients are large:
+
+        s = m s + (1 - m) g * g                               zero at first
+        g = g + lambda / sqrt(s + epsilon) * g * g * (w_now - w_then)
+
     Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation", arXiv:1609.08326,
-    equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian.
+    equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian; section 5
+    (DC-ASGD-a).
 
     Args:
         strength: lambda.
+        decay: m; None: the strength is the same everywhere.
     """
 
-    compares: ClassVar[bool] = True
+    compares = True
 
-    def __init__(self, strength: float) -> None:
-        self._strength = strength
-
-    @override
-    def apply(self, push: Push) -> None:
-        assert push.then is not None
-        for gradient, now, then in zip(push.message, push.centre, push.then, strict=True):
-            gradient.addcmul_(gradient * gradient, now - then, value=self._strength)
-
-
-class AdaptiveCompensation(Remedy):
-    """Delay compensation with a strength for each element, which is smaller where gradients are large.
-
-        s = m s + (1 - m) g * g                               zero at first
-        g = g + lambda_0 / sqrt(s + epsilon) * g * g * (w_now - w_then)
-
-    Zheng et al. 2017, section 5 (DC-ASGD-a).
-
-    Args:
-        strength: lambda_0.
-        decay: m.
-    """
-
-    compares: ClassVar[bool] = True
-
-    def __init__(self, strength: float, decay: float) -> None:
+    def __init__(self, strength: float, decay: float | None = None) -> None:
         self._strength, self._decay = strength, decay
         self._means: Vectors = ()
         self._slots: dict[int, Slot] = {}
@@ -112,27 +94,31 @@ class AdaptiveCompensation(Remedy):
 
     @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
-        self._means = [allocate(len(vector), vector.dtype) for vector in centre]
-        self._slots = {slot.number: slot for slot in slots}
-        self._views = {slot.number: slot.views(self._means) for slot in slots}
+        if self._decay is not None:
+            self._means = [allocate(len(vector), vector.dtype) for vector in centre]
+            self._slots = {slot.number: slot for slot in slots}
+            self._views = {slot.number: slot.views(self._means) for slot in slots}
 
     @override
     def apply(self, push: Push) -> None:
         assert push.then is not None
-        parts = zip(push.message, self._views[push.slot], push.centre, push.then, strict=True)
-        for gradient, mean_square, now, then in parts:
-            square = gradient * gradient
+        squares = [gradient * gradient for gradient in push.message]
+        for mean_square, square in zip(self._views.get(push.slot, ()), squares, strict=False):
+            assert self._decay is not None
             mean_square.lerp_(square, 1 - self._decay)
             square.div_((mean_square + EPSILON).sqrt_())
+        for gradient, square, now, then in zip(push.message, squares, push.centre, push.then, strict=True):
             gradient.addcmul_(square, now - then, value=self._strength)
 
     @override
     def state(self, slot: int, flats: Sequence[Flat]) -> Held:
-        parts = zip(flats, self._means, self._slots[slot].places, strict=True)
+        places = self._slots[slot].places if self._means else ()
+        parts = zip(flats, self._means, places, strict=False)
         return Held([piece for flat, mean, place in parts for piece in pieces_of(SQUARES, flat, mean, place)])
 
     @override
     def load_state(self, held: Named, flats: Sequence[Flat]) -> None:
-        for slot in self._slots.values():
-            for flat, mean, place in zip(flats, self._means, slot.places, strict=True):
-                fill(held.tensors, SQUARES, flat, mean, place)
+        if any(name.startswith(f"{SQUARES}/") for name in held.tensors):
+            for slot in self._slots.values():
+                for flat, mean, place in zip(flats, self._means, slot.places, strict=True):
+                    fill(held.tensors, SQUARES, flat, mean, place)

@@ -49,7 +49,7 @@ class PipelineRecord(Record):
         microbatches: the number that a batch is cut into.
         owners: the rank of each stage.
         layers: the names of each stage's layers.
-        idle: the share of each rank's time in steps that no forward and backward took: the bubble, in [0, 1].
+        idle: the share of each rank's time in that step that no forward and backward took, in [0, 1].
         spans: the work of the ranks in one step, the last whole one.
     """
 
@@ -67,7 +67,7 @@ class PipelineRecord(Record):
 
     def __str__(self) -> str:
         shares = ", ".join(f"rank {rank} {idle:.0%}" for rank, idle in enumerate(self.idle))
-        return f"idle for {self.bubble:.1%} of the ranks' time in steps ({shares})"
+        return f"idle for {self.bubble:.1%} of the ranks' time in a step ({shares})"
 
 
 def since_the_first(spans: list[PipelineSpan]) -> list[PipelineSpan]:

@@ -1,7 +1,7 @@
 """A request that a run go on with another number of workers: a file in its folder. Needs no torch.
 
     tutti resize         writes the file ──── waits ────────────────── reads the answer, removes the file
-    process of the run         signs the file ── changes the ranks ── writes the answer into the file
+    process of the run         reads the file ── changes the ranks ── writes the answer into the file
 
 The file is written whole or not at all. It may outlive a `tutti resize` that was killed: then the run acts on
 it all the same, and the next request replaces it once it has an answer.
@@ -9,7 +9,6 @@ it all the same, and the next request replaces it once it has an answer.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from contextlib import suppress
@@ -34,8 +33,6 @@ class ResizeRequest(Record):
     Attributes:
         workers: the number that is asked for.
         token: tells this request from all others.
-        waits: `tutti resize` waits for the answer, and removes the file; else the run removes it.
-        process: of the run, that works on it; None: none does yet.
         answer: a sentence; None: there is none yet.
         agreed: the run has that number of workers.
         warnings: sentences about them.
@@ -43,17 +40,15 @@ class ResizeRequest(Record):
 
     workers: int
     token: str
-    waits: bool = True
-    process: int | None = None
     answer: str | None = None
     agreed: bool = False
     warnings: tuple[str, ...] = ()
 
 
-def request_workers(folder: Path, workers: int, *, waits: bool = True) -> ResizeRequest | None:
+def request_workers(folder: Path, workers: int) -> ResizeRequest | None:
     """Write a request into the folder of a run; None: there is one that has no answer yet."""
     path = folder / REQUEST
-    request = ResizeRequest(workers, secrets.token_hex(8), waits)
+    request = ResizeRequest(workers, secrets.token_hex(8))
     try:
         if (before := read_request(folder)) is not None:
             if before.answer is None or time.time() - path.stat().st_mtime < _READ_S:
@@ -77,21 +72,11 @@ def read_request(folder: Path) -> ResizeRequest | None:
         return None
 
 
-def sign_request(folder: Path, request: ResizeRequest) -> ResizeRequest:
-    """Note in a request that this process works on it, unless it was taken back; return it."""
-    signed = replace(request, process=os.getpid())
-    if read_request(folder) == request:
-        replace_file(folder / REQUEST, to_json(signed).encode())
-    return signed
-
-
 def answer_request(
     folder: Path, request: ResizeRequest, text: str, *, agreed: bool, warnings: tuple[str, ...] = ()
 ) -> None:
     """Answer a request, unless it was taken back."""
-    if not request.waits:
-        remove_request(folder, request)
-    elif read_request(folder) == request:
+    if read_request(folder) == request:
         answered = replace(request, answer=text, agreed=agreed, warnings=warnings)
         try:
             replace_file(folder / REQUEST, to_json(answered).encode())

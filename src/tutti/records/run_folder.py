@@ -16,7 +16,6 @@
     mlflow.txt            the number of the run in MLflow, with --log mlflow
     trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`; or trace.json.gz
     trace-2.json          that of the run after it was resumed
-    profile-rank0.json    the operators of rank 0, with --profile; the longest are in profile-rank0.txt
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
     predictions.npz       its outputs for the validation part, with --predictions: `Predictions`
@@ -379,11 +378,6 @@ class RunFolder:
         stem, _, kind = TRACE.partition(".")
         names = (TRACE, *(f"{stem}-{number}.{kind}" for number in range(2, 1_000_000)))
         return next(name for name in names if not (self.has(name) or self.has(f"{name}.gz")))
-
-    def write_profile(self, rank: int, table: str, trace: bytes) -> tuple[Path, Path]:
-        """Write the profile of a rank as text and in Chrome's format; return the files."""
-        name = f"profile-rank{rank}"
-        return self._write(f"{name}.txt", table.encode()), self._write(f"{name}.json", trace)
 
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""

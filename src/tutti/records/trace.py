@@ -67,7 +67,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockReading:
     """A measured offset of a rank's clock from that of rank 0.
 
     Attributes:
@@ -97,7 +97,7 @@ class Lane:
     host: int
     host_name: str
     trace: Trace
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[ClockReading, ...] = ()
 
     def nanoseconds(self, at: float) -> int:
         """Convert a time of this rank's clock to that of rank 0."""
@@ -110,7 +110,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Arrow:
+class FlowArrow:
     """An arrow from one lane to another; times in nanoseconds by the clock of rank 0."""
 
     name: str
@@ -159,7 +159,7 @@ End = tuple[SpanLink, int, int, int]
 """The kind, the lane, and the span in nanoseconds of one end."""
 
 
-def _arrows(lanes: Sequence[Lane]) -> Iterator[Arrow]:
+def _arrows(lanes: Sequence[Lane]) -> Iterator[FlowArrow]:
     ends: dict[Hashable, list[End]] = defaultdict(list)
     for number, lane in enumerate(lanes):
         for kind, key, began, ended in lane.trace.links:
@@ -174,30 +174,30 @@ def _arrows(lanes: Sequence[Lane]) -> Iterator[Arrow]:
             yield from _messages(found)
 
 
-def _messages(found: list[End]) -> Iterator[Arrow]:
+def _messages(found: list[End]) -> Iterator[FlowArrow]:
     """Yield the arrows from sender to receivers; none if an end was not recorded."""
     for kind, source, start, _ in found:
         if kind in (SpanLink.SEND, SpanLink.ROOT):
             name = "message" if kind is SpanLink.SEND else "broadcast"
             for other, to, began, ended in found:
                 if other in (SpanLink.RECEIVE, SpanLink.LEAF):
-                    yield Arrow(name, source, start, to, max(began, ended - 1))
+                    yield FlowArrow(name, source, start, to, max(began, ended - 1))
             return
 
 
-def _releases(key: Hashable, found: list[End]) -> Iterator[Arrow]:
+def _releases(key: Hashable, found: list[End]) -> Iterator[FlowArrow]:
     """Yield arrows from the last rank to arrive to the others; `key` ends with the number of ranks."""
     if not isinstance(key, tuple) or len(found) != key[-1]:
         return
     _, last, start, _ = max(found, key=lambda end: end[2])
     for _, to, began, ended in found:
         if to != last:
-            yield Arrow("release", last, start, to, max(began, ended - 1))
+            yield FlowArrow("release", last, start, to, max(began, ended - 1))
 
 
-def _hand_overs(found: list[End]) -> Iterator[Arrow]:
+def _hand_overs(found: list[End]) -> Iterator[FlowArrow]:
     """Yield an arrow from each holder of a lock to the next one, if that is another rank."""
     ordered = sorted(found, key=lambda end: end[2])
     for (_, source, began, ended), (_, to, start, _) in pairwise(ordered):
         if to != source:
-            yield Arrow("lock", source, max(began, ended - 1), to, start)
+            yield FlowArrow("lock", source, max(began, ended - 1), to, start)

@@ -10,7 +10,7 @@ from tutti.records.comparison import APART, STRONG, WEAK, Comparison
 from tutti.records.texts import metric_text, span_text
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
-from tutti.tables import FittingTable
+from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 NOTE: Final = (
@@ -28,7 +28,7 @@ CHANGED_NOTE: Final = (
 )
 
 _FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
-"""Columns that are left out, one after the other, where a terminal has no room for all."""
+"""Columns that are left out first where a terminal has no room for all."""
 
 _ALWAYS: Final = ("seconds", "speed-up")
 """Columns that are shown on a terminal of any width."""
@@ -157,12 +157,12 @@ def _changed(results: Results) -> bool:
     return any(row.cores_in_turn for row in results.rows)
 
 
-def _table(results: Results, scaling: str, rows: Sequence[Row]) -> FittingTable:
+def _table(results: Results, scaling: str, rows: Sequence[Row]) -> TextTable:
     comparison, metrics = results.comparison, other_metrics(rows)
     heads_of_it = heads(comparison, results.part, metrics)
-    table = FittingTable(
-        heads_of_it, keep=_ALWAYS, first_to_go=_FIRST_TO_GO, title=title(comparison, scaling)
-    )
+    others = [head for head in reversed(heads_of_it[1:]) if head not in (*_FIRST_TO_GO, *_ALWAYS)]
+    drop = [head for head in (*_FIRST_TO_GO, *others) if head in heads_of_it]
+    table = TextTable(heads_of_it, drop=drop, title=title(comparison, scaling))
     for row in rows:
         table.add_row(*cells(comparison, row, metrics), style="" if row.error is None else "red")
     return table

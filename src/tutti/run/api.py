@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -21,20 +22,18 @@ from tutti import models
 from tutti.data.items import Unloaded
 from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
+from tutti.load_object import load_object
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
 from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import BUDGET_S, MEASURED, Options, TrainConfig
 from tutti.run.curves import curves, frame
-from tutti.run.finished import outcome_again
-from tutti.run.given_optimizer import OptimizerAgain
-from tutti.run.measured_values import BUDGET_S, said_of_kept, take_auto, with_measured
-from tutti.run.pickled_arguments import by_name, named_or_given
-from tutti.run.resume import Resume, as_decided, check_same, placed, warn_of_another
-from tutti.run.start import announce, run
-from tutti.run.train_job import Beginning, RunOutcome, TrainJob
+from tutti.run.pickled_arguments import by_name
+from tutti.run.resume import Resume, going_on, placed
+from tutti.run.start import run
+from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
@@ -142,7 +141,7 @@ def train(
     *,
     strategy: str | Strategy | None = None,
     workers: int | str = "auto",
-    optimizer: str | Optimizer | Callable[..., Optimizer] | None = None,
+    optimizer: str | Callable[..., Optimizer] | None = None,
     schedule: str | Callable[..., Any] | None = None,
     loss: str | Callable[..., torch.Tensor] = "auto",
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
@@ -173,8 +172,8 @@ def train(
             float32; as float64 with `precision="fp64"`, or after `torch.set_default_dtype(torch.float64)`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
-        optimizer: a name of `torch.optim`, an optimizer class, a function of the list of parameters, or an
-            optimizer over the parameters of the module `model`, to be built again on the ranks; default adam.
+        optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters; by
+            default adam.
         schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
             update.
         loss: a name, a loss module of torch, or a function (outputs, targets) -> mean over the samples, or
@@ -214,67 +213,19 @@ def train(
         >>> result = tutti.train("lenet", "mnist", workers=2, epochs=5, schedule="one_cycle", lr=0.003)
         >>> print(result.summary.test)
     """
-    _refuse_unknown(options)
-    for name, value in (("model", model), ("data", data)):
-        if value is None:
-            raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
-    for name, flag in (("quiet", quiet), ("trace", trace)):
-        if not isinstance(flag, bool):
-            raise BadOption(f"{name} is {flag!r}; give True or False")
+    given = {"model": model, "data": data, "strategy": strategy, "workers": workers, "optimizer": optimizer}
+    given |= {"schedule": schedule, "loss": loss, "metrics": metrics, "sampling": sampling}
+    given |= {"augment": augment, "callbacks": callbacks}
+    _refuse_wrong(given, options, {"quiet": quiet, "trace": trace})
     watchers = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    for one in watchers:
-        refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
-    for name, value in (("optimizer", optimizer), ("schedule", schedule), ("loss", loss)):
-        _refuse_uncallable(name, value)
-    for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
-        _refuse_uncallable("metrics", one)
-    if isinstance(optimizer, Optimizer):
-        optimizer = OptimizerAgain(optimizer, model)
-    data = without_loaders(data, options, quiet)
+    given["callbacks"] = watchers or None
+    given["data"] = without_loaders(data, options, quiet)
     if isinstance(model, nn.Module):
         refuse_overlaps(model)  # the copies that the ranks get would not show it
-    given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
-    given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
-    given |= {"sampling": sampling}
-    given["augment"] = augment
-    given["callbacks"] = watchers or None
-    values, objects = by_name(given)
-    values |= {"workers": str(workers)}
-    spell_class_weights(options)
-    plain = dict(options)
-    asked, began = take_auto(plain), Beginning.now()
-    config = TrainConfig.from_json({**values, **plain})
-    resumed = None if resume is None else Resume.find(str(resume), config.out)
-    outcome = None
-    if resumed is not None and resumed.goes_on:
-        config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **plain})
-        outcome = outcome_again(resumed, config, quiet)
-        if asked and outcome is None and not quiet:
-            announce(said_of_kept(config, asked))
-    else:
-        if resumed is not None:
-            warn_of_another(resumed, config)
-        if asked:
-            config = with_measured(config, asked, BUDGET_S, objects, quiet)
-    write = config.out is not None
-    floats = str(torch.get_default_dtype()).removeprefix("torch.")
-    job = TrainJob(
-        config,
-        objects=objects,
-        quiet=quiet,
-        write=write,
-        bring_weights=True,
-        trace=trace,
-        floats=floats,
-        notebook=_in_notebook(),
-        resume=resumed,
-        began=began,
-    )
-    if outcome is not None:
-        outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
-    else:
+    job, outcome = _job(given, options, quiet, None if resume is None else str(resume))
+    if outcome is None:
         with lasting_output():
-            outcome = cast("RunOutcome | None", run(job))
+            outcome = cast("RunOutcome | None", run(replace(job, trace=trace)))
     if outcome is None:
         raise BadOption(
             "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"
@@ -289,6 +240,74 @@ def train(
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
 
 
+def _job(
+    given: dict[str, object], options: TrainOptions, quiet: bool, resume: str | None
+) -> tuple[TrainJob, RunOutcome | None]:
+    """Return the job that arguments make, and its outcome if it is a run that has come to its end."""
+    began = time.time()
+    # What is left at its default is not said, so that a resumed run goes on with what it had.
+    left = [name for name, one in given.items() if one is None or (isinstance(one, str) and one == "auto")]
+    values, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
+    if "workers" not in left:
+        values["workers"] = str(given["workers"])
+    spell_class_weights(options)
+    plain = dict(options)
+    asked = {name for name in MEASURED if plain.get(name) == "auto"}
+    plain = {name: one for name, one in plain.items() if name not in asked}
+    config = TrainConfig.from_json({**values, **plain})
+    found = None if resume is None else Resume.find(resume, config.out)
+    outcome = None
+    if found is not None and found.goes_on:
+        before = TrainConfig.read(found.folder, trust=True)
+        chosen = {**values, **plain}
+        config = going_on(before, replace(placed(before, chosen).changed(chosen), out=str(found.folder)))
+        outcome = outcome_again(found, config, quiet)
+        if outcome is not None:
+            outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
+    elif asked:
+        measured: Any = load_object(
+            "tutti.studies.autotune.plan:measured", "measurement"
+        )  # of runs like this
+        config = measured(config, asked, BUDGET_S, objects, quiet)
+    job = TrainJob(
+        config,
+        objects=objects,
+        quiet=quiet,
+        write=config.out is not None,
+        bring_weights=True,
+        floats=str(torch.get_default_dtype()).removeprefix("torch."),
+        notebook=_in_notebook(),
+        resume=found,
+        began=began,
+    )
+    return job, outcome
+
+
+def _refuse_wrong(
+    given: Mapping[str, object], options: Mapping[str, object], flags: Mapping[str, object]
+) -> None:
+    """Refuse arguments that there are not, and values of another kind."""
+    for name in options:
+        if name not in TrainOptions.__annotations__:
+            known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
+            known.remove("options")
+            raise UnknownName("argument", name, known, "See help(tutti.train).")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise BadOption(f"{name} is {flag!r}; give True or False")
+    for name in ("model", "data"):
+        if given[name] is None:
+            raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
+    refuse_built(given["optimizer"])
+    for name in ("optimizer", "schedule", "loss", "metrics", "callbacks"):
+        value = given[name]
+        for one in value if name in ("metrics", "callbacks") and isinstance(value, list | tuple) else [value]:
+            if name == "callbacks":
+                refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
+            elif not (one is None or isinstance(one, str) or callable(one)):
+                raise BadOption(f"{name} is {one!r}; give a name or a function, as help(tutti.train) says")
+
+
 def _in_notebook() -> bool:
     """Tell whether this process is the kernel of a notebook, whose cell shows what ranks print."""
     ipython = sys.modules.get("IPython")
@@ -297,11 +316,7 @@ def _in_notebook() -> bool:
 
 
 def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
-    """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given.
-
-    Raises:
-        BadData: a DataLoader chooses its samples itself.
-    """
+    """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given."""
     pair = isinstance(data, tuple | list) and any(isinstance(one, DataLoader) for one in data)
     if pair:
         loaders = [Unloaded.of(one) if isinstance(one, DataLoader) else one for one in cast("Any", data)]
@@ -331,51 +346,12 @@ def weights_of(sampling: object) -> object:
 
 
 def refuse_built(optimizer: object) -> None:
-    """Refuse an optimizer over the parameters of one module, where several models are trained.
-
-    Raises:
-        BadOption: it is one.
-    """
+    """Refuse an optimizer over the parameters of a module, as ranks train copies of that."""
     if isinstance(optimizer, Optimizer):
         raise BadOption(
-            f"the optimizer is an {type(optimizer).__name__} over the parameters of one module, and each run "
+            f"the optimizer is an {type(optimizer).__name__} over the parameters of a module, and each rank "
             "has a model of its own; give its class, or a function of the parameters"
         )
-
-
-def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:
-    """Leave out the arguments that were left at what they are by default."""
-    left: dict[str, str | None] = {"loss": "auto", "metrics": "auto", "workers": "auto"}
-    left |= dict.fromkeys(("schedule", "sampling", "augment", "callbacks"))
-    left |= {"strategy": "auto"} if strategy is None else {}
-    left |= {"optimizer": "adam"} if optimizer is None else {}
-    return {name: value for name, value in values.items() if name not in left or value != left[name]}
-
-
-def _resumed(resume: Resume, given: dict[str, Any]) -> TrainConfig:
-    """The configuration of a run that goes on: the earlier one's, but for what is given anew.
-
-    Raises:
-        BadOption: the run cannot go on with that.
-    """
-    before = TrainConfig.read(resume.folder, trust=True)
-    now = as_decided(before, replace(placed(before, given).changed(given), out=str(resume.folder)))
-    check_same(before, now)
-    return now
-
-
-def _refuse_uncallable(name: str, value: object) -> None:
-    built = isinstance(value, Optimizer)  # of which more can be said
-    if not (value is None or isinstance(value, str) or callable(value) or built):
-        raise BadOption(f"{name} is {value!r}; give a name or a function, as help(tutti.train) says")
-
-
-def _refuse_unknown(options: Mapping[str, object]) -> None:
-    for name in options:
-        if name not in TrainOptions.__annotations__:
-            known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
-            known.remove("options")
-            raise UnknownName("argument", name, known, "See help(tutti.train).")
 
 
 def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Module:
@@ -384,7 +360,7 @@ def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Modu
         with ONE_AT_A_TIME, seeded(job.config.seed):
             reseed(job.config.seed, 0)
             options = job.config.model_options
-            built = models.build(named_or_given(job, "model"), outcome.shape, outcome.outputs, options)
+            built = models.build(job.given("model"), outcome.shape, outcome.outputs, options)
         if outcome.config.precision == "fp64":
             built = Arithmetic("fp64").prepare(built)
     else:

@@ -31,9 +31,8 @@ from tutti.run.restore import history_of
 from tutti.run.resume import way_on
 from tutti.run.saving import Saving, saving
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.state import Saved, in_own_memory
-from tutti.strategies import Strategy
-from tutti.training.callbacks import Callbacks
+from tutti.state import in_own_memory
+from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import named_buffers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
@@ -100,25 +99,19 @@ class AssembledRun:
         job: what is asked for.
         comm: the ranks that train.
         parts: the model, the workers, the schedule and the rules by which it ends.
-        strategy: how the workers train.
         context: what the run shares with others.
         sampler: samples what cores and memory are used for; None: nobody does.
-        recording: traces and profiles.
-        saved: the state to go on from; None: the run begins.
+        recording: traces.
         start: where and how it begins, or goes on.
-        callbacks: that the user has given; None: none.
     """
 
     job: TrainJob
     comm: Communicator
     parts: Assembly
-    strategy: Strategy
     context: RunContext
     sampler: Sampler | None
     recording: Recording
-    saved: Saved | None
     start: RunStart
-    callbacks: Callbacks | None
 
     def execute(self) -> RunOutcome:
         """Train, evaluate, write and print (collective)."""
@@ -138,7 +131,7 @@ class AssembledRun:
         ):
             trainer = self._trainer(folder, saver, book, heartbeat, weights)
             with stoppable(goes_on=job.memory is not None) if job.write else nullcontext():
-                history = trainer.fit(self.saved)
+                history = trainer.fit(self.parts.saved)
                 comm.barrier()
             outcome = RunOutcome(
                 self._config,
@@ -179,7 +172,7 @@ class AssembledRun:
 
     @property
     def _facts(self) -> StrategyFacts:
-        return self.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
+        return self.parts.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
 
     def _trainer(
         self,
@@ -189,15 +182,7 @@ class AssembledRun:
         heartbeat: Progress,
         weights: dict[str, Any],
     ) -> Trainer:
-        """Return the trainer, with all that is to be told of its steps and epochs.
-
-        Args:
-            folder: of the run, on the rank that has it.
-            saver: writes checkpoints; None: nobody does.
-            book: the loggers.
-            heartbeat: the signs of life in the run folder.
-            weights: is given the trained weights by name.
-        """
+        """Return the trainer, with all that observes it; `weights` gets the trained ones."""
 
         def keep() -> None:
             weights.update(self.parts.portion.state())
@@ -205,39 +190,34 @@ class AssembledRun:
                 folder.write_weights(weights_to_bytes(weights))
 
         # mpirun gives its ranks a terminal even where what they print goes into a file.
-        bar, quiet = not started_by().given, self.job.quiet
+        bar, notebook = not started_by().given, self.job.notebook
         shown = (
-            Progress() if quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=self.job.notebook)
+            Progress() if self.job.quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=notebook)
         )
         points = Progress() if folder is None else Points(folder)
         hooks = Hooks(
             Several(shown, heartbeat, points, self.context.follower),
             book.epoch,
-            _both(self.recording.profiler, self.context.on_step),
+            self.context.on_step,
             keep,
             None if saver is None else saver.save,
             self.recording.trace,
-            self.callbacks,
+            self.parts.callbacks,
         )
-        earlier = [] if self.saved is None else history_of(self.saved)
+        earlier = [] if self.parts.saved is None else history_of(self.parts.saved)
         if self.job.resume is not None:
             book.go_on(earlier)
         if earlier and self.context.ends is not None:
             # The run may have been told to end with this epoch, and then killed.
             self.context.follower.epoch(earlier[-1])
-        return self.parts.trainer(hooks, None if saver is None else saver.agenda(self.strategy))
+        return self.parts.trainer(hooks, None if saver is None else saver.agenda())
 
     def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
-        """Return the outcome of a run that goes on later.
-
-        Raises:
-            StateLost: its state could not be saved.
-        """
+        """Return the outcome of a run that goes on later."""
         if saver.lost:
             raise StateLost(
                 "the run has stopped, but its state could not be saved, as the warning above says; mend "
-                f"that, then 'tutti train --resume {saver.folder}' goes on from the checkpoint before, "
-                "if there is one"
+                "that, and resume the run: it goes on from the checkpoint before"
             )
         book.stop()
         if self._speaks:
@@ -270,46 +250,27 @@ class AssembledRun:
             folder.write_predictions(found.as_bytes())
 
     def _with_model(self, outcome: RunOutcome, trainer: Trainer, weights: dict[str, Any]) -> RunOutcome:
-        """Return the outcome with all that whoever has asked for the run needs to have its model."""
-        noted = () if self.callbacks is None else tuple(self.callbacks.attributes())
-        buffers = {
-            name: one for name, one in named_buffers(trainer.replica.module).items() if name not in weights
-        }
+        """Return the outcome with the model, for a caller in Python."""
+        callbacks, buffers = self.parts.callbacks, named_buffers(trainer.replica.module)
         return replace(
-            outcome, weights=in_own_memory(weights), buffers=in_own_memory(buffers), callbacks=noted
+            outcome,
+            weights=in_own_memory(weights),
+            buffers=in_own_memory({name: one for name, one in buffers.items() if name not in weights}),
+            callbacks=() if callbacks is None else tuple(callbacks.attributes()),
         )
-
-
-def _both(
-    one: Callable[[int], None] | None, other: Callable[[int], None] | None
-) -> Callable[[int], None] | None:
-    """Return what calls both functions, of which there may be fewer."""
-    if one is None or other is None:
-        return one or other
-    first, second = one, other
-
-    def call(made: int) -> None:
-        first(made)
-        second(made)
-
-    return call
 
 
 @contextmanager
 def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
-    """The run folder, with what is known before training in it; None on the ranks that write none.
-
-    If the run fails the folder stays.
-    """
+    """The run folder, with what is known before training in it; None on the ranks that write none."""
     job, context, task, config = run.job, run.context, run.parts.task, run._config
     if run.comm.rank or not job.write:
         yield None
         return
-    data = task.dataset
     if job.resume is not None:
         folder = RunFolder(job.resume.folder)
     elif context.alone:
-        folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
+        folder = RunFolder.create(job.config.out, task.name, task.dataset.name, task.nbytes)
     else:
         folder = RunFolder.take(cast("str", job.config.out))
     if job.memory is not None:
@@ -319,20 +280,18 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
         folder = replace(folder, lock=lock, together=not context.alone)
         if lock.problem is not None:
-            print(
-                f"tutti: warning: the file system of {folder.path} has no locks ({lock.problem}); see to it "
-                "that no other job is given this folder",
-                file=sys.stderr,
-                flush=True,
+            warn_on_stderr(
+                f"the file system of {folder.path} has no locks ({lock.problem}); see to it that no other "
+                "job is given this folder"
             )
         if job.resume is not None:
             folder.begin_again()
-        if job.starter is not None:
-            job.starter.send(folder.path.absolute())
+        if run._speaks and not job.takeover:
+            print(f"run folder: {folder.path}", flush=True)  # A run that loses a rank goes on from there.
         try:
             folder.write_config(config.as_json())
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
-            folder.write(trained_on(data, of_classes))
+            folder.write(trained_on(task.dataset, of_classes))
             folder.write(run._facts)
             folder.note_start(run.start, flush=not job.takeover)
             yield folder
@@ -345,39 +304,29 @@ def _print_beginning(parts: Assembly) -> None:
     task, train = parts.task, parts.task.dataset.train
     together = not parts.schedule.batches.own
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
-    if isinstance(train, StreamedPart):
-        print(*_of_stream(train), sep="\n", flush=True)
-
-
-def _of_stream(part: StreamedPart) -> Iterator[str]:
-    """Describe how a part is streamed, and from how much of it a batch draws."""
-    stored, windows = part.stored_inputs, part.windows
-    assert isinstance(stored, torch.Tensor), "what is streamed has one input"
-    assert windows is not None, "the training part is streamed in windows"
-    each = stored[:1].nbytes
-    yield (
-        f"streaming {stored.nbytes / 1e9:.2f} GB: blocks of {windows.block:,} samples, windows of "
-        f"{windows.largest * each / 1e6:.1f} MB, of which one is in use and the next is read meanwhile"
-    )
-    yield (
-        f"shuffle: a batch draws from {min(windows.blocks, windows.all_blocks):,} of {windows.all_blocks:,} "
-        f"blocks ({windows.largest / windows.samples:.2%} of the samples)"
-    )
+    if isinstance(train, StreamedPart) and train.windows is not None:
+        each, windows = cast("torch.Tensor", train.stored_inputs)[:1].nbytes, train.windows
+        print(
+            f"streaming {len(train) * each / 1e9:.2f} GB: blocks of {windows.block:,} samples, windows of "
+            f"{windows.largest * each / 1e6:.1f} MB, of which one is in use and the next is read meanwhile\n"
+            f"shuffle: a batch draws from {min(windows.blocks, windows.all_blocks):,} of "
+            f"{windows.all_blocks:,} blocks ({windows.largest / windows.samples:.2%} of the samples)",
+            flush=True,
+        )
 
 
 def _print_end(
     outcome: RunOutcome, summary: Summary, dataset: DataSet, pipeline: PipelineRecord | None
 ) -> None:
     history, validate = outcome.history, outcome.config.validate
-    print(*summary_lines.result(summary, dataset.labels), sep="\n")
+    lines = summary_lines.result(summary, dataset.labels)
     if isinstance(dataset.train, StreamedPart):
-        print(summary_lines.loading(history))
-    for line in summary_lines.exchanges(history):
-        print(line)
+        lines.append(summary_lines.loading(history))
+    lines += summary_lines.exchanges(history)
     if pipeline is not None:
-        print(summary_lines.bubble(pipeline))
+        lines.append(summary_lines.bubble(pipeline))
     if validate != "pause" and dataset.validation is not None:
-        print(summary_lines.validation(validate, history))
+        lines.append(summary_lines.validation(validate, history))
     if outcome.folder is not None:
-        print(f"run folder: {outcome.folder}")
-    sys.stdout.flush()
+        lines.append(f"run folder: {outcome.folder}")
+    print(*lines, sep="\n", flush=True)

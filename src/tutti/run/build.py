@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -37,13 +37,12 @@ from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import SeenInput, TrainedOn
 from tutti.records.splits import seed_of_data
+from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Job
 from tutti.run.optimization import build_optimizer, build_schedule, load_optimizer
-from tutti.run.pickled_arguments import named_or_given
-from tutti.run.resize import RankAsks
-from tutti.run.train_job import PARTS, TrainJob
+from tutti.run.train_job import PARTS
 from tutti.state import Saved
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
@@ -51,6 +50,7 @@ from tutti.training.agenda import Agenda
 from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
+from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, named_loss, refuse_without_shares
 from tutti.training.metrics import better_of, named_metrics
@@ -143,11 +143,7 @@ def open_config_data(
 
 
 def data_seed(config: TrainConfig) -> int:
-    """Return the seed of the data that a function makes: that of the data which were split, if they were.
-
-    Raises:
-        BadData: the file of splits cannot be read.
-    """
+    """Return the seed of the data that a function makes: that of the data which were split, if they were."""
     if config.split is None:
         return config.seed
     found = seed_of_data(Path(split_of(config.split)[0]).expanduser())
@@ -155,12 +151,8 @@ def data_seed(config: TrainConfig) -> int:
 
 
 def given_data(job: Job) -> tuple[object, Options]:
-    """Return what a run's data are to be read from, and with which options.
-
-    Raises:
-        UserError: the factory that makes them cannot be called so.
-    """
-    given, options = named_or_given(job, "data"), job.config.data_options
+    """Return what a run's data are to be read from, and with which options."""
+    given, options = job.given("data"), job.config.data_options
     if callable(given) and not isinstance(given, Dataset):
         return call_with_options(given, options, "data set", job.config.data), {}
     return given, options
@@ -179,12 +171,7 @@ def outputs_for(dataset: DataSet) -> int:
 
 
 def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
-    """Return what must be known to show a model other data as it saw these.
-
-    Args:
-        dataset: these data.
-        balanced: the weights of classes in the loss that come from their counts; None: there are none.
-    """
+    """Return what a model needs to see other data as it saw these; `balanced` has class weights by counts."""
     stored, scale, inputs = dataset.train.stored_inputs, dataset.train.scale, []
     if isinstance(stored, Columns):
         names = stored.names or [""] * len(stored.columns)
@@ -208,12 +195,8 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
 
 
 def build_model(job: Job, dataset: DataSet) -> nn.Module:
-    """The model of the configuration, with its initial weights.
-
-    Raises:
-        UnknownName, BadOption, BadModel: there is none of this name, or it cannot be built.
-    """
-    given = named_or_given(job, "model")
+    """The model of the configuration, with its initial weights."""
+    given = job.given("model")
     reseed(job.config.seed, 0)
     if isinstance(given, str):
         # A file may draw numbers when it is imported, which happens on the rank that reads the data before.
@@ -223,19 +206,8 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
 
 
 def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:
-    """The strategy of the configuration; "auto" is solo for one worker, else sync, whose options it takes.
-
-    Args:
-        job: what is to be done.
-        workers: how many ranks train.
-        hosts: on how many hosts they are.
-        servers: how many further ranks there are for a parameter centre.
-
-    Raises:
-        UnknownName: there is no such strategy, or it has no such hyper-parameter.
-        BadOption: the strategy cannot use this world.
-    """
-    given = named_or_given(job, "strategy")
+    """The strategy of the configuration; "auto" is solo for one worker, else sync, whose options it takes."""
+    given = job.given("strategy")
     refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
     if not isinstance(given, Strategy):
         auto = "solo" if workers == 1 and not job.config.strategy_options else "sync"
@@ -250,12 +222,8 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
 
 
 def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
-    """The weights by which epochs draw the training samples; None: they take each once.
-
-    Raises:
-        BadOption, BadData: they do not fit the samples.
-    """
-    given = named_or_given(job, "sampling")
+    """The weights by which epochs draw the training samples; None: they take each once."""
+    given = job.given("sampling")
     if given is not None and isinstance(dataset.train, StreamedPart):
         raise BadOption(
             "--sampling draws samples from anywhere, and these are streamed window by window; leave it out, "
@@ -264,57 +232,41 @@ def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
     return None if given is None else chances_of(given, dataset.train)
 
 
-def build_ending(config: TrainConfig, task: Task) -> Ending:
-    """The end of a run, as far as the figures of its epochs decide it.
-
-    Raises:
-        UnknownName, BadOption: the run does not have the monitored figure.
-    """
-    better, validated = better_of(task.objective.metrics), task.dataset.validation is not None
-    monitor = Monitor.parse(config.monitor, better, validated)
-    return Ending(monitor, config.patience, config.target, config.restore_best)
-
-
 def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     """Return how many forward and backward passes each worker makes for one update."""
     return config.accumulate * strategy.passes
 
 
 def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augmentation | None:
-    """Return what changes the training batches, if the configuration names something.
-
-    Args:
-        job: has the configuration.
-        task: what is learned.
-        chances: weights of the samples, by which epochs draw them; None: each is taken once.
-
-    Raises:
-        UserError: there is no such transform, or it is not for these samples or this loss.
-    """
+    """Return what changes the training batches, if the configuration names something."""
     config, data = job.config, task.dataset
     if config.augment is None:
         return None
-    given, options = named_or_given(job, "augment"), config.augment_options
+    given, options = job.given("augment"), config.augment_options
     found = Augmentation(given, options, data.train, config.seed, data.classes, chances)
     if data.classes is not None and found.example.is_floating_point():
         refuse_without_shares(task.objective.loss, found.example)
     return found
 
 
-def callbacks_of(job: Job, comm: Communicator, module: nn.Module) -> Callbacks | None:
-    """Return the callbacks of the configuration on this rank; None: there are none.
-
-    Args:
-        job: names them, or has them.
-        comm: the ranks that train.
-        module: what they train.
-
-    Raises:
-        UserError: a name finds nothing, or an object is no callback.
-    """
-    given = named_or_given(job, "callbacks")
-    resize = RankAsks(job) if isinstance(job, TrainJob) else None
-    return None if given is None else Callbacks(given, comm, module, resize)
+def graph_of(
+    config: TrainConfig, objective: Objective, replica: Replica, batches: Batches
+) -> GraphedPass | None:
+    """Return what computes forward and backward by a CUDA graph; None where no graph does."""
+    part, loss, obstacle = batches.part, objective.loss, None
+    if part.device.type != "cuda":
+        obstacle = "samples that do not lie on a GPU"
+    elif isinstance(batches, Queue) or batches.augment is not None or config.precision == "fp16":
+        obstacle = "batches from a queue, changed samples, or fp16"
+    elif loss.weighed or loss.whole or isinstance(part.stored_inputs, Columns):
+        obstacle = "several inputs, or a loss that gets all outputs or has a denominator of its own"
+    if obstacle is not None and config.cuda_graph == "on":
+        raise BadOption(f"--cuda-graph on is not for {obstacle}; use --cuda-graph off")
+    if obstacle is not None or config.cuda_graph == "off":
+        return None
+    if config.cuda_graph == "auto" and not can_be_recorded(replica.module, loss):
+        return None
+    return GraphedPass(replica, batches, objective, CudaRecorder())
 
 
 def deal(
@@ -404,23 +356,14 @@ def _count(number: int, one: str, several: str) -> str:
 
 
 def prepare_task(job: Job, dataset: DataSet, trained: TrainedOn | None = None) -> Task:
-    """Build the model, and see that model, data, loss and metrics fit each other.
-
-    Args:
-        job: has the configuration.
-        dataset: what is to be learned, or evaluated.
-        trained: what the model was trained on before, if these may be other data.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Build the model, and check that all fits; `trained` is what it was trained on, if on other data."""
     config = job.config
     arithmetic = Arithmetic(config.precision, config.layout, config.device)
     if arithmetic.has_room_for(dataset.nbytes):
         dataset = dataset.on(config.device)
     weights = class_weights_of(config, trained)
-    loss = named_loss(named_or_given(job, "loss"), dataset, config.loss_options, weights)
-    metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
+    loss = named_loss(job.given("loss"), dataset, config.loss_options, weights)
+    metrics = named_metrics(job.given("metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
     objective = Objective(loss, metrics, dataset.classes, arithmetic)
@@ -442,18 +385,24 @@ class Assembly:
     Attributes:
         config: the configuration, with all that was left open filled in.
         task: what is learned, by this rank's portion of the model.
+        strategy: how the workers train.
         portion: of the model.
         workers: the ranks, and how this one steps.
         schedule: the batches, and how many updates are made with them.
         ending: when the run ends earlier, and with which weights.
+        callbacks: that the user has given; None: none.
+        saved: the state to go on from; None: the run begins.
     """
 
     config: TrainConfig
     task: Task
+    strategy: Strategy
     portion: Portion
     workers: Workers
     schedule: Schedule
     ending: Ending
+    callbacks: Callbacks | None
+    saved: Saved | None
 
     def trainer(self, hooks: Hooks | None = None, agenda: Agenda | None = None) -> Trainer:
         """The trainer of the whole run."""
@@ -470,6 +419,7 @@ def assemble(
     strategy: Strategy,
     portion: Portion,
     saved: Saved | None = None,
+    ends: Callable[[], str | None] | None = None,
 ) -> Assembly:
     """Lay a rank's portion of the model out for training (collective).
 
@@ -480,37 +430,45 @@ def assemble(
         strategy: fits the ranks.
         portion: of the task's model.
         saved: what the run goes on from; the portion has its weights.
+        ends: asked after each epoch why the run is to end with it (collective); None: nobody is.
 
     Raises:
         UserError: a part, or the rule of its end, cannot be made as the configuration says.
     """
-    task = replace(task, module=portion.module)
-    ending = build_ending(job.config, task)
-    optimizer = build_optimizer(job, portion.module)
+    module, data, objective = portion.module, task.dataset, task.objective
+    given = job.given("callbacks")
+    callbacks = None if given is None else Callbacks(given, comm, module)
+    told = [] if ends is None else [ends]
+    told += [] if callbacks is None else [callbacks.why_end]
+    monitor = Monitor.parse(job.config.monitor, better_of(objective.metrics), data.validation is not None)
+    patience, target, best = job.config.patience, job.config.target, job.config.restore_best
+    ending = Ending(monitor, patience, target, best, tuple(told))
+    optimizer = build_optimizer(job, module)
     config = resolved(job.config, comm, task, strategy, optimizer)
-    chances = build_chances(job, task.dataset)
-    batches, balance = deal(config, strategy, task.dataset.train, portion.peers, chances)
+    chances = build_chances(job, data)
+    batches, balance = deal(config, strategy, data.train, portion.peers, chances)
     batches.augment = augmentation(job, task, chances)
-    updates = Schedule(
-        batches,
-        config.epochs,
-        config.steps,
-        balance=balance,
-        skip_nonfinite=config.skip_nonfinite,
-    )
+    length = Schedule(batches, config.epochs, config.steps)
     replica = portion.place(strategy)
-    updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))
+    lr = build_schedule(job, optimizer, length.updates)
+    stepped = 0
     if saved is not None:
         foreign = type(strategy) not in STRATEGIES.values()
-        stepped = load_optimizer(optimizer, portion.module, saved, updates, foreign)
-        updates = replace(updates, stepped=stepped)
+        stepped = load_optimizer(optimizer, lr, module, saved, length, foreign)
+    schedule = replace(length, lr=lr, balance=balance, stepped=stepped, skip_nonfinite=config.skip_nonfinite)
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
-    compute = portion.compute
-    meets = strategy.pace is not Pace.FREE and compute is None
     workers = Workers(
-        portion.peers, replica, worker, optimizer, compute, compute is not None, comm, meets=meets
+        portion.peers,
+        replica,
+        worker,
+        optimizer,
+        portion.compute or graph_of(config, objective, replica, batches),
+        collective=portion.compute is not None,
+        everyone=comm,
+        meets=strategy.pace is not Pace.FREE and portion.compute is None,
     )
-    return Assembly(config, task, portion, workers, updates, ending)
+    task = replace(task, module=module)
+    return Assembly(config, task, strategy, portion, workers, schedule, ending, callbacks, saved)
 
 
 def resolved(

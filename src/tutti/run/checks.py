@@ -1,8 +1,4 @@
-"""The checks of a job that need neither its ranks nor its data: names, options, and the number of ranks.
-
-The launching process makes them first, if it has torch. The ranks make them too: where an MPI launcher
-started them, nobody else has.
-"""
+"""The checks of a job that need no data: its names, its options, and its strategy. Runs on every rank."""
 
 from __future__ import annotations
 
@@ -13,11 +9,8 @@ import torch
 from torch import nn
 
 from tutti import models, optim
-from tutti.batch_last import BATCH_LAST, REAL_TYPES
-from tutti.batch_last.compiler import kernels
 from tutti.data import DataSet
 from tutti.data.batches import check_split
-from tutti.data.sources import check_named
 from tutti.errors import BadOption
 from tutti.load_object import names_object
 from tutti.optim.schedules import check_schedule
@@ -33,23 +26,15 @@ from tutti.training.losses.weights import given_weights
 from tutti.training.metrics import better_of_names, check_metrics
 from tutti.training.stopping import Ending, Monitor
 
-PACES: Final[dict[str, dict[str, Pace]]] = {
-    "balance": {"speed": Pace.TOGETHER, "queue": Pace.FREE},
-    "validate": {"distributed": Pace.FREE, "background": Pace.FREE},
+_PACES: Final = {
+    ("balance", "speed"): Pace.TOGETHER,
+    ("balance", "queue"): Pace.FREE,
+    ("validate", "distributed"): Pace.FREE,
+    ("validate", "background"): Pace.FREE,
 }
-"""The pace of workers that the values of an option need; others go with any."""
+"""The pace of workers that the value of an option needs; other values go with any."""
 
-REMEDIES: Final[dict[str, dict[Pace, str]]] = {
-    "balance": {
-        Pace.TOGETHER: "--balance speed",
-        Pace.ABREAST: "--balance none",
-        Pace.FREE: "--balance queue",
-    },
-    "validate": dict.fromkeys(Pace, "--validate pause"),
-}
-"""The value of an option that goes with a pace."""
-
-WORKERS: Final = {
+_WORKERS: Final = {
     Pace.TOGETHER: "make each update together, from one batch",
     Pace.ABREAST: "have batches of their own and make every step at the same time",
     Pace.FREE: "have batches of their own and wait for nobody",
@@ -57,38 +42,23 @@ WORKERS: Final = {
 """The workers of a pace, in words."""
 
 
-def check_job(job: Job, ranks: int, hosts: int = 1) -> None:
-    """Refuse what no rank and no data could mend.
-
-    Args:
-        job: what is to be done.
-        ranks: how many there are to be, servers included.
-        hosts: on how many hosts.
-
-    Raises:
-        UserError: a name or an option is wrong, or the job does not fit these ranks.
-    """
-    check_names(job)
-    if job.trains:
-        if job.config.layout == BATCH_LAST:
-            # Compiled here once: the ranks would all begin to.
-            kernels(REAL_TYPES[job.config.precision])
-        check_strategy(job, ranks, hosts)
-
-
-def check_strategy(job: Job, ranks: int, hosts: int) -> Strategy:
-    """Return the strategy of a job, which fits its ranks and its other options.
+def check_job(job: Job, ranks: int, hosts: int = 1) -> Strategy:
+    """Look up the names of a job, and refuse what no data could mend.
 
     Args:
         job: what is to be done.
         ranks: how many there are, servers included.
         hosts: on how many hosts.
 
+    Returns:
+        The strategy, which fits the ranks and the other options.
+
     Raises:
-        UnknownName: there is no such strategy, or it has no such hyper-parameter.
-        BadOption: it cannot use these ranks or an option, or the batch has fewer samples than they are.
+        UnknownName: there is no part, or no option of a part, of this name.
+        BadOption: an option cannot be used, or not by these ranks.
     """
     config = job.config
+    _check_names(job)
     layout = layout_of(config, ranks)
     workers = ranks - config.servers if layout is None else layout.data
     strategy = build_strategy(job, workers, hosts, config.servers)
@@ -100,11 +70,7 @@ def check_strategy(job: Job, ranks: int, hosts: int) -> Strategy:
 
 
 def check_predictions(config: TrainConfig, dataset: DataSet) -> None:
-    """Refuse to keep predictions of a part that there is not.
-
-    Raises:
-        BadOption: they are asked for.
-    """
+    """Refuse to keep predictions of a part that there is not."""
     if config.predictions and dataset.validation is None:
         raise BadOption(
             "--predictions is for the validation part, and there is none; give --validation a share, or "
@@ -113,96 +79,63 @@ def check_predictions(config: TrainConfig, dataset: DataSet) -> None:
 
 
 def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False) -> Iterator[str]:
-    """Describe what of a run does not go with its strategy.
-
-    Args:
-        strategy: of the workers.
-        c: the configuration of the run.
-        compared: the run is compared with that of one process.
-    """
-    name, together = f"'{strategy.name}'", strategy.pace is Pace.TOGETHER
+    """Describe what of a run does not go with its strategy."""
+    name, pace = f"strategy '{strategy.name}'", strategy.pace
     if c.accumulate > 1 and strategy.passes > 1:
+        yield f"--accumulate {c.accumulate} does not go with --strategy.every {strategy.passes}; give one"
+    if compared and pace is not Pace.TOGETHER:
         yield (
-            f"--accumulate {c.accumulate} and --strategy.every {strategy.passes} both say in how many passes "
-            f"{name} computes an update; give one of them"
+            f"{name} gives every worker batches of its own, so it does not follow sequential training; "
+            "compare one that makes each update together, such as '--strategy sync'"
         )
-    if compared and not together:
-        yield (
-            f"strategy {name} gives every worker batches of its own, so it does not follow sequential "
-            "training; compare one that makes each update together, such as '--strategy sync'"
-        )
-    for option in () if compared else ("balance", "validate"):
-        needed = PACES[option].get(getattr(c, option), strategy.pace)
-        if needed != strategy.pace:
-            yield _unfit(strategy, c, option, needed)
-    if c.parallel is not None and not together:
-        yield (
-            "--parallel needs a strategy whose workers make each update together, and those of "
-            f"{name} do not; leave --strategy out, or use sync"
-        )
+    for (option, value), needed in () if compared else _PACES.items():
+        if getattr(c, option) == value and needed is not pace:
+            fit = ", ".join(sorted(name for name, kind in STRATEGIES.items() if kind.pace is needed))
+            yield (
+                f"--{option} {value} is for strategies whose workers {_WORKERS[needed]} ({fit}), but those "
+                f"of '{strategy.name}' {_WORKERS[pace]}; leave --{option} out"
+            )
+    if c.parallel is not None and pace is not Pace.TOGETHER:
+        yield f"--parallel needs workers that {_WORKERS[Pace.TOGETHER]}, unlike {name}; use --strategy sync"
     if c.servers > 0 and not isinstance(strategy, Centred):
         yield (
-            f"strategy {name} cannot run on servers: only strategies derived from "
-            "tutti.strategies.centred.Centred say what a server does; leave --servers out"
+            f"{name} cannot run on servers: only strategies derived from tutti.strategies.centred.Centred "
+            "say what a server does; leave --servers out"
         )
     if c.device != "cpu" and Centre in strategy.needs:
         yield (
-            f"strategy {name} keeps its centre in the CPU's memory, and --device is '{c.device}'; use "
-            "--strategy solo there, or --device cpu"
+            f"{name} keeps its centre in the CPU's memory, and --device is '{c.device}'; use --strategy solo "
+            "there, or --device cpu"
         )
 
 
-def _unfit(strategy: Strategy, config: TrainConfig, option: str, needed: Pace) -> str:
-    pace, whole = strategy.pace, config.parallel is None
-    fit = ", ".join(sorted(name for name, kind in STRATEGIES.items() if kind.pace == needed))
-    given = f"'{strategy.name}'" if whole else f"--parallel {config.parallel}"
-    return (
-        f"--{option} {getattr(config, option)} is for strategies whose workers {WORKERS[needed]} "
-        f"({fit}), but those of {given} {WORKERS[pace]}; use {REMEDIES[option][pace]}"
-        f"{', or such a strategy' if whole else ''}"
-    )
+def _check_names(job: Job) -> None:
+    """Refuse names that stand for nothing, but for data, which are opened next.
 
-
-def check_names(job: Job) -> None:
-    """Refuse names that stand for nothing. What names an object of the user's is not loaded.
-
-    Raises:
-        UnknownName: a name, or an option of the optimizer, is unknown.
-        BadOption: an option of the optimizer has a value that it refuses.
+    What names an object of the user's is not loaded.
     """
     config = job.config
-    if config.hosts is None and "data" not in job.objects and not names_object(config.data):
-        # Other hosts have files of their own.
-        check_named(config.data)
-    for field, check in (
-        ("model", models.MODELS.check),
-        ("loss", _check_loss),
-        ("metrics", check_metrics),
-        ("schedule", check_schedule),
-    ):
+
+    def named(field: str) -> str | None:
         name = getattr(config, field)
-        if name is not None and field not in job.objects:
-            words = name.split(",") if field == "metrics" else [name]
-            for word in (one for one in map(str.strip, words) if not names_object(one)):
-                check(word)
-    _check_loss_options(job)
+        return None if name is None or field in job.objects or names_object(name) else name
+
+    if (model := named("model")) is not None:
+        models.MODELS.check(model)
+    if (schedule := named("schedule")) is not None:
+        check_schedule(schedule)
+    for metric in config.metrics.split(",") if "metrics" not in job.objects else ():
+        if not names_object(metric.strip()):
+            check_metrics(metric.strip())
+    if (loss := named("loss")) not in (None, "auto"):
+        LOSSES.check(loss)
+        with_options(LOSSES[loss], config.loss_options)
+    if (optimizer := named("optimizer")) is not None:
+        # An optimizer checks its options when it is made; some take matrices alone.
+        matrix = nn.Parameter(torch.zeros(2, 2))
+        optim.build(optimizer, [matrix], config.lr, config.optimizer_options)
+    if config.class_weights is not None:
+        given_weights(config.class_weights)
     if "metrics" not in job.objects and (better := better_of_names(config.metrics)) is not None:
         # Whether there is a validation part shows when there are samples.
         Ending(Monitor.parse(config.monitor, better, validated=True), target=config.target)
-    if "optimizer" not in job.objects and not names_object(config.optimizer):
-        # An optimizer checks its options when it is made; some take matrices alone.
-        matrix = nn.Parameter(torch.zeros(2, 2))
-        optim.build(config.optimizer, [matrix], config.lr, config.optimizer_options)
-
-
-def _check_loss(name: str) -> None:
-    if name != "auto":
-        LOSSES.check(name)
-
-
-def _check_loss_options(job: Job) -> None:
-    config = job.config
-    if config.class_weights is not None:
-        given_weights(config.class_weights)
-    if config.loss in LOSSES and "loss" not in job.objects:
-        with_options(LOSSES[config.loss], config.loss_options)

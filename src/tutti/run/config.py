@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.ways import WAYS, options_of
+from tutti.model_parallel.layout import WAYS, options_of
 from tutti.models import MODELS
 from tutti.records.pipeline import SCHEDULES
 from tutti.records.run_folder import CONFIG
@@ -28,20 +27,18 @@ Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
 
 
-NEEDS_GPU_SAMPLES: Final = (
-    "--cuda-graph on is for samples that lie on a GPU; use --device cuda, a data set that takes at "
-    "most half of its memory, and no --balance queue; or leave --cuda-graph at auto"
-)
-
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
 
 MEASURED: Final = ("precision", "layout")
 """The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
 
+BUDGET_S: Final = 20.0
+"""Seconds that this measurement may take."""
+
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
-"""The batch of fewer workers: that of all before, or one that is the smaller, the fewer they are."""
+"""Values of --on-failure: a loss ends the run, or fewer ranks go on."""
 
 MOST_RANKS: Final = 1 << 16
 """The most ranks of a run, and the most threads of a rank."""
@@ -65,15 +62,7 @@ def option(
     least: int | None = None,
     most: int | None = None,
 ) -> Any:
-    """A field that is an option of the command line.
-
-    Args:
-        default: its value where none is given.
-        help: its text, or a function that returns it: for names of parts, which are looked up only then.
-        choices: its values; all, when empty.
-        least: the smallest possible number.
-        most: the largest possible one.
-    """
+    """A field that is an option of the command line."""
     about = {"help": help, "choices": choices, "least": least, "most": most}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)
@@ -160,7 +149,9 @@ class TrainConfig:
         ),
     )
     augment_options: Options = option({}, lambda: f"the number that belongs to one: {_numbers_of_augment()}")
-    validation: float = option(0.1, "share of the training samples kept for validation, 0 to below 1")
+    validation: float = option(
+        0.1, "share of the training samples kept for validation, 0 to below 1", least=0
+    )
     split: str | None = option(
         None,
         "train on one of the splits in a file, FILE:NUMBER, such as splits.npz:0; what it holds out is the "
@@ -205,7 +196,10 @@ class TrainConfig:
         most=MOST_RANKS,
     )
     levels: int = option(
-        1, "2: a parameter centre on each host, which exchanges with the servers'; 1: only the servers'"
+        1,
+        "2: a parameter centre on each host, which exchanges with the servers'; 1: only the servers'",
+        least=1,
+        most=2,
     )
     server_period: int | None = option(
         None,
@@ -444,18 +438,8 @@ class TrainConfig:
 
 
 OF_LONG_RUNS: Final = (
-    *(
-        "weights",
-        "monitor",
-        "patience",
-        "target",
-        "restore_best",
-        "time_limit",
-        "checkpoint",
-        "keep",
-        "predictions",
-    ),
-    *("on_failure", "max_failures", "hang_timeout", "skip_nonfinite"),
+    *("weights", "monitor", "patience", "target", "restore_best", "time_limit", "checkpoint", "keep"),
+    *("predictions", "on_failure", "max_failures", "hang_timeout", "skip_nonfinite"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
@@ -466,11 +450,7 @@ def flag(name: str) -> str:
 
 
 def split_of(text: str) -> tuple[str, int]:
-    """Return the file and the number of a split.
-
-    Raises:
-        BadOption: the text names none.
-    """
+    """Return the file and the number of a split."""
     file, colon, number = text.rpartition(":")
     if not (file and colon and number.isdecimal()):
         raise BadOption(f"--split is '{text}'; give a file of splits and the number of one: splits.npz:0")
@@ -482,146 +462,110 @@ def type_name(of: Field[Any]) -> str:
     return str(of.type).removesuffix(" | None")
 
 
-def _check_types(config: TrainConfig) -> None:
-    for name, types, words, optional in _types_of_fields():
-        value = getattr(config, name)
-        if value is None and optional:
-            continue
-        if not isinstance(value, types) or isinstance(value, bool) is not (types == (bool,)):
-            usual = getattr(TrainConfig, name, None)
-            example = f", such as {usual!r}" if isinstance(usual, str) else ""
-            raise BadOption(f"{flag(name)} is {value!r}; give {words}{example}")
-        if isinstance(value, dict):
-            for key, item in value.items():
-                _check_option(f"{flag(name).removesuffix('-options')}.{key}", item)
+_TOGETHER: Final = (
+    ("epochs", "steps", "both say how long the run is"),
+    ("split", "validation", "both say which samples are held out"),
+    ("parallel", "servers", "servers keep the centre of whole models"),
+    ("parallel", "balance", "it is for ranks with whole models"),
+    ("parallel", "skip_nonfinite", "its ranks hold one model together"),
+    ("parallel", "device=cuda", "it computes on the CPU"),
+    ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),
+    ("parallel", "layout=batch_last", "that is for ranks with whole models"),
+    ("parallel", "precision=fp16", "that scales the loss by the gradient of the whole model; use bf16"),
+    ("precision=fp16", "cuda_graph=on", "the scale of the loss changes; use --precision bf16"),
+    ("precision=fp16", "skip_nonfinite", "the scale of the loss leaves out steps itself"),
+    ("device=cuda", "skip_nonfinite", "each look at a gradient would wait for the GPU"),
+    ("device=cuda", "validate=background", "that evaluates on the CPU; use --validate pause"),
+    ("device=cuda", "layout=batch_last", "its kernels are for the CPU"),
+    ("precision=fp16", "layout=batch_last", "its kernels compute in fp32 or fp64"),
+    ("precision=bf16", "layout=batch_last", "its kernels compute in fp32 or fp64"),
+    ("augment", "cuda_graph=on", "no graph records what changes each batch"),
+    ("balance=queue", "cuda_graph=on", "no graph records where a batch comes from"),
+    ("device=cpu", "cuda_graph=on", "a graph is for samples that lie on a GPU; use --device cuda"),
+)
+"""Options that do not go together, and why; NAME=VALUE is one value of an option."""
+
+_NEEDED: Final = (
+    ("levels=2", "servers", "they are the upper level, such as --servers 1"),
+    ("server_period", "levels=2", "it is for two levels of centres"),
+    ("augment_options", "augment", "name what changes the samples, such as --augment crop"),
+    ("parallel_options", "parallel", "name a way, such as --parallel pipeline"),
+    ("schedule_options", "schedule", "name one, such as --schedule cosine"),
+    ("max_failures", "on_failure", "give --on-failure respawn or shrink"),
+)
+"""Options that need another one, and why."""
 
 
-@cache
-def _types_of_fields() -> list[tuple[str, tuple[type, ...], str, bool]]:
-    """For each field its name, its types, these in words, and whether it may be None."""
-    return [(f.name, *_TYPES[type_name(f)], str(f.type).endswith("| None")) for f in fields(TrainConfig)]
+def _given(config: TrainConfig, row: str) -> str:
+    """Return an option of a table as the command line has it; empty where it is at its default."""
+    name, _, wanted = row.partition("=")
+    value = getattr(config, name)
+    if (wanted and str(value) != wanted) or (not wanted and value == getattr(TrainConfig, name, {})):
+        return ""
+    if isinstance(value, dict):
+        return f"{flag(name).removesuffix('-options')}.{next(iter(value))}"
+    return f"{flag(name)} {value}"
 
 
-@cache
-def _choices_of_fields() -> list[tuple[str, tuple[str, ...]]]:
-    """For each field that has only some values its name and these."""
-    return [(f.name, f.metadata["choices"]) for f in fields(TrainConfig) if f.metadata["choices"]]
-
-
-@cache
-def _limits_of_fields() -> list[tuple[str, float | None, float | None]]:
-    """For each field with a least or a greatest value its name and these."""
-    limits = [(f.name, f.metadata["least"], f.metadata["most"]) for f in fields(TrainConfig)]
-    return [(name, least, most) for name, least, most in limits if (least, most) != (None, None)]
-
-
-def _check_option(name: str, value: object) -> None:
-    items = value if isinstance(value, list | tuple) else [value]
-    if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
-        raise BadOption(f"{name} is {value!r}; give a number, a text, true, false, null, or a list of these")
-
-
-def _refused_options(c: TrainConfig) -> Iterator[str]:
-    """Describe the options of a configuration that do not go together, whatever the strategy."""
-    if c.epochs is not None and c.steps is not None:
-        yield "both --epochs and --steps are given; give one of them"
-    if c.split is not None:
-        split_of(c.split)
-        if c.validation != TrainConfig.validation:
-            yield (
-                f"--split {c.split} says which samples are held out, and so does --validation "
-                f"{c.validation}; give one of them"
-            )
-    if c.time_limit is not None:
-        seconds_of(c.time_limit, "--time-limit")
-    if c.hang_timeout != OFF:
-        seconds_of(c.hang_timeout, "--hang-timeout", or_else=OFF)
-    Every.parse(c.checkpoint, "--checkpoint")
-    if c.levels == 2 and not c.servers:
-        yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"
-    if c.levels == 1 and c.server_period is not None:
-        yield "--server-period is for two levels of centres; give --levels 2, or leave it out"
-    if c.augment is None and c.augment_options:
-        given = f"--augment.{next(iter(c.augment_options))}"
-        yield f"{given} is given, but no --augment; name it there, such as --augment crop"
-    if c.augment is not None and c.cuda_graph == "on":
-        yield "--augment changes each batch, which no graph records; leave --cuda-graph on out"
-    if c.precision == "fp16" and (c.parallel is not None or c.cuda_graph == "on"):
-        other = "--cuda-graph on" if c.parallel is None else f"--parallel {c.parallel}"
-        yield (
-            "--precision fp16 scales the loss by the gradient of the whole model; use --precision "
-            f"bf16, which needs none, or leave {other} out"
-        )
-    if c.parallel is None and c.parallel_options:
-        given = f"--parallel.{next(iter(c.parallel_options))}"
-        yield f"{given} is given, but no --parallel; name a way, such as --parallel pipeline"
-    if c.parallel is not None and c.servers > 0:
-        yield "--servers keep the centre of whole models; leave them out, or --parallel"
-    if c.parallel is not None and c.balance != "none":
-        yield f"--balance {c.balance} is for ranks with whole models; leave it or --parallel out"
-    if c.skip_nonfinite and (c.precision == "fp16" or c.parallel is not None or c.device == "cuda"):
-        given = "--precision fp16, whose scale of the loss leaves out steps itself"
-        if c.parallel is not None:
-            given = f"--parallel {c.parallel}, whose ranks hold one model together"
-        elif c.device == "cuda":
-            given = "--device cuda, where each look would wait for the GPU"
-        yield f"--skip-nonfinite {c.skip_nonfinite} does not go with {given}; leave it out"
-    if c.parallel is not None and c.device == "cuda":
-        yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
-    if c.parallel is not None and c.on_failure == "shrink":
-        yield f"--parallel {c.parallel} needs all of its ranks; use --on-failure respawn"
-    if c.layout == "batch_last" and (c.precision not in ("fp32", "fp64") or c.device == "cuda"):
-        yield (
-            f"--layout batch_last computes in fp32 or fp64 on the CPU, not in {c.precision} on {c.device}; "
-            "leave it out"
-        )
-    if c.layout == "batch_last" and c.parallel is not None:
-        yield f"--layout batch_last is for ranks with whole models; leave it or --parallel {c.parallel} out"
-    if c.validate == "background" and c.device == "cuda":
-        yield "--validate background evaluates on the CPU; use --validate pause, or leave --device cuda out"
-    if c.cuda_graph == "on" and (c.device == "cpu" or c.balance == "queue"):
-        yield NEEDS_GPU_SAMPLES
-
-
-def _check(config: TrainConfig) -> None:
-    for name in MEASURED:
-        if getattr(config, name) == AUTO:
-            raise BadOption(
-                f"{flag(name)} auto is for 'tutti train', 'tutti plan' and tutti.train, which measure before "
-                "they train; have 'tutti plan' choose once, and give its pick here"
-            )
-    _check_types(config)
-    if config.device.startswith("cuda:"):
-        number = config.device.removeprefix("cuda:")
-        raise BadOption(
-            f"--device is '{config.device}'; give --device cuda, and choose the GPU in the environment: "
-            f"CUDA_VISIBLE_DEVICES={number}"
-        )
-    for name, choices in _choices_of_fields():
-        if getattr(config, name) not in choices:
-            raise UnknownName("value", str(getattr(config, name)), choices, of=flag(name))
+def _refused(config: TrainConfig) -> Iterator[str]:
+    """Describe what a configuration cannot be, whatever the strategy."""
+    for one, other, why in _TOGETHER:
+        if (first := _given(config, one)) and (second := _given(config, other)):
+            yield f"{first} does not go with {second}: {why}; leave one of them out"
+    for one, other, why in _NEEDED:
+        if (first := _given(config, one)) and not _given(config, other):
+            yield f"{first} needs {flag(other.partition('=')[0])}: {why}; or leave it out"
+    if config.split is not None:
+        split_of(config.split)
+    if config.time_limit is not None:
+        seconds_of(config.time_limit, "--time-limit")
+    if config.hang_timeout != OFF:
+        seconds_of(config.hang_timeout, "--hang-timeout", or_else=OFF)
+    Every.parse(config.checkpoint, "--checkpoint")
     count = config.workers[:20]
-    if count != "auto" and not (count.isdecimal() and int(count) >= 1):
-        raise BadOption(f"--workers is '{count}'; give a whole number of at least 1, or auto")
-    if count != "auto" and int(count) > MOST_RANKS:
-        raise BadOption(f"--workers is {count}; the largest possible is {MOST_RANKS}")
-    if not 0 <= config.validation < 1:
-        raise BadOption(
-            f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"
-        )
-    if config.levels not in (1, 2):
-        raise BadOption(f"--levels is {config.levels}; give 1 or 2")
-    for message in _refused_options(config):
-        raise BadOption(message)
-    for name, least, most in _limits_of_fields():
-        value = getattr(config, name)
-        if value is not None and least is not None and value < least:
-            raise BadOption(f"{flag(name)} is {value}; the smallest possible is {least}")
-        if value is not None and most is not None and value > most:
-            raise BadOption(f"{flag(name)} is {value}; the largest possible is {most}")
+    if count != AUTO and not (count.isdecimal() and 1 <= int(count) <= MOST_RANKS):
+        yield f"--workers is '{count}'; give a whole number from 1 to {MOST_RANKS}, or auto"
+    if config.validation >= 1:
+        yield f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"
     if config.target is not None and not math.isfinite(config.target):
-        raise BadOption(f"--target is {config.target}; give a finite number")
+        yield f"--target is {config.target}; give a finite number"
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
-            raise BadOption(f"{flag(name)} is {value}; give a finite number above 0")
+            yield f"{flag(name)} is {value}; give a finite number above 0"
+
+
+def _check(config: TrainConfig) -> None:
+    for f in fields(config):
+        _check_field(f, getattr(config, f.name))
+    for message in _refused(config):
+        raise BadOption(message)
+
+
+def _check_field(f: Field[Any], value: Any) -> None:
+    """Refuse a value that is not of the field's type, or not one of its values."""
+    name, about = flag(f.name), f.metadata
+    if value is None and str(f.type).endswith("| None"):
+        return
+    if value == AUTO and f.name in MEASURED:
+        raise BadOption(
+            f"{name} auto is for 'tutti train', 'tutti plan' and tutti.train, which measure before they "
+            "train; have 'tutti plan' choose once, and give its pick here"
+        )
+    types, words = _TYPES[type_name(f)]
+    if not isinstance(value, types) or isinstance(value, bool) is not (types == (bool,)):
+        example = f", such as {f.default!r}" if isinstance(f.default, str) else ""
+        raise BadOption(f"{name} is {value!r}; give {words}{example}")
+    for key, item in value.items() if isinstance(value, dict) else ():
+        items = item if isinstance(item, list | tuple) else [item]
+        if not all(one is None or isinstance(one, bool | int | float | str) for one in items):
+            raise BadOption(
+                f"{name.removesuffix('-options')}.{key} is {item!r}; give a number, a text, true, false, "
+                "null, or a list of these"
+            )
+    if about["choices"] and value not in about["choices"]:
+        raise UnknownName("value", str(value), about["choices"], of=name)
+    if about["least"] is not None and value < about["least"]:
+        raise BadOption(f"{name} is {value}; the smallest possible is {about['least']}")
+    if about["most"] is not None and value > about["most"]:
+        raise BadOption(f"{name} is {value}; the largest possible is {about['most']}")

@@ -30,9 +30,6 @@ def curves(history: Sequence[EpochRecord]) -> Any:
 
     Returns:
         A chart of altair.
-
-    Raises:
-        BadOption: altair is not installed.
     """
     alt = optional_package("altair", "plots", extra="plots")
     data = [

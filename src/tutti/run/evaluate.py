@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import cast
-
-import torch
-from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.data import DataSet, Part
+from tutti.data import DataSet
 from tutti.data.sources import with_columns
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData
@@ -23,22 +18,15 @@ from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.config import OBJECT
 from tutti.run.jobs import Job, load_job
-from tutti.run.train_job import PARTS, EvaluateJob
-from tutti.run.trained import dtype_of, in_columns, order_of, refuse_other_inputs, scale_seen
+from tutti.run.seen import aligned, part_named, scale_seen
+from tutti.run.train_job import EvaluateJob
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
     """Evaluate; every rank calls this (entry point of the ranks).
 
-    Args:
-        comm: all ranks of the job.
-        payload: a pickled `EvaluateJob`.
-
     Returns:
         The evaluation, equal on all ranks.
-
-    Raises:
-        UserError: the run folder cannot be read, or the data does not fit the model.
     """
     job = load_job(payload, EvaluateJob)
     if comm.rank == 0:
@@ -50,12 +38,10 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         # Other data of one part are to be evaluated whole.
         whole = job.part is None and job.other_data and dataset.test is None
         name = "train" if whole else job.part or "test"
-        if getattr(dataset, name) is None:
-            have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
-            raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
+        part_named(dataset, name)
         task = prepare_task(job, dataset, trained)
         load_from(Path(job.weights), task.module, comm)
-        result = task.evaluate(getattr(task.dataset, name), comm)
+        result = task.evaluate(part_named(task.dataset, name), comm)
     assert result is not None
     if comm.rank == 0:
         what = dataset.name if whole else f"{name} part of {dataset.name}"
@@ -64,17 +50,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
 
 
 def open_seen(job: Job, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
-    """Open the data of a configuration as a model sees them (collective).
-
-    Args:
-        job: has the configuration.
-        comm: all ranks.
-        trained: what the model was trained on.
-        other: they are not those that it was trained on. These may have changed since.
-
-    Raises:
-        UserError: they cannot be read, or do not fit the model.
-    """
+    """Open the data of a configuration as a model sees them (collective)."""
     config = job.config
     # Names of classes that were not as many as the classes are not known any more.
     if config.split is not None or not (other or trained.labels):
@@ -86,33 +62,13 @@ def open_seen(job: Job, comm: Communicator, trained: TrainedOn, other: bool = Tr
     return seen_as(found, trained, "columns" in config.data_options)
 
 
-def _columns(part: Part, order: list[int]) -> Tensor:
-    """Copy some columns of a table."""
-    return cast("Tensor", part.stored_inputs).index_select(1, torch.tensor(order))
-
-
 def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataSet:
     """Other data, seen by the model as it saw the data that it was trained on.
 
     They get the same scale, the same classes and the same order of columns.
-
-    Args:
-        dataset: the other data.
-        trained: what the model was trained on.
-        chosen: the user has chosen their columns, which are taken as they are.
-
-    Raises:
-        BadData: it has another shape, or columns or classes that the model does not know.
     """
-    order = None if chosen else order_of(dataset.name, dataset.columns, trained.columns)
-    if order is not None:
-        dataset = replace(
-            dataset.with_parts(lambda part: replace(part, stored_inputs=_columns(part, order))),
-            columns=trained.columns,
-        )
-    if trained.inputs:
-        dataset = dataset.with_parts(partial(in_columns, trained.inputs))
-    refuse_other_inputs(dataset.name, dataset.shape, dtype_of(dataset.train), trained)
+    columns = () if chosen else dataset.columns
+    dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))
     here, there = dataset.classes, trained.classes
     if (here is None) != (there is None) or (here or 0) > (there or 0):
         raise BadData(
@@ -120,7 +76,6 @@ def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataS
             f"({trained.name}); give data of the same classes"
         )
     scale = scale_seen(trained)
-    scaled = {
-        name: replace(part, scale=scale) for name in PARTS if (part := getattr(dataset, name)) is not None
-    }
-    return replace(dataset, **scaled, classes=trained.classes, labels=trained.labels)
+    dataset = dataset.with_parts(lambda part: replace(part, scale=scale))
+    named = trained.columns if columns else dataset.columns
+    return replace(dataset, columns=named, classes=trained.classes, labels=trained.labels)

@@ -10,17 +10,14 @@ function that every rank calls with it:
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Placement, place_ranks
-from tutti.model_parallel.layout import Layout
-from tutti.model_parallel.ways import parse_layout, ranks_of
-from tutti.run.config import TrainConfig
+from tutti.model_parallel.layout import Layout, parse_layout, ranks_of
+from tutti.run.config import OBJECT, TrainConfig, flag
 from tutti.run.pickled import Pickled
 
 
@@ -32,7 +29,6 @@ class Job:
         entry: the function that each rank calls with the communicator and the pickled job, as
             "package.module:function".
         announced: the plan is printed in one line, unless the job is quiet.
-        trains: the ranks train by the strategy of the configuration.
         compared: their training is compared with that of one process.
         config: the configuration.
         objects: what was given as Python objects instead of names, by field of `config`.
@@ -41,22 +37,32 @@ class Job:
 
     entry: ClassVar[str]
     announced: ClassVar[bool] = True
-    trains: ClassVar[bool] = False
     compared: ClassVar[bool] = False
 
     config: TrainConfig
     objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)
     quiet: bool = field(default=False, kw_only=True)
 
+    def given(self, field: str) -> Any:
+        """Return the object that the caller gave for a field of the configuration, or else its value."""
+        value = getattr(self.config, field)
+        if field in self.objects:
+            try:
+                return self.objects[field].load()
+            except (ImportError, AttributeError) as error:
+                raise BadOption(
+                    f"{field} '{value}' cannot be brought to the ranks: {error}; define it in the script "
+                    "itself, or in a module that can be imported from there"
+                ) from error
+        if isinstance(value, str) and value.startswith(OBJECT):
+            raise BadOption(
+                f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
+                f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
+            )
+        return value
+
     def placement(self, memory_bytes: int | None = None) -> Placement:
-        """The ranks to start.
-
-        Args:
-            memory_bytes: what the ranks of this host may use; by default what is available now.
-
-        Raises:
-            BadOption: the configuration asks for what cannot be had.
-        """
+        """The ranks to start."""
         config = self.config
         workers, free = config.workers, config.workers == "auto" and config.hosts is None
         if config.parallel is not None:
@@ -81,19 +87,7 @@ class Job:
         return placement
 
     def check(self, placement: Placement) -> None:
-        """Refuse what only this command refuses, and what needs no torch to be seen.
-
-        Args:
-            placement: the ranks that are to be started.
-
-        Raises:
-            UserError: the job cannot be done.
-        """
-
-    @contextmanager
-    def started(self) -> Iterator[Job]:
-        """Yield the job to send, and clean up in the launching process if its ranks fail."""
-        yield self
+        """Refuse what only this command refuses, and what needs no torch to be seen."""
 
 
 J = TypeVar("J", bound=Job)
@@ -107,11 +101,7 @@ def load_job(payload: bytes, kind: type[J]) -> J:
 
 
 def layout_of(config: TrainConfig, ranks: int) -> Layout | None:
-    """Return the layout of one model over the ranks that hold it together; None: each has all of it.
-
-    Raises:
-        UserError: the layout does not fit the ranks.
-    """
+    """Return the layout of one model over the ranks that hold it together; None: each has all of it."""
     if config.parallel is None:
         return None
     return parse_layout(config.parallel, config.parallel_options, ranks)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any, Final, cast
+from typing import Final, cast
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -15,7 +13,6 @@ from tutti.errors import BadOption
 from tutti.optim.sharded import announce
 from tutti.run.config import Options
 from tutti.run.jobs import Job
-from tutti.run.pickled_arguments import named_or_given
 from tutti.state import Saved, Values
 from tutti.training.run_parts import Schedule
 
@@ -26,12 +23,8 @@ OF_SCHEDULES: Final = frozenset(
 
 
 def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
-    """The optimizer of the configuration over the module's trainable parameters.
-
-    Raises:
-        UnknownName, BadOption: there is none of this name, or its options are wrong.
-    """
-    config, given = job.config, named_or_given(job, "optimizer")
+    """The optimizer of the configuration over the module's trainable parameters."""
+    config, given = job.config, job.given("optimizer")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if isinstance(given, str):
         return optim.build(given, parameters, config.lr, config.optimizer_options)
@@ -54,94 +47,61 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
 
 
 def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
-    """The learning-rate schedule of the configuration, stepped after each of so many updates.
-
-    Raises:
-        UnknownName, BadOption: there is none of this name, or it does not go with the run.
-    """
-    schedule = _built_schedule(job, optimizer, updates)
-    if isinstance(schedule, ReduceLROnPlateau):
-        if job.compared:
-            raise BadOption(
-                "schedule ReduceLROnPlateau follows the loss of each epoch, and single steps are "
-                "compared here; leave --schedule out"
-            )
-        if job.config.validate != "pause":
-            raise BadOption(
-                "schedule ReduceLROnPlateau needs the loss of each epoch before the next one begins; use "
-                f"--validate pause instead of --validate {job.config.validate}"
-            )
-    return schedule
-
-
-def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
-    given, options = named_or_given(job, "schedule"), job.config.schedule_options
+    """The learning-rate schedule of the configuration, stepped after each of so many updates."""
+    given, options, validate = job.given("schedule"), job.config.schedule_options, job.config.validate
     if given is None:
-        if options:
-            raise BadOption(f"schedule options are given ({', '.join(options)}), but no --schedule; name one")
         return None
-    if isinstance(given, str):
-        return optim.schedule(given, optimizer, updates, options)
-    schedule = given(optimizer, **options)
+    schedule = (
+        optim.schedule(given, optimizer, updates, options)
+        if isinstance(given, str)
+        else given(optimizer, **options)
+    )
     if not hasattr(schedule, "step"):
         raise BadOption(
             f"schedule '{job.config.schedule}' made a {type(schedule).__name__}; it must return a scheduler "
             "of torch.optim.lr_scheduler"
         )
+    if isinstance(schedule, ReduceLROnPlateau) and (job.compared or validate != "pause"):
+        raise BadOption(
+            "schedule ReduceLROnPlateau needs the loss of each epoch before the next one begins; "
+            + (
+                "single steps are compared here: leave --schedule out"
+                if job.compared
+                else "use --validate pause"
+            )
+        )
     return cast("LRScheduler", schedule)
 
 
 def load_optimizer(
-    optimizer: Optimizer, module: nn.Module, saved: Saved, updates: Schedule, foreign: bool = False
+    optimizer: Optimizer,
+    lr: LRScheduler | None,
+    module: nn.Module,
+    saved: Saved,
+    length: Schedule,
+    foreign: bool = False,
 ) -> int:
     """Give an optimizer, whose schedule is made already, the state of a checkpoint.
 
-    Args:
-        optimizer: of the model.
-        module: the model.
-        saved: has the state.
-        updates: of the run. If it was to make others, its schedule is stepped from the beginning, and what
-            that sets stays.
-        foreign: the strategy is somebody else's, so its worker may step the optimizer itself, in place: what
-            the optimizer gets must not lie in a file.
-
     Returns:
         How often the schedule was stepped here.
-
-    Raises:
-        BadCheckpoint: it has other param groups.
     """
     training = saved.part("training")
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]
     stepped = 0
-    fits = updates.has_length_of(training.shared) and schedule["state"] is not None
+    fits = length.has_length_of(training.shared) and schedule["state"] is not None
     # What ReduceLROnPlateau has set came of the losses so far: to step it anew would not give that.
-    if updates.lr is not None and not isinstance(updates.lr, ReduceLROnPlateau) and not fits:
+    if lr is not None and not isinstance(lr, ReduceLROnPlateau) and not fits:
         # As far as it is sure to stand: the rest of the way is known when the batches are.
-        begun = training.shared["epoch"] * updates.batches.updates
-        stepped = min(schedule["made"], max(1, begun), updates.updates)
-        kept = OF_SCHEDULES | _set_by(updates.lr, optimizer, stepped)
-        options = [{name: value for name, value in group.items() if name not in kept} for group in options]
+        begun = training.shared["epoch"] * length.batches.updates
+        stepped = min(schedule["made"], max(1, begun), length.updates)
+        announce(optimizer)
+        for _ in range(stepped):
+            lr.step()
+        options = [
+            {name: value for name, value in group.items() if name not in OF_SCHEDULES} for group in options
+        ]
     names = {parameter: name for name, parameter in module.named_parameters()}
     optim.state.load(optimizer, names, saved, options, copy=foreign)
     return stepped
-
-
-def _set_by(schedule: LRScheduler, optimizer: Optimizer, steps: int) -> set[str]:
-    """Step a schedule; returns the names of the options of param groups that it sets."""
-    found, before = set[str](), deepcopy(optim.state.options_of(optimizer))
-    announce(optimizer)
-    for _ in range(steps):
-        schedule.step()
-        after = deepcopy(optim.state.options_of(optimizer))
-        for old, new in zip(before, after, strict=True):
-            found |= {name for name, value in new.items() if name not in old or not _equal(old[name], value)}
-        before = after
-    return found
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return bool(one == other)

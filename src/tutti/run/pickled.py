@@ -46,11 +46,7 @@ class Pickled:
 
     @classmethod
     def of(cls, value: object, pickler: Callable[..., pickle.Pickler] = pickle.Pickler) -> Pickled:
-        """Pickle an object.
-
-        Raises:
-            Exception: whatever the object raises.
-        """
+        """Pickle an object."""
         large: list[memoryview] = []
 
         def stays(buffer: pickle.PickleBuffer) -> bool:

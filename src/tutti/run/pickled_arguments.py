@@ -13,8 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from tutti.errors import BadOption
-from tutti.run.config import OBJECT, flag
-from tutti.run.jobs import Job
+from tutti.run.config import OBJECT
 from tutti.run.pickled import Pickled
 from tutti.strategies import STRATEGIES, Strategy
 
@@ -67,14 +66,8 @@ def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, Pickled
     A strategy of ours goes by its name and hyper-parameters, a class by its name where that finds it: then
     the configuration alone repeats the run, and the ranks check the options of the class.
 
-    Args:
-        given: names, objects and Nones, by field of `TrainConfig`.
-
     Returns:
         Values for a `TrainConfig`, and the objects that names alone do not bring to the ranks, pickled.
-
-    Raises:
-        BadOption: an object cannot be sent to the ranks.
     """
     values: dict[str, Any] = {}
     objects: dict[str, Pickled] = {}
@@ -108,29 +101,6 @@ def name_of(value: object, field: str = "") -> str:
     if known and not by_class:
         return f"{module}:{name}"
     return OBJECT + (name if isinstance(name, str) else type(value).__name__)
-
-
-def named_or_given(job: Job, field: str) -> Any:
-    """Return the object that the caller gave for a field of the configuration, or else its value.
-
-    Raises:
-        BadOption: the configuration comes from a run with an object that is not here, or cannot be loaded.
-    """
-    value = getattr(job.config, field)
-    if field in job.objects:
-        try:
-            return job.objects[field].load()
-        except (ImportError, AttributeError) as error:
-            raise BadOption(
-                f"{field} '{value}' cannot be brought to the ranks: {error}; "
-                f"define it in the script itself, or in a module that can be imported from there"
-            ) from error
-    if isinstance(value, str) and value.startswith(OBJECT):
-        raise BadOption(
-            f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
-            f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
-        )
-    return value
 
 
 def _pickled(field: str, value: object) -> Pickled:

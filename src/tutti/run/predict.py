@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from tutti.comm.base import Communicator
@@ -20,35 +21,20 @@ from tutti.data.sources import with_columns
 from tutti.data.streaming.options import STREAM
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.unlabelled import open_inputs
-from tutti.errors import BadData
 from tutti.records.files import refusing
 from tutti.run.build import open_config_data, seeded
 from tutti.run.jobs import load_job
 from tutti.run.prediction_files import SUFFIXES, Meaning
-from tutti.run.train_job import PARTS, PredictJob
-from tutti.run.trained import (
-    Predictor,
-    dtype_of,
-    in_columns,
-    load_trained,
-    order_of,
-    refuse_other_inputs,
-)
+from tutti.run.seen import aligned, part_named
+from tutti.run.train_job import PredictJob
+from tutti.run.trained import Predictor, load_trained
 from tutti.run.trained_run import UNUSED, find_run
 from tutti.training.precision import Arithmetic
-from tutti.training.prediction import PASS, Block, outputs_of
+from tutti.training.prediction import PASS, SampleBlock, outputs_of
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Predict; every rank calls this (entry point of the ranks).
-
-    Args:
-        comm: all ranks of the job.
-        payload: a pickled `PredictJob`.
-
-    Raises:
-        UserError: the run cannot be read, or the data do not fit its model.
-    """
+    """Predict; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, PredictJob)
     run = find_run(job.place, job.trust, job.weights, UNUSED)
     speaks = comm.rank == 0
@@ -61,22 +47,19 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
     """Write what a model predicts into the job's file (collective); rank 0 writes.
 
     Memory holds some samples at a time, as far as the data's format does not need all of them.
-
-    Raises:
-        UserError: the data cannot be read, or do not fit the model.
     """
     with seeded(job.config.seed), keeping_doubles(predictor.is_double):
         name, samples, blocks = (_other if job.other_data else _own)(job, comm, predictor)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
+    meaning = Meaning(predictor.kind, data.classes, data.labels)
     done = 0
-    with SUFFIXES[path.suffix](path, samples) if comm.rank == 0 else nullcontext() as file:
+    with SUFFIXES[path.suffix](path, samples, meaning) if comm.rank == 0 else nullcontext() as file:
         for rows, block in blocks:
             outputs = outputs_of(predictor, block, comm, arithmetic)
             if file is not None and outputs is not None:
-                exact = outputs.dtype == torch.float64
-                meaning = Meaning(predictor.kind, data.classes, data.labels, exact)
+                floats = np.float64 if outputs.dtype == torch.float64 else np.float32
                 with refusing(path):
-                    file.append(rows.numpy(), predictor.kind.values(outputs.numpy()), meaning)
+                    file.append(rows.numpy(), predictor.kind.values(outputs.numpy()), floats)
             done += block.samples
     if comm.rank == 0:
         print(f"{path}: the predictions for {done:,} samples, {name}", flush=True)
@@ -85,7 +68,7 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
 AT_ONCE: Final = 64
 """The passes whose outputs are kept until they are written."""
 
-Blocks = Iterator[tuple[torch.Tensor, Block]]
+Blocks = Iterator[tuple[torch.Tensor, SampleBlock]]
 """Blocks of samples, each with their numbers."""
 
 
@@ -97,39 +80,24 @@ def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[s
         options.setdefault("missing", "mean")
     stream = open_inputs(job.config.data, comm, options, job.part)
     found = stream.outline
-    chosen = "columns" in job.config.data_options
-    order = None if chosen else order_of(found.name, found.columns, data.columns)
-    outline = _as_trained(predictor, found.inputs, found.samples, order)
-    refuse_other_inputs(found.name, outline.shape, dtype_of(outline), data)
+    columns = () if "columns" in job.config.data_options else found.columns
+
+    def part_of(stored: Stored[torch.Tensor], samples: int) -> Part:
+        targets = torch.zeros(samples, device=columns_of(stored)[0].rows.device)
+        return aligned(found.name, Part(stored, targets), columns, data)
+
+    part_of(found.inputs, found.samples)  # refuses others before the file is begun
 
     def blocks() -> Blocks:
         start = 0
         for stored in stream.blocks(PASS):
             count = len(columns_of(stored)[0].rows)
-            part = predictor.given(_as_trained(predictor, stored, count, order))
-            yield torch.arange(start, start + count), Block(count, partial(_take, part, 0))
+            part = predictor.given(part_of(stored, count))
+            yield torch.arange(start, start + count), SampleBlock(count, partial(_take, part, 0))
             start += count
 
     what = found.name if found.part is None else f"{found.part} part of {found.name}"
     return what, found.samples, blocks()
-
-
-def _as_trained(
-    predictor: Predictor, stored: Stored[torch.Tensor], samples: int, order: list[int] | None
-) -> Part:
-    """Return inputs as a part without a scale, in the order of the model's; its targets mean nothing.
-
-    Args:
-        predictor: the model.
-        stored: some samples.
-        samples: how many.
-        order: the columns of a table that the model takes; None: all, as they are.
-    """
-    device = columns_of(stored)[0].rows.device
-    if order is not None and isinstance(stored, torch.Tensor):
-        stored = stored.index_select(1, torch.tensor(order, device=device))
-    part = Part(stored, torch.zeros(samples, device=device))
-    return in_columns(predictor.data.inputs, part) if predictor.data.inputs else part
 
 
 def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, int, Blocks]:
@@ -139,18 +107,14 @@ def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str
         job = replace(job, config=replace(job.config, predictions=False))
     dataset = open_config_data(job, comm)
     name = job.part or "test"
-    part: Part | None = getattr(dataset, name)
-    if part is None:
-        have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
-        raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
-    refuse_other_inputs(dataset.name, dataset.shape, dtype_of(part), predictor.data)
+    part = aligned(dataset.name, part_named(dataset, name), (), predictor.data)
     stored = predictor.given(replace(part, scale=Scale()))
 
     def blocks() -> Blocks:
         size = PASS * AT_ONCE
         for start in range(0, len(part), size):
             stop = min(start + size, len(part))
-            yield _numbers(part, start, stop), Block(stop - start, partial(_take, stored, start))
+            yield _numbers(part, start, stop), SampleBlock(stop - start, partial(_take, stored, start))
 
     return f"{name} part of {dataset.name}", len(part), blocks()
 

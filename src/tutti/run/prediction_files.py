@@ -7,28 +7,63 @@ out.npy                 the probabilities alone, or the amounts, of shape (sampl
 from __future__ import annotations
 
 import csv
-import fcntl
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, BinaryIO, Final, TextIO, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from tutti.errors import BadData, BadOption
-from tutti.load_object import optional_package
 from tutti.records.files import refusing, unfinished_file
 from tutti.records.output_kinds import Kind
 
 Array = NDArray[Any]
 
-WIDEST: Final = 2000
+_WIDEST: Final = 2000
 """The most columns of a table."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning of a model's values.
+
+    Attributes:
+        kind: of the outputs.
+        classes: how many there are; None: none.
+        labels: their names, or empty.
+    """
+
+    kind: Kind
+    classes: int | None
+    labels: tuple[str, ...]
+
+    def columns(self, rows: Array, values: Array) -> dict[str, Array]:
+        """Return the columns of a table: the numbers of the samples, their classes, and the values."""
+        has_class = self.kind is Kind.CLASSES or self.classes is not None
+        count = int(np.prod(values.shape[1:]))
+        if count > _WIDEST or (values.ndim > 2 and has_class):
+            raise BadData(
+                f"the model gives values of shape {values.shape[1:]} for each sample, which fit into no "
+                "table; name a file that ends in .npy"
+            )
+        columns: dict[str, Array] = {"row": rows}
+        if has_class:
+            found = self.kind.classes(values, self.classes)
+            columns["class"] = np.array(self.labels)[found] if self.labels else found
+        if self.kind is Kind.AMOUNTS:
+            heads = ["value"] if count == 1 else [f"value {at}" for at in range(count)]
+        elif count == 1 and self.classes is not None:
+            heads = [f"p({self.labels[1] if len(self.labels) > 1 else 1})"]
+        else:
+            heads = [f"p({one})" for one in (self.labels if len(self.labels) == count else range(count))]
+        return columns | dict(zip(heads, values.reshape(len(values), -1).T, strict=True))
 
 
 class PredictionFile(AbstractContextManager["PredictionFile"], ABC):
@@ -37,145 +72,78 @@ class PredictionFile(AbstractContextManager["PredictionFile"], ABC):
     Args:
         path: of the file.
         samples: how many there will be.
-
-    Raises:
-        BadOption: another program is writing this file.
+        meaning: of the values.
     """
 
-    def __init__(self, path: Path, samples: int) -> None:
-        self.path, self.samples, self._stack = path, samples, ExitStack()
-        with refusing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(unfinished_file(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._lock)
-                raise BadOption(f"another program is writing {path}; name another file by -o") from None
-            self.begin(unfinished_file(path))
+    def __init__(self, path: Path, samples: int, meaning: Meaning) -> None:
+        self.path, self.samples, self.meaning = path, samples, meaning
+        self.stack, self.begun = ExitStack(), False
 
     @abstractmethod
-    def begin(self, path: Path) -> None:
-        """Open the file."""
-
-    @abstractmethod
-    def append(self, rows: Array, values: Array, meaning: Meaning) -> None:
+    def append(self, rows: Array, values: Array, dtype: type) -> None:
         """Add some samples.
 
         Args:
             rows: their numbers, of shape (samples,).
-            values: probabilities or amounts, of shape (samples, ...).
-            meaning: of the values.
+            values: float64, of shape (samples, ...).
+            dtype: np.float32 or np.float64: the precision that the values have.
 
         Raises:
             BadData: they do not fit into such a file.
         """
 
+    def open(self, mode: str) -> Any:
+        """Open the file under its name while it is not whole."""
+        path = unfinished_file(self.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
+        return self.stack.enter_context(path.open(mode, encoding=encoding, newline=newline))
+
     @override
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        unfinished = unfinished_file(self.path)
         with refusing(self.path):
             try:
-                self._stack.close()
+                self.stack.close()
                 if kind is None:
-                    flush(unfinished_file(self.path))
-                    os.replace(unfinished_file(self.path), self.path)
+                    os.replace(unfinished, self.path)
             finally:
-                unfinished_file(self.path).unlink(missing_ok=True)
-                os.close(self._lock)
-
-
-class Meaning:
-    """The meaning of a model's values, and the columns of a table of them.
-
-    Args:
-        kind: of the outputs.
-        classes: how many there are; None: none.
-        labels: their names, or empty.
-        exact: the values are of 64 bits.
-    """
-
-    def __init__(self, kind: Kind, classes: int | None, labels: Sequence[str], exact: bool = False) -> None:
-        self.kind, self.classes, self.labels, self.exact = kind, classes, tuple(labels), exact
-
-    @property
-    def one_class(self) -> bool:
-        """True if each sample has one class."""
-        return self.kind is Kind.CLASSES or self.classes is not None
-
-    def class_of(self, values: Array) -> list[Any]:
-        """Return the class of each sample, by name where it has one."""
-        found = self.kind.classes(values, self.classes).tolist()
-        return [self.labels[number] for number in found] if self.labels else found
-
-    def heads(self, values: Array) -> list[str]:
-        """Return the names of the columns of values, of shape (samples, numbers).
-
-        Raises:
-            BadData: they fit into no table.
-        """
-        if values.ndim > 2 and self.one_class:
-            raise BadData(
-                f"the model gives values of shape {values.shape[1:]} for each sample, a class for each "
-                "position, which fits into no table; name a file that ends in .npy"
-            )
-        count = int(np.prod(values.shape[1:]))
-        if count > WIDEST:
-            raise BadData(
-                f"the model gives {count:,} numbers for each sample, and a table has at most {WIDEST:,} "
-                "columns; name a file that ends in .npy"
-            )
-        if self.kind is Kind.AMOUNTS:
-            return ["value"] if count == 1 else [f"value {at}" for at in range(count)]
-        if count == 1 and self.classes is not None:
-            return [f"p({self.labels[1] if len(self.labels) > 1 else 1})"]
-        names = self.labels if len(self.labels) == count else range(count)
-        return [f"p({name})" for name in names]
+                unfinished.unlink(missing_ok=True)
 
 
 class CsvFile(PredictionFile):
     """A text file with a line for each sample."""
 
     @override
-    def begin(self, path: Path) -> None:
-        self._file: TextIO = self._stack.enter_context(path.open("w", encoding="utf-8", newline=""))
-        self._writer, self._empty = csv.writer(self._file, lineterminator="\n"), True
-
-    @override
-    def append(self, rows: Array, values: Array, meaning: Meaning) -> None:
-        heads = meaning.heads(values)
-        if self._empty:
-            self._writer.writerow(["row", *(["class"] if meaning.one_class else []), *heads])
-            self._empty = False
-        digits = "%.17g" if meaning.exact else "%.9g"
-        lines = [[digits % value for value in line] for line in values.reshape(len(values), -1).tolist()]
-        if meaning.one_class:
-            lines = [[one, *line] for one, line in zip(meaning.class_of(values), lines, strict=True)]
-        self._writer.writerows([row, *line] for row, line in zip(rows.tolist(), lines, strict=True))
+    def append(self, rows: Array, values: Array, dtype: type) -> None:
+        columns = self.meaning.columns(rows, values)
+        if not self.begun:
+            self._writer = csv.writer(self.open("w"), lineterminator="\n")
+            self._writer.writerow(columns)
+            self.begun = True
+        digits = "%.17g" if dtype is np.float64 else "%.9g"
+        texts = [
+            [digits % number for number in column.tolist()] if column.dtype.kind == "f" else column.tolist()
+            for column in columns.values()
+        ]
+        self._writer.writerows(zip(*texts, strict=True))
 
 
 class ParquetFile(PredictionFile):
     """A Parquet file with a row for each sample."""
 
     @override
-    def begin(self, path: Path) -> None:
-        optional_package("pyarrow.parquet", "Parquet files")
-        self._unfinished, self._writer = path, cast("Any", None)
+    def append(self, rows: Array, values: Array, dtype: type) -> None:
+        import pyarrow
+        from pyarrow import parquet
 
-    @override
-    def append(self, rows: Array, values: Array, meaning: Meaning) -> None:
-        arrow = optional_package("pyarrow", "Parquet files")
-        columns: dict[str, Any] = {"row": rows}
-        heads = meaning.heads(values)
-        if meaning.one_class:
-            columns["class"] = meaning.class_of(values)
-        flat = values.reshape(len(values), -1).astype(np.float64 if meaning.exact else np.float32)
-        columns |= dict(zip(heads, flat.T, strict=True))
-        table = arrow.table(columns)
-        if self._writer is None:
-            parquet = optional_package("pyarrow.parquet", "Parquet files")
-            self._writer = self._stack.enter_context(parquet.ParquetWriter(self._unfinished, table.schema))
+        columns = self.meaning.columns(rows, values).items()
+        table = pyarrow.table({k: v.astype(dtype) if v.dtype.kind == "f" else v for k, v in columns})
+        if not self.begun:
+            self._writer = self.stack.enter_context(parquet.ParquetWriter(self.open("wb"), table.schema))
+            self.begun = True
         self._writer.write_table(table)
 
 
@@ -183,19 +151,15 @@ class NpyFile(PredictionFile):
     """A NumPy file with the values alone."""
 
     @override
-    def begin(self, path: Path) -> None:
-        self._file: BinaryIO = self._stack.enter_context(path.open("wb"))
-        self._empty = True
-
-    @override
-    def append(self, rows: Array, values: Array, meaning: Meaning) -> None:
-        found = np.ascontiguousarray(values, np.float64 if meaning.exact else np.float32)
-        if self._empty:
-            shape = (self.samples, *found.shape[1:])
-            head = {"descr": found.dtype.str, "fortran_order": False, "shape": shape}
+    def append(self, rows: Array, values: Array, dtype: type) -> None:
+        values = np.ascontiguousarray(values, dtype)
+        if not self.begun:
+            self._file = self.open("wb")
+            shape = (self.samples, *values.shape[1:])
+            head = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(self._file, head)
-            self._empty = False
-        self._file.write(found.tobytes())
+            self.begun = True
+        self._file.write(values.tobytes())
 
 
 SUFFIXES: Final[Mapping[str, type[PredictionFile]]] = MappingProxyType(
@@ -205,26 +169,11 @@ SUFFIXES: Final[Mapping[str, type[PredictionFile]]] = MappingProxyType(
 
 
 def check_place(path: Path, overwrite: bool) -> None:
-    """Refuse a place for predictions, before any are made.
-
-    Raises:
-        BadOption: it is of an unknown kind, its package is not installed, or something is there.
-    """
+    """Refuse a place for predictions, before any are made."""
     if path.suffix not in SUFFIXES:
         found = f"ends in '{path.suffix}'" if path.suffix else "has no ending"
         raise BadOption(f"the file {path} {found}; give one that ends in {', '.join(SUFFIXES)}")
-    if path.suffix == ".parquet":
-        optional_package("pyarrow", "Parquet files")
     if path.is_dir():
         raise BadOption(f"{path} is a folder; name a file")
     if path.exists() and not overwrite:
         raise BadOption(f"{path} is there already; name another file, or give --overwrite")
-
-
-def flush(path: Path) -> None:
-    """Flush a file to the disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -10,7 +10,6 @@ anything else                             none
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -24,16 +23,13 @@ from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiE
 from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
 from tutti.launch.stop_request import Stopping
-from tutti.records.resize_request import ResizeRequest, answer_request, read_request, sign_request
-from tutti.records.run_folder import RunFolder
+from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
-from tutti.run.losses import Losses
 from tutti.run.remaining_hosts import after_loss
 from tutti.run.train_job import TrainJob, again
 from tutti.terminal import say_on_stderr, warn_on_stderr
 
-_AGAIN_S: Final = 60.0
-"""Time after a refusal in which a callback that asks for the same number is not heard."""
+HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True)
@@ -69,24 +65,16 @@ class RecoveryPolicy:
     Attributes:
         job: of the ranks that train now.
         placement: theirs.
-        last_loss: the last loss of ranks; None: there was none.
     """
 
     def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
         self.job, self.placement = job, placement
-        self.last_loss: PeerLost | None = None
         self._memory, self._stopping = memory, stopping
-        self._losses = Losses(job.config.max_failures, memory)
+        self._losses: list[float] = []
         self._resize: _Resize | None = None
-        self._refused_workers = 0
-        self._refused_at = 0.0
 
     def go_on_after(self, end: TuttiError) -> None:
-        """Choose the ranks that go on after others have ended with an error.
-
-        Raises:
-            TuttiError: none go on.
-        """
+        """Choose the ranks that go on after others have ended with an error."""
         if self._resize is not None and self._resize.before is not None:
             self._go_back(self._resize, end)
             return
@@ -94,8 +82,7 @@ class RecoveryPolicy:
             raise end
         if isinstance(end, LauncherLost) and not self._memory.place.whole:
             raise end  # mpirun cannot start here.
-        self.last_loss = end
-        self._losses.note(end)
+        self._count(end)
         self._forget()
         try:
             job, placement = self._without(end)
@@ -108,22 +95,23 @@ class RecoveryPolicy:
         else:
             say_on_stderr(f"{end}; going on with {_described(placement, 'new rank')}")
 
+    def _count(self, lost: PeerLost) -> None:
+        """Count a loss."""
+        now, most = time.monotonic(), self.job.config.max_failures
+        self._losses = [one for one in self._losses if now - one < HOUR_S] + [now]
+        if len(self._losses) > most:
+            raise lost.adding(
+                f"it was loss {len(self._losses)} within an hour, and --max-failures {most} allows no more"
+            ) from lost
+
     def is_due(self) -> bool:
         """Look for a request, and return whether the copy for it was taken: the ranks are to be ended."""
-        try:
+        with suppress(BadRunFolder, OSError):  # Those who train do not need the folder.
             return self._look()
-        except BadRunFolder:
-            self._forget()  # Those who train do not need the folder.
-        except OSError:
-            pass  # Too many files may be open; the next look may find fewer.
         return False
 
     def resize(self) -> None:
-        """Choose the ranks that were asked for.
-
-        Raises:
-            BadRunFolder: the folder of the run is gone.
-        """
+        """Choose the ranks that were asked for."""
         resize = self._resize
         assert resize is not None, "they were asked for"
         before = self.job, self.placement
@@ -136,21 +124,8 @@ class RecoveryPolicy:
         if self._resize is not None and self._resize.before is not None:
             self._agree(self._resize)
 
-    def close(self) -> None:
-        """Refuse what is asked for, as the run is over."""
-        with suppress(BadRunFolder, OSError):  # Too many files may be open.
-            folder = self._memory.place.folder
-            if folder is not None and RunFolder(folder).finished:
-                self._refuse_all(folder, "the run has finished meanwhile; to train longer", "--epochs ...")
-            elif folder is not None:
-                self._refuse_all(folder, "the run has ended meanwhile; it goes on with others by", "-n {}")
-
     def _without(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
-        """The job and placement of the ranks that are left.
-
-        Raises:
-            PeerLost: none is left.
-        """
+        """The job and placement of the ranks that are left."""
         job, placement = self.job, self.placement
         shrinks = job.config.on_failure == SHRINK
         if placement.hosts:
@@ -164,11 +139,7 @@ class RecoveryPolicy:
         return self._of(left)
 
     def _of(self, workers: int) -> tuple[TrainJob, Placement]:
-        """The job and placement of another number of workers.
-
-        Raises:
-            BadOption: there cannot be that many.
-        """
+        """The job and placement of another number of workers."""
         before = self.placement
         if before.hosts:
             room = sum(host.ranks for host in before.places)
@@ -199,16 +170,7 @@ class RecoveryPolicy:
         return answering(hosts, patience_s, over)
 
     def _change_to(self, job: TrainJob, placement: Placement, why: str) -> None:
-        """Have other ranks train from now on.
-
-        Args:
-            job: theirs.
-            placement: likewise.
-            why: they do, for the records of the run.
-
-        Raises:
-            BadRunFolder: that of the run is gone.
-        """
+        """Have other ranks train from now on."""
         self.job, self.placement = again(job), placement
         self._memory.place.note_takeover(why)
 
@@ -220,10 +182,9 @@ class RecoveryPolicy:
                 self._agree(resize)
             return False
         request = None if folder is None else read_request(folder)
-        if folder is None or request is None or request.answer is not None:
+        stops = self._stopping.page.requested
+        if folder is None or request is None or request.answer is not None or stops:
             self._forget()
-        elif self._stopping.page.requested:
-            self._refuse_all(folder, "the run has been asked to stop; it goes on with others by", "-n {}")
         elif resize is None or resize.request != request:
             self._begin(folder, request)
         else:
@@ -236,21 +197,13 @@ class RecoveryPolicy:
         if request.workers == self.placement.workers:
             answer_request(folder, request, f"it has {ranks_text(request.workers)} already", agreed=True)
             return
-        recent = time.monotonic() < self._refused_at + _AGAIN_S
-        if not request.waits and request.workers == self._refused_workers and recent:
-            answer_request(folder, request, "", agreed=False)
-            return
-        from tutti.run.checks import check_job  # It imports torch.
-
         try:
             job, placement = self._of(request.workers)
-            check_job(job, placement.ranks, max(1, len(placement.hosts)))
         except UserError as error:
             self._refuse(folder, request, str(error))
             return
         for text in placement.warnings:
             warn_on_stderr(text)
-        request = sign_request(folder, request)
         self._resize = _Resize(folder, request, job, placement, self._memory.place.copies_taken)
         self._memory.want_copy(True)
 
@@ -275,16 +228,8 @@ class RecoveryPolicy:
         )
         self._change_to(job, placement, f"{ranks_text(resize.placement.workers)} could not train")
 
-    def _refuse_all(self, folder: Path, why: str, options: str) -> None:
-        """Refuse what is asked for, and say what to do instead."""
-        request = read_request(folder)
-        if request is not None and request.answer is None:
-            way = f"tutti train --resume {shlex.quote(str(folder))} {options.format(request.workers)}"
-            self._refuse(folder, request, f"{why}: {way}")
-
     def _refuse(self, folder: Path, request: ResizeRequest, text: str) -> None:
         self._forget()
-        self._refused_workers, self._refused_at = request.workers, time.monotonic()
         warn_on_stderr(f"somebody asked for {ranks_text(request.workers)}, in vain: {text}")
         self._answer(folder, request, text, agreed=False)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from tutti.errors import HostLost, PeerLost
 from tutti.launch.mpirun import PROBE_S
-from tutti.launch.placement import Host, Placement, fill
+from tutti.launch.placement import Placement, fill
 from tutti.terminal import say_on_stderr
 
 SLOW_S: Final = 60.0
@@ -26,65 +26,49 @@ Answering = Callable[[Sequence[str], float], Sequence[str]]
 def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:
     """Place the ranks that go on.
 
-    A host that was lost, or does not answer at once, is passed over unless the run had to end or to shrink
-    for it.
+    Hosts that were lost, or do not answer at once, are waited for only if the others have too few places.
 
     Args:
-        placement: of those before them.
+        placement: of the ranks before.
         lost: what was lost of these.
-        answers: asked for the hosts that are to have ranks, but for this machine, the first of them.
+        answers: asks hosts other than this machine, the first one.
         shrinks: lost workers are not replaced.
 
     Raises:
         PeerLost: no hosts are left that have places for them.
     """
-    gone, there = set[str](), set[str]()
-    lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set[str]()
-    silent = set(lost_hosts)
-    # Those that were lost come last, even if they are back.
-    places = sorted((*placement.places, *placement.away), key=lambda host: host.name in lost_hosts)
-    while True:
-        left = [host for host in places if host.name not in gone | silent]
-        room = sum(host.ranks for host in left)
-        wanted = placement.workers - _lost_workers(placement, lost.ranks, gone) * shrinks
-        workers = placement.workers - _lost_workers(placement, lost.ranks, gone | silent) * shrinks
-        if silent and min(workers, room) < wanted:
-            names = ", ".join(sorted(silent))
-            say_on_stderr(f"{lost}; waiting up to {SLOW_S:g} s for {names}")
-            there |= set(answers(sorted(silent), SLOW_S))
-            gone, silent = gone | (silent - there), set()
-            continue
-        if shrinks:
-            workers = min(workers, room)
-        if workers < 1:
-            raise lost.adding("none is left to go on") from lost
-        if room < workers or left[0] != placement.places[0]:
-            raise lost.adding(
-                f"{_names(left)} left, with too few places for {workers} workers: go on by "
-                "--resume and other --hosts; next time name more hosts than -n needs, so that some stand by, "
-                "or let fewer workers go on, by --on-failure shrink",
-            ) from lost
-        hosts = fill(left, workers)
-        asked = [host.name for host in hosts[1:] if host.name not in there]
-        if not asked:
-            unused = silent | {host.name for host in placement.away} - {host.name for host in hosts}
-            away = tuple(host for host in places if host.name in unused)
-            others = tuple(host for host in left if host.name not in unused)
-            return replace(placement, workers=workers, hosts=hosts, places=others, away=away)
-        there |= set(answers(asked, PROBE_S))
-        silent |= set(asked) - there
+    first, *others = (*placement.places, *placement.away)
+    lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set()
+    suspects = lost_hosts | {host.name for host in placement.away}
+    others.sort(key=lambda host: (host.name in lost_hosts, host.name in suspects))
+
+    def room() -> int:
+        return first.ranks + sum(host.ranks for host in others if host.name in there)
+
+    wanted = placement.workers - _lost_workers(placement, lost.ranks) * shrinks
+    there = set(answers([host.name for host in others if host.name not in suspects], PROBE_S))
+    if room() < wanted:
+        silent = [host.name for host in others if host.name not in there]
+        say_on_stderr(f"{lost}; waiting up to {SLOW_S:g} s for {', '.join(silent)}")
+        there |= set(answers(silent, SLOW_S))
+    workers = min(wanted, room()) if shrinks else wanted
+    if workers < 1:
+        raise lost.adding("none is left to go on") from lost
+    left = (first, *(host for host in others if host.name in there))
+    if room() < workers:
+        raise lost.adding(
+            f"only {', '.join(host.name for host in left)} left, with too few places for {workers} workers: "
+            "go on by --resume and other --hosts; next time name more hosts than -n needs, so that some "
+            "stand by, or let fewer workers go on, by --on-failure shrink"
+        ) from lost
+    away = tuple(host for host in others if host.name not in there)
+    return replace(placement, workers=workers, hosts=fill(left, workers), places=left, away=away)
 
 
-def _lost_workers(placement: Placement, ranks: Sequence[int], gone: set[str]) -> int:
-    """The number of workers that were lost: single ones, and all of the hosts that are gone."""
+def _lost_workers(placement: Placement, ranks: Sequence[int]) -> int:
+    """Return how many of the lost ranks were workers."""
     first, count = 0, 0
     for host, with_servers in zip(placement.hosts, placement.hosts_with_servers, strict=True):
-        own = range(first, first + host.ranks)
-        count += host.ranks if host.name in gone else len(set(own) & set(ranks))
+        count += len(set(range(first, first + host.ranks)) & set(ranks))
         first += with_servers.ranks
     return count
-
-
-def _names(hosts: Sequence[Host]) -> str:
-    names = ", ".join(host.name for host in hosts)
-    return f"only {names} is" if len(hosts) == 1 else f"only {names} are"

@@ -9,20 +9,22 @@ import time
 from pathlib import Path
 from typing import Final, SupportsIndex
 
-from tutti.errors import BadOption, BadRunFolder, UserError
+from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.records.folder_lock import is_locked
 from tutti.records.heartbeat import FINISHED
 from tutti.records.resize_request import REQUEST, read_request, remove_request, request_workers
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import STOP, TrainConfig
-from tutti.run.train_job import TrainJob
 from tutti.terminal import warn_on_stderr
 
 _LOOK_S: Final = 0.05
 
 _ABSENT_S: Final = 30.0
-"""Time without a sign of its ranks after which a run has ended: lost ranks are replaced sooner."""
+"""Time without a sign of its ranks after which a run is not asked: lost ranks are replaced sooner."""
+
+_GONE_S: Final = 600.0
+"""The same for a run that was asked: mpirun may take its time to start other ranks."""
 
 
 def resize(run: str | Path, workers: int) -> str:
@@ -31,8 +33,7 @@ def resize(run: str | Path, workers: int) -> str:
     The run copies its state at the next step, and new ranks go on from there. With strategy `sync` or
     `paramserver` the batch stays the same, and so does what is learned. It needs the run to be on this
     machine, the first of its `hosts`, and to survive the loss of ranks, by `on_failure`. Hosts take as many
-    workers as they have places. In a callback, which would keep the run from copying its state while it
-    waits, call `course.resize(workers)` instead.
+    workers as they have places. Do not call it in the run itself, which it would keep waiting.
 
     Args:
         run: its folder.
@@ -48,8 +49,8 @@ def resize(run: str | Path, workers: int) -> str:
     count = counted(workers)
     if started_by().launcher is Launcher.TUTTI and threading.current_thread() is threading.main_thread():
         raise BadOption(
-            "a rank that waits for others to take its place does not train, and so the run would not come to "
-            "that; in a callback call course.resize(workers), which does not wait"
+            "a rank that waits for others to take its place does not train; call tutti.resize in another "
+            "process"
         )
     path = Path(run)
     folder = _found(path)
@@ -66,8 +67,7 @@ def resize(run: str | Path, workers: int) -> str:
     try:
         found = read_request(path)
         while found is not None and found.token == request.token and found.answer is None:
-            if found.process is None or not Path(f"/proc/{found.process}").exists():
-                _refuse_ended(folder, count)
+            _refuse_ended(folder, count, _GONE_S)
             time.sleep(_LOOK_S)
             found = read_request(path)
     finally:
@@ -84,45 +84,8 @@ def resize(run: str | Path, workers: int) -> str:
     return found.answer
 
 
-class RankAsks:
-    """Asks from within a run, on its rank 0, for another number of workers, and does not wait.
-
-    What the run refuses it warns of itself.
-
-    Args:
-        job: the run.
-    """
-
-    def __init__(self, job: TrainJob) -> None:
-        self._job, self._warned = job, ""
-
-    def __call__(self, workers: int) -> None:
-        """Ask for that many workers, unless an answer is still to come."""
-        try:
-            count = counted(workers)
-            request_workers(self._folder(count), count, waits=False)
-        except UserError as error:
-            if str(error) != self._warned:
-                self._warned = str(error)
-                warn_on_stderr(self._warned)
-
-    def _folder(self, workers: int) -> Path:
-        memory = self._job.memory
-        folder = None if memory is None else memory.folder
-        if folder is None and (memory is not None or not self._job.write):
-            raise BadOption("a run without a folder cannot change its number of ranks; name one with out=...")
-        if folder is None:
-            config = self._job.config
-            raise BadOption(_unchangeable(Path(config.out or "RUN"), config, workers))
-        return folder
-
-
 def counted(workers: SupportsIndex) -> int:
-    """Return a number of workers as an int.
-
-    Raises:
-        BadOption: it is none.
-    """
+    """Return a number of workers as an int."""
     if isinstance(workers, bool) or not isinstance(workers, SupportsIndex):
         raise BadOption(f"workers has to be a whole number, not {workers!r}")
     count = operator.index(workers)
@@ -132,11 +95,7 @@ def counted(workers: SupportsIndex) -> int:
 
 
 def _found(path: Path) -> RunFolder:
-    """Return the folder of a run.
-
-    Raises:
-        BadRunFolder: it is none, or not yet.
-    """
+    """Return the folder of a run."""
     if not (path / CONFIG).is_file():
         raise BadRunFolder(
             f"{path} is no folder of a run, as it has no {CONFIG}; give the folder that 'tutti train' "
@@ -155,12 +114,8 @@ def _unchangeable(path: Path, config: TrainConfig, workers: int) -> str:
     )
 
 
-def _refuse_ended(folder: RunFolder, workers: int) -> None:
-    """Refuse a run that does not train.
-
-    Raises:
-        BadRunFolder: it has ended, or its folder is gone.
-    """
+def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) -> None:
+    """Refuse a run that does not train."""
     refuse_no_folder(folder.path)
     again = f"tutti train --resume {shlex.quote(str(folder.path))}"
     if folder.finished:
@@ -171,7 +126,7 @@ def _refuse_ended(folder: RunFolder, workers: int) -> None:
         beats = folder.heartbeats().records
     except FileNotFoundError:  # The folder is being removed or renamed.
         return
-    lives = any(one.time > time.time() - _ABSENT_S for one in beats)
+    lives = any(one.time > time.time() - absent_s for one in beats)
     if not lives or any(one.rank == 0 and one.state == FINISHED for one in beats):
         raise BadRunFolder(
             f"{folder.path} does not train now; with {workers} rank{'' if workers == 1 else 's'} it goes on "

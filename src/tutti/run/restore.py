@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -14,16 +14,16 @@ from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
 from tutti.model_parallel.base import of_portion
-from tutti.model_parallel.ways import portion_of
+from tutti.model_parallel.layout import portion_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
-from tutti.records.run_folder import CONFIG, RunFolder
+from tutti.records.run_folder import RunFolder
 from tutti.replica import local
 from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
-from tutti.run.resume import Resume, check_own
+from tutti.run.resume import Resume
 from tutti.state import Saved
 from tutti.strategies import Solo, Strategy, Sync
 from tutti.terminal import say_on_stderr, warn_on_stderr
@@ -35,16 +35,10 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
 
     Returns:
         The checkpoint; None: the run begins anew.
-
-    Raises:
-        BadCheckpoint: there is no good one, and the run is not to begin anew; or another run has made it.
     """
     found: Checkpoint | None = None
     if comm.rank == 0:
         found = _newest(resume) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
-    folder = RunFolder(resume.folder)
-    if found is not None and folder.has(CONFIG):
-        check_own(found.path, found.facts["config"], folder.config())
     return for_all(comm, found) if comm.broadcast_object(found is not None) else None
 
 
@@ -76,18 +70,7 @@ def fingerprint(dataset: DataSet) -> Json:
 def saved_for(
     checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, config: TrainConfig, dataset: DataSet
 ) -> Saved:
-    """Return what this worker goes on from.
-
-    Args:
-        checkpoint: of the earlier run.
-        comm: the workers.
-        strategy: of this run.
-        config: of this run.
-        dataset: of this run.
-
-    Raises:
-        BadCheckpoint: it was made of other data, or in another layout.
-    """
+    """Return what this worker goes on from."""
     before = checkpoint.facts["data"]
     others = [name for name, found in fingerprint(dataset).items() if before.get(name) != found]
     if others:
@@ -125,23 +108,14 @@ def _takes_over(strategy: Strategy, earlier: TrainConfig) -> bool:
 
 @contextmanager
 def laid_out(
-    job: Job, comm: Communicator, task: Task, strategy: Strategy, checkpoint: Checkpoint | None
-) -> Iterator[tuple[Assembly, Saved | None]]:
-    """Lay the model out for training, with the state of a checkpoint if there is one (collective).
-
-    Args:
-        job: what is to be done.
-        comm: all ranks that train.
-        task: what is learned.
-        strategy: fits the ranks.
-        checkpoint: what the run goes on from; None: it begins.
-
-    Yields:
-        The parts of the run, and what is left to be loaded into its trainer.
-
-    Raises:
-        UserError: as of `assemble` and `saved_for`.
-    """
+    job: Job,
+    comm: Communicator,
+    task: Task,
+    strategy: Strategy,
+    checkpoint: Checkpoint | None,
+    ends: Callable[[], str | None] | None = None,
+) -> Iterator[Assembly]:
+    """Lay the model out for training, with the state of a checkpoint if there is one (collective)."""
     layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
     saved = None
     if checkpoint is not None:
@@ -149,15 +123,11 @@ def laid_out(
     with closing(portion_of(layout, comm, task.module, work)) as portion:
         if saved is not None:
             load_model(portion.module, saved)
-        yield assemble(job, comm, task, strategy, portion, saved), saved
+        yield assemble(job, comm, task, strategy, portion, saved, ends)
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:
-    """Give a model, or this rank's portion of it, the weights of a checkpoint.
-
-    Raises:
-        BadCheckpoint: it is another model; the message names the first tensors that differ.
-    """
+    """Give a model, or this rank's portion of it, the weights of a checkpoint."""
     weights = {
         name.removeprefix("weights/"): tensor
         for name, tensor in saved.joint.tensors.items()
@@ -185,9 +155,6 @@ def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> 
     """Refuse a run that would have come to its end before the checkpoint.
 
     One that ends with the checkpoint's last step has its final weights to make.
-
-    Raises:
-        BadOption: it is shorter.
     """
     training, per_epoch = saved.shared["training"], schedule.batches.updates
     begun = training["epoch"] * per_epoch
@@ -210,4 +177,4 @@ def anew(saved: Saved, worker: Any) -> list[str]:
     """Return, in words, what begins anew."""
     if "worker" not in saved.shared:
         return ["all that the workers of the other strategy knew"]
-    return [] if saved.own is not None else list(worker.anew)
+    return [] if saved.own is not None else list(worker.restarts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Self, cast
+from typing import Final, cast
 
 from tutti.checkpoint.in_memory import MemorySaver
 from tutti.checkpoint.saver import Saver
@@ -21,7 +22,6 @@ from tutti.run.build import Assembly
 from tutti.run.restore import facts_of
 from tutti.run.train_job import TrainJob
 from tutti.state import State
-from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
 from tutti.training.agenda import Agenda, Decision, Wishes
 from tutti.training.intervals import AUTO, Every, seconds_of
@@ -37,54 +37,46 @@ class Saving:
         job: the run.
         comm: the workers.
         parts: of the run.
-        folder: of the run, on every host that sees it; None: it has none.
+        disk: writes checkpoints; None: the run has no folder.
+        memory: copies the state; None: no ranks would go on from it.
 
     Attributes:
-        folder: of the run.
         lost: the state with which the run was to stop could not be written.
         step: the updates that were made when the state was last saved; None: it was not.
     """
 
-    def __init__(self, job: TrainJob, comm: Communicator, parts: Assembly, folder: Path | None) -> None:
-        self._job, self._comm, self._parts = job, comm, parts
-        self._disk = None if folder is None else Saver(comm, folder / checkpoints.FOLDER, parts.config.keep)
-        self._memory = None if job.memory is None else MemorySaver(comm, job.memory)
-        self.folder, self.lost = folder, False
+    def __init__(
+        self,
+        job: TrainJob,
+        comm: Communicator,
+        parts: Assembly,
+        disk: Saver | None,
+        memory: MemorySaver | None,
+    ) -> None:
+        self._job, self._comm, self._parts, self._disk, self._memory = job, comm, parts, disk, memory
+        self.lost = False
         self.step: int | None = None
 
-    @contextmanager
-    def open(self) -> Iterator[Self]:
-        """End what saves when the block is left."""
-        with nullcontext() if self._disk is None else self._disk:
-            try:
-                yield self
-            finally:
-                if self._memory is not None:
-                    self._memory.close()
-
-    def agenda(self, strategy: Strategy) -> Agenda:
+    def agenda(self) -> Agenda:
         """Return the times at which this run is saved, or stops."""
-        config, job = self._parts.config, self._job
+        config, job, strategy = self._parts.config, self._job, self._parts.strategy
+        first = self._comm.rank == 0
 
         def stop() -> str | None:
-            if self._comm.rank == 0 and _is_over(job):
+            if first and _is_over(job):
                 return f"its time limit of {config.time_limit} is over"
             return ASKED if stop_requested() else None
 
         copies: Callable[[], bool] | None = None
         if job.memory is not None:
             # Rank 0 decides; other hosts cannot read the memory.
-            copies = job.memory.copy_wish() if self._comm.rank == 0 else lambda: False
+            copies = job.memory.copy_wish() if first else lambda: False
+        free, period = strategy.pace is Pace.FREE, strategy.period
         if self._disk is None:
-            return Agenda(
-                self._comm, Wishes(copies=copies, free=strategy.pace is Pace.FREE, period=strategy.period)
-            )
+            return Agenda(self._comm, Wishes(copies=copies, free=free, period=period))
         every = Every.parse(config.checkpoint, "--checkpoint")
-        resume = self._job.resume
-        end = config.checkpoint != AUTO or (resume is not None and not resume.again)
-        return Agenda(
-            self._comm, Wishes(every, copies, end, stop, strategy.pace is Pace.FREE, strategy.period)
-        )
+        end = config.checkpoint != AUTO or (job.resume is not None and not job.resume.again)
+        return Agenda(self._comm, Wishes(every, copies, end, stop, free, period))
 
     @cached_property
     def _facts(self) -> Json:
@@ -107,22 +99,18 @@ class Saving:
 
 
 def refuse_over(comm: Communicator, job: TrainJob) -> None:
-    """Refuse a run whose time limit is over before its first step (collective).
-
-    Raises:
-        BadOption: it is.
-    """
+    """Refuse a run whose time limit is over before its first step (collective)."""
     if comm.broadcast_object(_is_over(job)):
         raise BadOption(
             f"--time-limit is '{job.config.time_limit}', which is over before the first step: to come there "
-            f"took {job.began.passed_s():.1f} s; give more"
+            f"took {time.time() - job.began:.1f} s; give more"
         )
 
 
 def _is_over(job: TrainJob) -> bool:
-    """Tell whether the run's time limit is over."""
+    """Return whether the run's time limit is over."""
     limit = job.config.time_limit
-    return limit is not None and job.began.passed_s() >= seconds_of(limit, "--time-limit")
+    return limit is not None and time.time() - job.began >= seconds_of(limit, "--time-limit")
 
 
 @contextmanager
@@ -130,18 +118,20 @@ def saving(
     job: TrainJob, comm: Communicator, parts: Assembly, folder: RunFolder | None
 ) -> Iterator[Saving | None]:
     """Make what saves a run (collective); None if nothing is to be saved."""
-    if not job.write:
-        if job.memory is None:
-            yield None
-        else:
-            with Saving(job, comm, parts, None).open() as made:
-                yield made
-        return
-    path = cast("Path", comm.broadcast_object(None if folder is None else folder.path.absolute()))
-    try:
-        with Saving(job, comm, parts, path).open() as made:
-            yield made
-    finally:
-        if folder is not None:
-            with suppress(OSError):  # There are checkpoints in it.
-                (folder.path / checkpoints.FOLDER).rmdir()
+    disk = memory = None
+    with ExitStack() as stack:
+        if job.write:
+            path = comm.broadcast_object(
+                None if folder is None else folder.path.absolute() / checkpoints.FOLDER
+            )
+            if folder is not None:
+                stack.callback(_remove_empty, folder.path / checkpoints.FOLDER)
+            disk = stack.enter_context(Saver(comm, cast("Path", path), parts.config.keep))
+        if job.memory is not None:
+            memory = stack.enter_context(closing(MemorySaver(comm, job.memory)))
+        yield Saving(job, comm, parts, disk, memory) if job.write or job.memory is not None else None
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # There are checkpoints in it.
+        folder.rmdir()

@@ -71,10 +71,6 @@ def work(comm: Communicator, payload: bytes) -> int:
 
     It finds the other ranks with `tutti.init`, or with `torch.distributed.init_process_group`.
 
-    Args:
-        comm: the ranks; `tutti.init` gives it to the program.
-        payload: JSON of the program's path and its arguments.
-
     Returns:
         Its exit code, 0 or `EXIT_INTERRUPTED`; with any other it has failed.
     """

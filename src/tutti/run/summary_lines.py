@@ -30,12 +30,7 @@ def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
 
 
 def training(config: TrainConfig, together: bool) -> str:
-    """Describe the training in a line.
-
-    Args:
-        config: of the run, with all that was left open filled in.
-        together: whether the workers make each update together.
-    """
+    """Describe the training in a line."""
     schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
     of = "" if together else " of each worker"
     length = _plural(config.epochs, "epoch") if config.epochs else _plural(config.steps or 0, "step")
@@ -52,13 +47,7 @@ def stopped(why: str, step: int | None, way_on: str) -> str:
 
 
 def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:
-    """An evaluation as text: count, loss, metrics, and for classes the confusion matrix and their accuracy.
-
-    Args:
-        what: the part that was evaluated.
-        result: the evaluation.
-        labels: names of the classes; by default their numbers.
-    """
+    """An evaluation as text: count, loss, metrics, and for classes the confusion matrix."""
     metrics = [f"{name} {metric_text(name, value)}" for name, value in result.metrics.items()]
     head = ", ".join([f"{what}: {result.samples:,} samples", *metrics, f"loss {result.loss:.4g}"])
     if any(map(math.isnan, result.metrics.values())):
@@ -113,12 +102,8 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     """Describe the staleness of what workers exchanged and their waits, as far as there were any."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
     stale = sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
-    late = max(stale, default=0) > 0
-    if late:
+    if max(stale, default=0) > 0:
         lines.append(f"staleness: {_staleness(stale)} updates")
-    aged = [rank for rank in ranks if rank.age_s_mean is not None]
-    if late and aged:
-        lines.append(f"age of what gradients were computed from: {_age(aged)} ms")
     lines += _waiting(history)
     dropped = sum(rank.dropped for rank in ranks)
     if dropped:
@@ -184,14 +169,6 @@ def _staleness(counts: dict[int, int]) -> str:
     all_ = RankRecord(staleness=counts)
     mean, p99, most = all_.staleness_mean, all_.staleness_p99, all_.staleness_max
     return f"mean {mean:.3g}, 99th percentile {p99}, at most {most}"
-
-
-def _age(ranks: Sequence[RankRecord]) -> str:
-    """The mean over all exchanges, the largest 99th percentile of a rank and an epoch, and the maximum."""
-    mean, p99, most = ([getattr(rank, f"age_s_{name}") for rank in ranks] for name in ("mean", "p99", "max"))
-    weights = [rank.exchanges for rank in ranks]
-    average = sum(value * weight for value, weight in zip(mean, weights, strict=True)) / sum(weights)
-    return f"mean {1e3 * average:.3g}, 99th percentile {1e3 * max(p99):.3g}, at most {1e3 * max(most):.3g}"
 
 
 def _matrix(result: Evaluation, names: list[str]) -> list[str]:

@@ -12,16 +12,13 @@ way, after a copy that was asked for (`tutti.run.recovery_policy`).
 
 from __future__ import annotations
 
-import errno
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError, no_process
+from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError
 from tutti.launch.placement import Placement
 from tutti.launch.recovery import Recovery, Replaced
 from tutti.launch.signals import SignalWatch
@@ -32,22 +29,9 @@ from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob
 from tutti.terminal import warn_on_stderr
 
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-"""The errors of a disk that is full, or of a user's share of it."""
-
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0.
-
-    Args:
-        job: with `on_failure` other than "stop".
-        placement: its ranks, on this machine or on hosts of which it is the first.
-        announce: as for `start`.
-
-    Raises:
-        PeerLost: more ranks were lost than `max_failures` in an hour, or none is left.
-        TuttiError: as of `start`.
-    """
+    """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0."""
     with SignalWatch() as signals:
         stopping = Stopping(signals)
         result = _survive(job, placement, announce, stopping)
@@ -63,31 +47,25 @@ def _survive(
         memory = stack.enter_context(closing(StateMemory()))
         stack.enter_context(_last_copy_kept(job, memory.place))
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
-        stack.enter_context(closing(policy))
         recovery = Recovery(stopping, policy.is_due, placement.threads or 1, bool(placement.warnings))
-        try:
-            while not stopping.ended_by:
-                try:
-                    result = start(
-                        job.entry,
-                        pickle.dumps(policy.job),
-                        policy.placement,
-                        announce=announce,
-                        hang_timeout_s=job.hang_timeout_s,
-                        recovery=recovery,
-                    )
-                except Replaced:
-                    policy.resize()
-                except TuttiError as end:
-                    policy.go_on_after(end)
-                else:
-                    policy.finish()
-                    return result
-                announce = None
-        except OSError as error:  # No file can be opened, or no process be started.
-            if policy.last_loss is None:
-                raise
-            raise policy.last_loss.adding(str(no_process(error))) from error
+        while not stopping.ended_by:
+            try:
+                result = start(
+                    job.entry,
+                    pickle.dumps(policy.job),
+                    policy.placement,
+                    announce=announce,
+                    hang_timeout_s=job.hang_timeout_s,
+                    recovery=recovery,
+                )
+            except Replaced:
+                policy.resize()
+            except TuttiError as end:
+                policy.go_on_after(end)
+            else:
+                policy.finish()
+                return result
+            announce = None
     return None
 
 
@@ -98,33 +76,8 @@ def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
         yield
     except TuttiError:
         try:
-            folder = place.folder
-            if folder is not None:
-                _write(place, folder / checkpoints.FOLDER, job.config.keep)
-        except BadRunFolder as gone:
-            if place.whole:
-                warn_on_stderr(f"the last copy of the state is lost, as no checkpoint was made of it: {gone}")
-        except BadCheckpoint:
-            pass  # Of a newer version, which says so when asked.
+            if place.folder is not None:
+                place.write_last_copy(place.folder / checkpoints.FOLDER, job.config.keep)
+        except (OSError, BadRunFolder, BadCheckpoint) as error:
+            warn_on_stderr(f"no checkpoint was made of the last copy of the state: {error}")
         raise
-
-
-def _write(place: MemoryPlace, folder: Path, keep: int) -> None:
-    try:
-        place.write_last_copy(folder, keep)
-    except OSError as error:
-        mend = "free some room" if error.errno in _FULL else "mend that"
-        there = None
-        with suppress(OSError, BadCheckpoint):
-            there, _ = checkpoints.newest(folder)
-        if there is None:
-            left = (
-                f"all that was trained: there is no checkpoint to go on from; {mend}, and begin the run again"
-            )
-        else:
-            step = there.manifest.step
-            left = f"all that was trained since step {step:,}; {mend} before the run goes on from there"
-        warn_on_stderr(
-            f"the last copy of the state cannot be written to {folder}: {error.strerror}; it was nowhere "
-            f"but in the memory of this process, and is lost with it, as is {left}"
-        )

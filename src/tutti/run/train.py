@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
+from torch import nn
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
-from tutti.comm.shm.communicator import HostCommunicator
 from tutti.exports.sources import load_from
-from tutti.launch.guard import JOB
 from tutti.launch.hangs import print_stacks_when_asked
-from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.placement import split_off_servers
+from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.run import RunStart, World, now
 from tutti.records.run_folder import check_writable
@@ -28,43 +27,34 @@ from tutti.records.texts import resumed_text
 from tutti.run.assembled import AssembledRun, Pulse, RunContext
 from tutti.run.build import (
     Task,
-    callbacks_of,
     default_floats,
     free_given_data,
     prepare_task,
     reseed,
     seeded,
 )
-from tutti.run.capturing import captured_by
-from tutti.run.checks import check_predictions, check_strategy
-from tutti.run.jobs import load_job
-from tutti.run.kept_data import KeptData
+from tutti.run.checks import check_job, check_predictions
+from tutti.run.jobs import Job, load_job
+from tutti.run.optimization import build_optimizer
 from tutti.run.recording import Recording
 from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
 from tutti.run.saving import refuse_over
-from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.run.warnings import warn_if_much, warn_if_short
-from tutti.strategies import Strategy
+from tutti.strategies import Clip, Strategy
+from tutti.strategies.base import Home
+from tutti.strategies.centred import Centred
+from tutti.strategies.placement import place
+from tutti.terminal import warn_on_stderr
+
+R = TypeVar("R")
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
-    """Train, or serve those who train; every rank calls this (entry point of the ranks).
-
-    Args:
-        comm: all ranks of the job, servers included.
-        payload: a pickled `TrainJob`.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
-    if job.memory is not None and isinstance(comm, HostCommunicator):
-        context = replace(context, open_data=KeptData(job.memory.data).open)
     # Nobody watches a process that tutti has not started, itself or by mpirun.
-    watched = started_by().launcher is Launcher.TUTTI or JOB in os.environ
-    if isinstance(comm, BlockingCommunicator) and watched:
+    if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
         context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)
@@ -87,13 +77,12 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         check_writable(config.out)
     checkpoint = _checkpoint(comm, job)
     with seeded(config.seed), default_floats(job.floats):
-        strategy = check_strategy(job, comm.size, comm.hosts)
-        recording = Recording(comm, job)
-        team = take_sides(recording.comm, config)
+        strategy = check_job(job, comm.size, comm.hosts)
+        recording = Recording(comm, job.trace)
+        team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
-        with ExitStack() as stack:
-            sampler = stack.enter_context(sampling(crew, job.write and context.alone))
+        with sampling(crew, job.write and context.alone) as sampler:
             dataset = context.open_data(job, comm)
             if job.memory is None:
                 free_given_data(job, comm)
@@ -131,31 +120,60 @@ def _train(
     checkpoint: Checkpoint | None,
 ) -> RunOutcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
-    with laid_out(job, comm, task, strategy, checkpoint) as (parts, saved):
-        callbacks = callbacks_of(job, comm, parts.task.module)
-        told: list[Callable[[], str | None]] = [] if context.ends is None else [partial(context.ends, comm)]
-        told += [] if callbacks is None else [callbacks.why_end]
-        parts = replace(parts, ending=replace(parts.ending, told=tuple(told)))
-        graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
-        if graph is not None:
-            parts = replace(parts, workers=replace(parts.workers, compute=graph))
+    ends = None if context.ends is None else partial(context.ends, comm)
+    with laid_out(job, comm, task, strategy, checkpoint, ends) as parts:
         reseed(job.config.seed, 1 + parts.portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
-        warn_if_much(task, comm)
-        recording.profile(parts.schedule.updates)
         refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
+        saved, step, not_restored = parts.saved, 0, tuple[str, ...]()
+        if checkpoint is not None and saved is not None:
+            refuse_shorter(checkpoint, saved, parts.schedule)
+            step, not_restored = checkpoint.step, tuple(anew(saved, parts.workers.worker))
         start = RunStart(
             now(),
             World(comm.size, comm.hosts, torch.get_num_threads()),
+            step=step,
             batch_size=parts.config.batch_size,
             lr=parts.config.lr,
+            anew=not_restored,
             why=job.takeover if comm.rank == 0 else "",
         )
-        if checkpoint is not None and saved is not None:
-            refuse_shorter(checkpoint, saved, parts.schedule)
-            start = replace(start, step=checkpoint.step, anew=tuple(anew(saved, parts.workers.worker)))
-            if comm.rank == 0 and not job.quiet:
-                # Why, whoever has started these ranks has said.
-                print(resumed_text(replace(start, why="")), flush=True)
-        run = AssembledRun(job, comm, parts, strategy, context, sampler, recording, saved, start, callbacks)
-        return run.execute()
+        if saved is not None and comm.rank == 0 and not job.quiet:
+            # Why, whoever has started these ranks has said.
+            print(resumed_text(replace(start, why="")), flush=True)
+        return AssembledRun(job, comm, parts, context, sampler, recording, start).execute()
+
+
+def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
+    """Warn of a run that ends before the workers have exchanged much."""
+    if comm.rank == 0 and comm.size > 1 and 1 < strategy.period >= steps:
+        warn_on_stderr(
+            f"each worker makes {steps} steps, and with strategy '{strategy.name}' they exchange something "
+            f"after every {strategy.period}, so they learn next to nothing from each other; train longer, or "
+            "have them exchange more often"
+        )
+
+
+def work_or_serve(
+    job: Job, team: Communicator, module: nn.Module, strategy: Strategy, work: Callable[[], R]
+) -> R | None:
+    """Return the result of a worker's `work`; None on a server, which serves until the workers are done."""
+    servers, config = team.servers, job.config
+    if servers is None or not servers.serving:
+        return work()
+    assert isinstance(strategy, Centred), "others are refused with servers"
+    optimizer = build_optimizer(job, module)
+    replica = place(module, team, Home.PRIVATE)
+    # A request to stop may reach all ranks; the workers act on it.
+    with stoppable():
+        strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    return None
+
+
+def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> R:
+    """Return the result of this rank: a worker's own, on a server rank 0's (collective over all ranks).
+
+    To a program that mpirun started, all ranks are alike. And a server does not leave before the workers.
+    """
+    first = result if team is comm else comm.broadcast_object(result)
+    return cast("R", first if result is None else result)

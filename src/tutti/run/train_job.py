@@ -2,85 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.errors import BadOption, PeerLost
+from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
-from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement, is_this_machine
-from tutti.records import checkpoints
-from tutti.records.files import unfinished_file
-from tutti.records.folder_lock import refuse_locked
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
+from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
 from tutti.records.shapes import Shape
-from tutti.run.config import TrainConfig, flag
+from tutti.run import summary_lines
+from tutti.run.config import STOP, TrainConfig, flag
 from tutti.run.jobs import Job
-from tutti.run.resume import Resume, way_on
-from tutti.terminal import say_on_stderr
+from tutti.run.resume import Resume
 from tutti.training.intervals import OFF, seconds_of
-from tutti.training.loggers import logger_names
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """The moment at which a run was started.
-
-    The clock of the day may be set while the run goes on. So the time since the boot counts, in which a
-    machine may also have slept; elsewhere than on that machine, as with --hosts, the clock of the day does.
-
-    Attributes:
-        day_s: seconds since the epoch.
-        boot_s: seconds since the boot.
-        boot: which boot that was, and of which container if it has a clock of its own; None: nobody knows.
-    """
-
-    day_s: float
-    boot_s: float
-    boot: tuple[str, str] | None
-
-    @classmethod
-    def now(cls) -> Beginning:
-        """Return the moment of the call."""
-        return cls(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), _boot())
-
-    def passed_s(self) -> float:
-        """The seconds that have passed since then."""
-        now = Beginning.now()
-        return (
-            now.day_s - self.day_s if now.boot is None or now.boot != self.boot else now.boot_s - self.boot_s
-        )
-
-
-def _boot() -> tuple[str, str] | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/time")
-    except OSError:
-        return None
-
-
-@dataclass(frozen=True)
-class ProfiledSteps:
-    """The steps that torch's profiler records.
-
-    Attributes:
-        first: the first step, counted from 1.
-        last: the last one.
-        ranks: on which ranks.
-    """
-
-    first: int
-    last: int
-    ranks: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -91,29 +30,23 @@ class TrainJob(Job):
         write: write a run folder.
         bring_weights: return the weights to the caller.
         trace: write what every rank did when into the run folder.
-        profile: the steps that torch's profiler records; None: none.
         resume: the run to go on with; None: a new one.
-        began: when it was started: its time limit counts from there.
+        began: when it was started, in seconds since the epoch: its time limit counts from there.
         floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
             ranks.
         notebook: a notebook's cell shows what the ranks print.
-        starter: the process that starts the ranks, which is told of the run folder; None: a launcher that
-            knows nothing of run folders.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
     """
 
     entry: ClassVar[str] = "tutti.run.train:work"
-    trains: ClassVar[bool] = True
 
     write: bool = True
     bring_weights: bool = False
     trace: bool = False
-    profile: ProfiledSteps | None = None
     resume: Resume | None = None
-    began: Beginning = field(default_factory=Beginning.now)
+    began: float = field(default_factory=time.time)
     floats: str | None = None
     notebook: bool = False
-    starter: Address | None = None
     memory: MemoryPlace | None = None
 
     @property
@@ -129,111 +62,33 @@ class TrainJob(Job):
 
     @override
     def check(self, placement: Placement) -> None:
-        if logger_names(self.config.log) and not self.write:
-            raise BadOption(f"log={self.config.log!r} is for a run with a folder; name one with out=...")
-        for option, asked in (("--trace", self.trace), ("--profile", self.profile is not None)):
-            if asked and not self.write:
+        config, launcher = self.config, started_by().launcher
+        for name in ("trace", "predictions", "log", "time_limit", "checkpoint"):
+            given = self.trace if name == "trace" else getattr(config, name) != getattr(TrainConfig, name)
+            if given and not self.write:
                 raise BadOption(
-                    f"{option} writes into the run folder, but there is none; name one with out=..."
+                    f"{flag(name)} is for a run with a folder, but there is none; name one with out=..."
                 )
-        if self.config.predictions and not self.write:
+        if launcher is not Launcher.ALONE and config.hang_timeout not in (TrainConfig.hang_timeout, OFF):
             raise BadOption(
-                "--predictions writes into the run folder, but there is none; name one with out=..."
+                f"--hang-timeout {config.hang_timeout} is for ranks that tutti starts, not {launcher.value}; "
+                f"give --hang-timeout {OFF}, or name the hosts by --hosts"
             )
-        for name in ("time_limit", "checkpoint"):
-            if getattr(self.config, name) != getattr(TrainConfig, name) and not self.write:
-                raise BadOption(
-                    f"{flag(name)} is for a run whose state is saved in its folder, but there is none; name "
-                    "one with out=..."
-                )
-        if self.config.on_failure != "stop":
-            _refuse_elsewhere(self.config, placement)
-        launcher = started_by().launcher
-        if launcher is not Launcher.ALONE and self.config.hang_timeout not in (TrainConfig.hang_timeout, OFF):
-            raise BadOption(
-                f"--hang-timeout {self.config.hang_timeout} is for ranks that tutti starts, and nobody "
-                f"would watch those that {launcher.value} starts; give --hang-timeout {OFF}, or leave "
-                f"{launcher.value} out and name the hosts by --hosts"
-            )
-        most = self.config.max_failures
-        if most != TrainConfig.max_failures and self.config.on_failure == "stop":
-            raise BadOption(
-                "--max-failures says how many losses --on-failure respawn or shrink survives; give one of "
-                f"these, or leave --max-failures {most} out"
-            )
-        ranks = placement.ranks
-        missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []
-        if missing:
-            raise BadOption(
-                f"--profile-ranks names rank {missing[0]}, but the job has {ranks} "
-                f"rank{'' if ranks == 1 else 's'}, counted from 0"
-            )
-        if launcher is Launcher.ALONE and not placement.hosts:
-            if self.resume is None:
-                check_writable(self.config.out if self.write else None)
-            else:
-                refuse_locked(self.resume.folder)
-
-    @override
-    @contextmanager
-    def started(self) -> Iterator[Job]:
-        """Say how to go on when a rank is lost."""
-        if not self.write or started_by().launcher is not Launcher.ALONE:
-            yield self
+        if config.on_failure == STOP:
             return
-        channel = MpirunChannel(b"")
-        try:
-            yield replace(self, starter=channel.address)
-        except PeerLost:
-            # The ranks of every start send the same folder.
-            for path in dict.fromkeys(channel.messages()):
-                self._say_how_to_go_on(cast("Path", path))
-            raise
-        finally:
-            channel.close()
-
-    def _say_how_to_go_on(self, folder: Path) -> None:
-        """Name the checkpoint of the run in `folder`, which has lost a rank, and what goes on from it."""
-        present = checkpoints.present(folder / checkpoints.FOLDER)
-        if RunFolder(folder).finished:
-            said = f"the run had finished before: its weights and its summary are in {folder}"
-        elif present:
-            hosts = ""
-            if self.config.hosts is not None:
-                hosts = " and hosts='...'" if self.objects else " --hosts ..."
-                hosts += " with those that are left"
-            way = f"go on from there by: {way_on(folder, self.objects, self.config)}{hosts}"
-            said = f"the run's newest checkpoint is {present[-1].name}; {way}"
-        else:
-            sooner = "checkpoint='1m'" if self.objects else "--checkpoint 1m"
-            said = f"the run had no checkpoint yet; next time take one sooner, by {sooner}"
-        say_on_stderr(said)
-
-
-def _refuse_elsewhere(config: TrainConfig, placement: Placement) -> None:
-    """Refuse to go on without a lost rank where another program ends the others, or none can take over.
-
-    Raises:
-        BadOption: this is such a place.
-    """
-    launcher, where = started_by().launcher, None
-    if launcher is not Launcher.ALONE:
-        where = f"ranks that {launcher.value} starts"
-    elif placement.hosts and not is_this_machine(placement.hosts[0].name):
-        raise BadOption(
-            f"with --on-failure {config.on_failure} the first of --hosts has to be this machine, where the "
-            f"state is kept, and it is {placement.hosts[0].name}; name this machine first, or leave "
-            "--on-failure out and start the run again with --resume auto, which goes on from its newest "
-            "checkpoint"
-        )
-    elif config.device != "cpu":
-        where = f"--device {config.device}"
-    if where is not None:
-        raise BadOption(
-            f"--on-failure {config.on_failure} is for ranks that tutti starts itself, on CPUs, not for "
-            f"{where}; leave it out, and start the run again with --resume auto, which goes on from its "
-            "newest checkpoint"
-        )
+        where = None
+        if launcher is not Launcher.ALONE:
+            where = f"ranks that {launcher.value} starts"
+        elif placement.hosts and not is_this_machine(placement.hosts[0].name):
+            where = f"--hosts whose first one, {placement.hosts[0].name}, is not this machine"
+        elif config.device != "cpu":
+            where = f"--device {config.device}"
+        if where is not None:
+            raise BadOption(
+                f"--on-failure {config.on_failure} is for ranks that tutti starts itself, on CPUs, from the "
+                f"first of --hosts, not for {where}; leave it out, and start a run that has ended again with "
+                "--resume auto"
+            )
 
 
 @dataclass(frozen=True)
@@ -312,17 +167,6 @@ class PredictJob(Job):
     weights: str | None = None
     trust: bool = False
 
-    @override
-    @contextmanager
-    def started(self) -> Iterator[Job]:
-        """Remove what a rank has written that was ended before it could do so itself."""
-        try:
-            yield self
-        except BaseException:
-            with suppress(OSError):
-                unfinished_file(Path(self.out)).unlink(missing_ok=True)
-            raise
-
 
 PARTS: Final = ("train", "validation", "test")
 """The parts of a data set."""
@@ -334,3 +178,32 @@ def again(job: TrainJob) -> TrainJob:
     if job.resume is not None or folder is None:
         return job
     return replace(job, resume=Resume(folder, auto=True, again=True))
+
+
+def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> RunOutcome | None:
+    """Return the outcome of a run that was to go on, but has come to its end; say so.
+
+    Returns:
+        The outcome, without the weights; None: there is something left to be trained.
+    """
+    folder = RunFolder(resume.folder)
+    if resume.checkpoint is not None or not folder.finished:
+        return None
+    before = TrainConfig.from_json(folder.config())
+    lengths = [(one.epochs, one.steps, one.monitor, one.patience, one.target) for one in (before, config)]
+    if lengths[0] != lengths[1]:
+        return None
+    summary, data = folder.read(Summary), folder.read(TrainedOn)
+    if not quiet and started_by().rank == 0:
+        print(f"the run in {resume.folder} has come to its end; give more epochs to train on")
+        print(*summary_lines.result(summary, data.labels), f"run folder: {folder.path}", sep="\n", flush=True)
+    return RunOutcome(
+        config=before,
+        history=folder.history().records,
+        summary=summary,
+        strategy=folder.read(StrategyFacts),
+        folder=str(folder.path),
+        shape=data.of_inputs,
+        outputs=data.classes or data.outputs,
+        weights=None,
+    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import chain
 from operator import methodcaller
 from pathlib import Path
@@ -21,20 +20,19 @@ from typing_extensions import override
 from tutti import models
 from tutti.batch_last import BATCH_LAST
 from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
-from tutti.data.columns import Column, Columns, Inputs, columns_of, each_of, mapped, sequences_in
+from tutti.data.columns import Column, Columns, Inputs, each_of, mapped
 from tutti.data.formats.parquet import is_frame, read_frame
-from tutti.data.parts import PIXEL_MAX, Part, Scale
+from tutti.data.parts import PIXEL_MAX, Part
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of
-from tutti.records.run_folder import SeenInput, TrainedOn
-from tutti.records.shapes import Shape
+from tutti.records.run_folder import TrainedOn
 from tutti.run.build import seeded
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.jobs import Job
-from tutti.run.pickled_arguments import named_or_given
+from tutti.run.seen import aligned, scale_seen
 from tutti.run.trained_run import UNUSED, TrainedRun, find_run
 from tutti.training.evaluation import evaluating
 from tutti.training.precision import FP32, Arithmetic
@@ -92,7 +90,6 @@ class Predictor(nn.Module, ABC):
         """
         with keeping_doubles(self.is_double):
             part = self.given(_as_part(_in_order(inputs, self.data), self.data))
-        refuse_other_inputs("the inputs", part.shape, dtype_of(part), self.data)
         device = next(chain(self.parameters(), self.buffers()), part.stored_targets).device
         with evaluating(self), torch.no_grad():
             passes = (part.take(some)[0] for some in torch.split(torch.arange(len(part)), PASS))
@@ -224,7 +221,7 @@ class TrainedModel(Predictor):
         layout = "contiguous" if config.layout == BATCH_LAST else config.layout
         self._arithmetic = Arithmetic(config.precision, layout, device)
         with seeded(config.seed):
-            found = named_or_given(Job(config), "model") if model is None else model
+            found = Job(config).given("model") if model is None else model
             options = {} if isinstance(model, nn.Module) else config.model_options
             built = models.build(found, data.of_inputs, data.outputs, options)
         self.model = self._arithmetic.prepare(built)
@@ -302,17 +299,7 @@ def load_trained(
     model: nn.Module | Callable[..., nn.Module] | None = None,
     warn: bool = True,
 ) -> TrainedModel:
-    """Load the model of a run.
-
-    Args:
-        run: the run.
-        device: where the model is to compute.
-        model: see `load`.
-        warn: print what there is to say of the weights.
-
-    Raises:
-        UserError: as `load`.
-    """
+    """Load the model of a run."""
     if model is None and run.config.model.startswith(OBJECT):
         raise BadOption(
             f"the model of {run.folder} was a Python object of a script "
@@ -325,98 +312,6 @@ def load_trained(
         print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
     set_weights(trained.model, content.weights, run.weights)
     return trained.eval()
-
-
-def scale_seen(trained: TrainedOn) -> Scale:
-    """Return the scale of the inputs that a model was trained on."""
-    each = tuple(Scale(one.mean, one.std, one.fill) for one in trained.inputs)
-    return Scale(trained.mean, trained.std, trained.fill, each)
-
-
-def in_columns(seen: Sequence[SeenInput], part: Part) -> Part:
-    """Put the inputs that a model takes in its order, with sequences as such and as long as those it knows.
-
-    Other data may by chance have sequences of equal length, or shorter ones than a model was made for.
-    """
-    stored, names = part.stored_inputs, tuple(one.name for one in seen if one.name)
-    columns = columns_of(stored)
-    there = stored.names if isinstance(stored, Columns) else ()
-    # Of named inputs there may be more than the model takes.
-    if not {*names} <= {*there} or (not names and len(columns) != len(seen)):
-        return part
-    ordered = [columns[there.index(name)] for name in names] if names else columns
-    found = (
-        replace(column if column.values is not None else sequences_in(column), longest=one.shape[0])
-        if one.sequence
-        else column
-        for one, column in zip(seen, ordered, strict=True)
-    )
-    return replace(part, stored_inputs=Columns(tuple(found), names))
-
-
-def dtype_of(part: Part) -> torch.dtype | None:
-    """Return the type of the inputs as they are stored; None: there are several."""
-    stored = part.stored_inputs
-    return None if isinstance(stored, Columns) else stored.dtype
-
-
-def refuse_other_inputs(name: str, shape: Shape, dtype: torch.dtype | None, trained: TrainedOn) -> None:
-    """Refuse inputs that are not like those that a model was trained on.
-
-    Args:
-        name: of the data, for the message.
-        shape: of one input.
-        dtype: of the inputs as they are stored; None: of several.
-        trained: what the model was trained on.
-
-    Raises:
-        BadData: they are of another shape, or of another kind of numbers.
-    """
-    there = trained.dtype or ("uint8" if trained.mean else "")
-    here = str(dtype).removeprefix("torch.")
-    if dtype is not None and there and _numbers(here) != _numbers(there):
-        hint = ", from 0 to 255" if there == "uint8" else ""
-        raise BadData(
-            f"the inputs of {name} are {here}, but the model was trained on {there}{hint} ({trained.name}); "
-            f"convert them, as by array.astype('{there}')"
-        )
-    if shape != trained.of_inputs:
-        raise BadData(
-            f"the inputs of {name} have shape {shape}, but the model was trained on {trained.of_inputs} "
-            f"({trained.name}); give data of that shape"
-        )
-
-
-def order_of(name: str, columns: Sequence[str], trained: Sequence[str]) -> list[int] | None:
-    """Return where other data have the columns that a model was trained on; None: as they were there.
-
-    Data without names, such as arrays, are taken as they are. So are positions in a table without a line of
-    names: its target may be elsewhere.
-
-    Args:
-        name: of the other data, for the message.
-        columns: the names of their inputs.
-        trained: those in training.
-
-    Raises:
-        BadData: they have not all of them.
-    """
-    numbers = all(one.isdecimal() for one in trained)
-    if not (columns and trained) or [*columns] == [*trained]:
-        return None
-    if numbers and sorted(columns) != sorted(trained):
-        return None
-    missing = next((one for one in trained if columns.count(one) != 1), None)
-    if missing is not None:
-        raise BadData(
-            f"{name} has {columns.count(missing) or 'no'} inputs called '{missing}', on which the model was "
-            f"trained; it has {', '.join(columns[:10])}: call them as in training, each once"
-        )
-    return [columns.index(one) for one in trained]
-
-
-def _numbers(dtype: str) -> str:
-    return "float" if dtype.startswith(("float", "bfloat")) else dtype
 
 
 def _as_part(inputs: object, data: TrainedOn) -> Part:
@@ -432,8 +327,7 @@ def _as_part(inputs: object, data: TrainedOn) -> Part:
 
     found = [column.changed(kept) for column in columns]
     stored = found[0].rows if given.single else Columns(tuple(found), given.names)
-    part = Part(stored, torch.zeros(count))
-    return in_columns(data.inputs, part) if data.inputs else part
+    return aligned("the inputs", Part(stored, torch.zeros(count)), (), data)
 
 
 def _in_order(inputs: object, data: TrainedOn) -> object:

@@ -56,18 +56,7 @@ class TrainedRun:
 def find_run(
     place: str | Path, trust: bool = False, weights: str | None = None, replaced: Collection[str] = ()
 ) -> TrainedRun:
-    """Find a trained run; of one that is not finished the newest good checkpoint is taken.
-
-    Args:
-        place: its folder, which may be that of a job of a farm, or one of its checkpoints.
-        trust: whether its configuration may name code.
-        weights: the place of others than its own.
-        replaced: fields of its configuration that are not used.
-
-    Raises:
-        BadRunFolder: there is no run, or it has no weights yet.
-        Untrusted: the configuration names code, and no run of this user has written it.
-    """
+    """Find a trained run; of one that is not finished the newest good checkpoint is taken."""
     path = Path(place)
     if (path / FARM).is_file() and not (path / CONFIG).is_file():
         raise BadRunFolder(f"{path} is a farm, of many runs; give the folder of one of them, in {path}/jobs")

@@ -31,13 +31,7 @@ class Untrusted(UserError):
 
 
 def code_named(config: Mapping[str, Any]) -> dict[str, str]:
-    """The code that a configuration has run, by where it is named, such as {"model": "mine.py:net"}.
-
-    Of several names in one field the second is "metrics 2".
-
-    Args:
-        config: as JSON values.
-    """
+    """The code that a configuration has run, by where it is named, such as {"model": "mine.py:net"}."""
     return dict(found for field, value in config.items() for found in _named(field, value))
 
 
@@ -53,23 +47,14 @@ def _named(field: str, value: object) -> Iterator[tuple[str, str]]:
             yield from _named(field, item)
     elif isinstance(value, str) and field in LISTS:
         named = [word for word in map(str.strip, value.split(",")) if names_object(word)]
-        for number, word in enumerate(named, 1):
-            yield field if number == 1 else f"{field} {number}", word
+        if named:
+            yield field, ",".join(named)
     elif isinstance(value, str) and (names_object(value) or names_file(value) or field == HOSTS):
         yield field, value
 
 
 def check(path: Path, config: Mapping[str, Any], replaced: Collection[str] = ()) -> None:
-    """Refuse a configuration that names code.
-
-    Args:
-        path: of the file.
-        config: what it holds, as JSON values.
-        replaced: fields that will be others than it says.
-
-    Raises:
-        Untrusted: it names code.
-    """
+    """Refuse a configuration that names code."""
     left = code_named({field: value for field, value in config.items() if field not in replaced})
     if left:
         listed = ", ".join(f"{printable(field)} '{printable(name)}'" for field, name in left.items())

@@ -11,6 +11,7 @@ from contextlib import closing
 from copy import deepcopy
 from typing import Any, Final, Self
 
+import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -28,7 +29,6 @@ from tutti.data.parts import Part
 from tutti.errors import BadModel
 from tutti.run.api import train
 from tutti.run.config import Options
-from tutti.sklearn.pickled_module import PickledModule
 from tutti.strategies import Strategy
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.prediction import predict
@@ -201,15 +201,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     @override
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        if "module_" in state:
-            state = {**state, "module_": PickledModule.of(self.module_)}
+        if "module_" in state:  # Its class may be one of a notebook.
+            state = {**state, "module_": cloudpickle.dumps(self.module_)}
         return state
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:
-        module = state.get("module_")
-        if isinstance(module, PickledModule):
-            state = {**state, "module_": module.load()}
+        if "module_" in state:
+            state = {**state, "module_": cloudpickle.loads(state["module_"])}
         super().__setstate__(state)
 
 

@@ -15,7 +15,7 @@ from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Pace, Strategy
-from tutti.strategies.local_steps import LocalSteps, OwnWeightsWorker
+from tutti.strategies.own_weights import OwnWeightsWorker
 
 MOST_ROWS: Final = 8
 """The most workers that read each other's rows directly. With more, each sums a slice of its own for all."""
@@ -99,9 +99,7 @@ class PeerWorker(OwnWeightsWorker):
         rounds: how many steps it has made or skipped.
     """
 
-    def __init__(
-        self, replica: Replica, comm: Communicator, steps: ShardedOptimizer | LocalSteps, clip: Clip
-    ) -> None:
+    def __init__(self, replica: Replica, comm: Communicator, steps: ShardedOptimizer, clip: Clip) -> None:
         super().__init__(replica, steps, clip)
         self.comm, self.rounds, self._met_at = comm, 0, comm.clock()
 

@@ -74,6 +74,7 @@ class Worker(ABC):
         waits: whether a step under the pace TOGETHER waits for the gradients of all workers.
         divides: whether the sum of the gradients is divided by the sum of their weights here. Otherwise the
             loop does so before the step, with an exchange among all ranks.
+        restarts: the parts, in words, that begin anew where another number of ranks goes on from its state.
     """
 
     divides: ClassVar[bool] = False
@@ -81,6 +82,7 @@ class Worker(ABC):
     def __init__(self) -> None:
         self.share, self.waits = 1.0, True
         self.weight: float | None = None
+        self.restarts: tuple[str, ...] = ()
         self.traffic = Traffic()
         self.updating = Stopwatch()
 
@@ -93,22 +95,17 @@ class Worker(ABC):
         """
 
     def skip(self) -> None:
-        """Take part in a round, in place of `step`, without having computed anything.
+        """Take part in a round, in place of `step`, without a gradient; what there is of one is dropped.
 
-        That is when it has no sample in it and the pace is not TOGETHER, or when it `is_late`. Workers that
-        step abreast take part in the exchange all the same.
+        That is when the worker has no sample in it and the pace is not TOGETHER, when it is `late`, or when a
+        gradient is not finite: this rank's, or under the pace TOGETHER any rank's. Workers that step abreast
+        take part in the exchange all the same. The gradients are zero when it returns.
         """
         return
 
-    def give_up(self) -> None:
-        """Skip a step because a gradient is not finite: this rank's, or under the pace TOGETHER any rank's.
-
-        The optimizer makes no step. A loop of the user's calls it on the ranks of such gradients alone.
-        """
-        self.skip()
-
-    def is_late(self) -> bool:
-        """Tell whether the others have made this update already, so that a gradient for it would be useless.
+    @property
+    def late(self) -> bool:
+        """True if the others have made this update already, so that a gradient for it would be useless.
 
         Asked before a round's forward pass. A loop that cannot leave out a round may `step` all the same.
         """
@@ -127,26 +124,18 @@ class Worker(ABC):
         """Go on with training after `settle`, from the weights that it put aside (collective)."""
         return
 
-    def adopt(self) -> None:
+    def adopt(self, optimizer: bool = False) -> None:
         """Go on from the replica's weights, which were overwritten from outside (collective).
 
         They are the same on all ranks, and take the place of all that the strategy itself remembers of the
-        way so far: a centre, an outer momentum, gradients that were not used yet. The state of the user's
-        optimizer stays as it is. Between `settle` and `resume`, they are what training goes on from later.
+        way so far: a centre, an outer momentum, gradients that were not used yet. Between `settle` and
+        `resume`, they are what training goes on from later.
+
+        Args:
+            optimizer: it is the state of the user's optimizer that was overwritten, in a loop of the user's,
+                and nothing else. Where that state is not this worker's own, all go on from it.
         """
         return
-
-    def adopt_state(self) -> None:
-        """Go on from another state of the user's optimizer, in a loop of the user's (collective).
-
-        It is the same on all ranks. Where the optimizer's state is not this worker's own, all go on from it.
-        """
-        return
-
-    @property
-    def anew(self) -> tuple[str, ...]:
-        """The parts, in words, that begin anew where another number of ranks goes on from this state."""
-        return ()
 
     @abstractmethod
     def state(self) -> State:

@@ -16,12 +16,10 @@ from tutti.optim.sharded import ShardedOptimizer, announce
 from tutti.parameter_server.base import Centre, Receipt, Rule
 from tutti.parameter_server.connect import join_centre
 from tutti.parameter_server.server import Server
-from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Pace, Strategy
-from tutti.strategies.edits import Edits
-from tutti.strategies.local_steps import LocalSteps, OwnWeightsWorker
+from tutti.strategies.own_weights import OwnWeightsWorker
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,8 @@ class CentredWorker(OwnWeightsWorker):
 
     Args:
         rule: what the centre does with its messages.
-        steps: its own steps; None if the centre makes them.
-
-    Attributes:
-        edits: what the loop changes in weights that are a reading of the centre's; None: the worker's weights
-            are its own.
+        steps: its own steps; None if the centre makes them. Then the weights are a reading of the centre's,
+            and what a loop of the user's changes in them is lost with the next one.
     """
 
     def __init__(
@@ -79,20 +74,12 @@ class CentredWorker(OwnWeightsWorker):
         rule: Rule,
         optimizer: Optimizer,
         clip: Clip,
-        steps: ShardedOptimizer | LocalSteps | None = None,
+        steps: ShardedOptimizer | None = None,
     ) -> None:
         super().__init__(replica, steps, clip)
         self.centre = join_centre(comm, replica, rule)
         self._rule, self._announced = rule, optimizer
-        self.edits: Edits | None = None
         self._finished = False
-
-    def bring_edits(self) -> None:
-        """Add to the centre what the loop has changed in the weights since this worker's last step."""
-        moves = self.edits.take() if self.edits is not None else []
-        if moves:
-            assert isinstance(self.centre, SharedCentre), "own loops have no servers"
-            self.centre.move(moves, counts=False)
 
     @override
     def prepare(self) -> None:
@@ -119,7 +106,6 @@ class CentredWorker(OwnWeightsWorker):
     def settle(self) -> None:
         if self._finished:
             return
-        self.bring_edits()
         self.centre.leave()
         super().settle()
 
@@ -135,35 +121,23 @@ class CentredWorker(OwnWeightsWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self) -> None:
+    def adopt(self, optimizer: bool = False) -> None:
         if self._finished:
             return
         # Others may still wait for this worker, and would not come to the meeting.
         self.centre.leave()
-        self.centre.overwrite(self.weights)
-        self.note_weights()
-        self.forget()
-        super().adopt()
+        if optimizer:
+            self._rule.adopt()
+        else:
+            self.centre.overwrite(self.weights)
+            self.forget()
+            super().adopt()
         if not self.settled:
             self.centre.rejoin()
-
-    def note_weights(self) -> None:
-        """Note that the weights are what this worker has read; later differences are the loop's doing."""
-        if self.edits is not None:
-            self.edits.note()
 
     def forget(self) -> None:
         """Drop what belongs to weights that have been overwritten, such as what has not been brought yet."""
         return
-
-    @override
-    def adopt_state(self) -> None:
-        if self._finished:
-            return
-        self.centre.leave()
-        self._rule.adopt()
-        if not self.settled:
-            self.centre.rejoin()
 
     @override
     def state(self) -> State:
@@ -171,20 +145,19 @@ class CentredWorker(OwnWeightsWorker):
         state, centre = super().state(), self.centre.state()
         state.joint.add(centre.joint)
         state.alone.add(centre.alone)
-        state.own["centre"] = centre.own
         return state
 
     @override
     def load_state(self, saved: Saved) -> None:
         super().load_state(saved)
-        self.centre.load_state(saved.part("centre"))
-        self.note_weights()
+        self.centre.load_state(saved)
 
     @override
     def finish(self) -> None:
         if self._finished:
             return
-        self.bring_edits()
+        if self.settled:
+            super().resume()  # its own weights again; there is nothing to rejoin
         self.flush()
         self.centre.leave()
         super().finish()

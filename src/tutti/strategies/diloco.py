@@ -17,11 +17,13 @@ from tutti.replica import Replica
 from tutti.state import Saved, State, fill_all, pieces_of
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy
 from tutti.strategies.base import Clip, Worker
-from tutti.strategies.local_steps import VELOCITY
 from tutti.strategies.options import number, whole
 
 ANCHOR: Final = "anchor"
 """The first word of the names of the weights at which a round began, in a checkpoint."""
+
+VELOCITY: Final = "velocity"
+"""That of the names of the outer momentum."""
 
 
 @part("diloco")
@@ -93,8 +95,10 @@ class _DiLoCoWorker(AveragedWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self) -> None:
-        super().adopt()
+    def adopt(self, optimizer: bool = False) -> None:
+        super().adopt(optimizer)
+        if optimizer:
+            return
         for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
             anchor.copy_(weights)
             velocity.zero_()

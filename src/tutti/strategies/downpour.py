@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -17,13 +16,12 @@ from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.rules import AddRule, OptimizerRule
-from tutti.parameter_server.staleness import AdaptiveCompensation, Compensation, Damping, Remedy
+from tutti.parameter_server.staleness import Compensation, Damping, Remedy
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
-from tutti.strategies.edits import Edits
 from tutti.strategies.options import choice, number, whole
 
 SIDES = ("centre", "worker")
@@ -100,10 +98,10 @@ class Downpour(Centred):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.side == "worker" and self.staleness in STRENGTHS:
+        if self.side == "worker" and self.staleness != "none":
             raise BadOption(
                 f"{self.as_given('staleness')}, which needs gradients, but with side 'worker' the centre "
-                "gets moves of the weights; use side 'centre', or staleness 'inverse'"
+                "gets moves of the weights; use side 'centre'"
             )
         if self.push_every > 1 and self.staleness in STRENGTHS:
             raise BadOption(
@@ -120,7 +118,7 @@ class Downpour(Centred):
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
         if self.side == "worker":
-            return AddRule(self.remedy())
+            return AddRule()
         return OptimizerRule(optimizer, replica, [flat.grads for flat in replica.flats], self.remedy())
 
     def remedy(self) -> Remedy | None:
@@ -130,9 +128,7 @@ class Downpour(Centred):
         if self.staleness == "inverse":
             return Damping()
         strength = STRENGTHS[self.staleness] if self.strength is None else self.strength
-        if self.staleness == "delay_compensated":
-            return Compensation(strength)
-        return AdaptiveCompensation(strength, self.decay)
+        return Compensation(strength, None if self.staleness == "delay_compensated" else self.decay)
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -151,66 +147,67 @@ class _DownpourWorker(CentredWorker):
         optimizer: Optimizer,
         clip: Clip,
         rule: Rule,
+        message: list[Tensor],
+        steps: ShardedOptimizer | None = None,
     ) -> None:
-        super().__init__(replica, comm, rule, optimizer, clip)
-        self._push_every, self._pull_every = strategy.push_every, strategy.pull_every
-        self._batches = 0
+        super().__init__(replica, comm, rule, optimizer, clip, steps)
+        self._strategy, self.message, self._batches = strategy, message, 0
+        # Whether the message has something that was not pushed yet.
         self.has_unpushed = False
-        self.pushes = self.pulls = False
+        if strategy.push_every > 1:
+            self.restarts += ("what each worker has not pushed yet",)
 
     def begin(self) -> None:
         """Count a batch, and see whether a push and a pull are due after it."""
         self._batches += 1
-        self.pushes = self._batches % self._push_every == 0
-        self.pulls = self._batches % self._pull_every == 0
-        self.has_unpushed = not self.pushes
+        self.pushes = self._batches % self._strategy.push_every == 0
+        self.pulls = self._batches % self._strategy.pull_every == 0
 
-    def exchange(self, message: list[Tensor], at: Sequence[Tensor] = ()) -> None:
-        """Push and pull, if they are due. The message is zero after a push.
+    def exchange(self, at: Sequence[Tensor] = ()) -> None:
+        """Push and pull, if they are due.
 
         Args:
-            message: what to push.
-            at: the weights at which it was computed, if the centre compares them with its own.
+            at: the weights at which the message was computed, if the centre compares them with its own.
         """
         if self.pushes and self.pulls:
-            self.count(self.centre.exchange(message, self.weights, at))
+            self.count(self.centre.exchange(self.message, self.weights, at))
         elif self.pushes:
-            self.count(self.centre.push(message, at=at))
+            self.count(self.centre.push(self.message, at=at))
         elif self.pulls:
             self.centre.pull(self.weights)
+        self.has_unpushed = not self.pushes
+        if self.pushes:
+            self._clear()
 
-    @property
-    @override
-    def anew(self) -> tuple[str, ...]:
-        anew = super().anew
-        return (*anew, "what each worker has not pushed yet") if self._push_every > 1 else anew
+    def _clear(self) -> None:
+        for vector in self.message:
+            vector.zero_()
 
     @override
     def state(self) -> State:
         state = super().state()
         state.own |= {"batches": self._batches, "has_unpushed": self.has_unpushed}
+        if self.has_unpushed:
+            state.alone.pieces += pieces_of_all(UNPUSHED, self.replica.flats, self.message)
         return state
 
     @override
     def load_state(self, saved: Saved) -> None:
         super().load_state(saved)
-        if saved.own is not None:
+        if saved.own is not None and saved.alone is not None:
             self._batches, self.has_unpushed = saved.own["batches"], saved.own["has_unpushed"]
+            if self.has_unpushed:
+                fill_all(saved.alone.tensors, UNPUSHED, self.replica.flats, self.message)
 
     @override
     def flush(self) -> None:
         if self.has_unpushed:
-            self.count(self.centre.push(self.unpushed()))
+            self.count(self.centre.push(self.message))
 
     @override
     def forget(self) -> None:
-        for vector in self.unpushed():
-            vector.zero_()
+        self._clear()
         self.has_unpushed = False
-
-    @abstractmethod
-    def unpushed(self) -> list[Tensor]:
-        """Return what was not pushed yet."""
 
 
 class _PushesGradients(_DownpourWorker):
@@ -220,21 +217,19 @@ class _PushesGradients(_DownpourWorker):
         self, strategy: Downpour, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         grads = [flat.grads for flat in replica.flats]
-        self._message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
-        rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy(), comm=comm)
-        super().__init__(strategy, replica, comm, optimizer, clip, rule)
+        message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
+        rule = OptimizerRule(optimizer, replica, message, strategy.remedy(), comm=comm)
+        super().__init__(strategy, replica, comm, optimizer, clip, rule, message)
         self._optimizer, self._optimizer_rule = optimizer, rule
         self._at = [weights.clone() for weights in self.weights] if rule.compares else []
-        self.edits = Edits(replica)
 
     @override
     @torch.no_grad()
     def step(self) -> None:
-        self.bring_edits()
         missing = self.replica.gradients.missing()
-        self._optimizer_rule.missing = (
-            self._optimizer_rule.missing & missing if self.has_unpushed else missing
-        )
+        if self.has_unpushed:
+            missing &= self._optimizer_rule.missing
+        self._optimizer_rule.missing = missing
         self.prepare()
         self.begin()
         at = self.weights if self._at else []
@@ -244,31 +239,23 @@ class _PushesGradients(_DownpourWorker):
                 then.copy_(weights)
             with self.updating:
                 _descend(self._optimizer)
-        if self._push_every > 1:
-            for message, grad in zip(self._message, self.grads, strict=True):
+        if self._strategy.push_every > 1:
+            for message, grad in zip(self.message, self.grads, strict=True):
                 message.add_(grad)
                 grad.zero_()
-        self.exchange(self._message, at)
-        self.note_weights()
+        self.exchange(at)
 
     @override
     def state(self) -> State:
         state = super().state()
-        if self.has_unpushed:
-            state.alone.pieces += pieces_of_all(UNPUSHED, self.replica.flats, self._message)
-            state.own["missing"] = self._optimizer_rule.names_missing()
+        state.own["missing"] = self._optimizer_rule.names_missing()
         return state
 
     @override
     def load_state(self, saved: Saved) -> None:
         super().load_state(saved)
-        if self.has_unpushed and saved.alone is not None and saved.own is not None:
-            fill_all(saved.alone.tensors, UNPUSHED, self.replica.flats, self._message)
+        if saved.own is not None:
             self._optimizer_rule.miss(saved.own["missing"])
-
-    @override
-    def unpushed(self) -> list[Tensor]:
-        return self._message
 
 
 class _PushesMoves(_DownpourWorker):
@@ -278,10 +265,10 @@ class _PushesMoves(_DownpourWorker):
         self, strategy: Downpour, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         rule = strategy.rule(replica, optimizer, comm.size, clip)
-        super().__init__(strategy, replica, comm, optimizer, clip, rule)
-        self.steps = ShardedOptimizer(optimizer, replica)
+        message = [torch.zeros_like(flat.weights) for flat in replica.flats]
+        steps = ShardedOptimizer(optimizer, replica)
+        super().__init__(strategy, replica, comm, optimizer, clip, rule, message, steps)
         self._before = [weights.clone() for weights in self.weights]
-        self._moves = [torch.zeros_like(weights) for weights in self.weights]
 
     @override
     @torch.no_grad()
@@ -289,14 +276,19 @@ class _PushesMoves(_DownpourWorker):
         self.move()
         self.begin()
         if self.pushes or self.pulls:
-            self.exchange(self.unpushed())
+            self._add_moves()
+            self.exchange()
             copy_all(self._before, self.weights)
+
+    def _add_moves(self) -> None:
+        for message, before, weights in zip(self.message, self._before, self.weights, strict=True):
+            message.add_(weights).sub_(before)
+        self.has_unpushed = True
 
     @override
     def state(self) -> State:
         state = super().state()
         state.alone.pieces += pieces_of_all(BEFORE, self.replica.flats, self._before)
-        state.alone.pieces += pieces_of_all(UNPUSHED, self.replica.flats, self._moves)
         return state
 
     @override
@@ -304,13 +296,6 @@ class _PushesMoves(_DownpourWorker):
         super().load_state(saved)
         if saved.alone is not None:
             fill_all(saved.alone.tensors, BEFORE, self.replica.flats, self._before)
-            fill_all(saved.alone.tensors, UNPUSHED, self.replica.flats, self._moves)
-
-    @override
-    def bring_edits(self) -> None:
-        """Treat what the loop has changed as a move like any other."""
-        if any(not torch.equal(w, before) for w, before in zip(self.weights, self._before, strict=True)):
-            self.has_unpushed = True
 
     @override
     def forget(self) -> None:
@@ -319,10 +304,11 @@ class _PushesMoves(_DownpourWorker):
 
     @override
     @torch.no_grad()
-    def unpushed(self) -> list[Tensor]:
-        for move, before, weights in zip(self._moves, self._before, self.weights, strict=True):
-            move.add_(weights).sub_(before)
-        return self._moves
+    def flush(self) -> None:
+        """Push what the weights have been moved by since the last time."""
+        if self.has_unpushed or not all(map(torch.equal, self.weights, self._before)):
+            self._add_moves()
+            super().flush()
 
 
 def _descend(optimizer: Optimizer) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.errors import BadOption
+from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.connect import workers_of_centre
 from tutti.parameter_server.rules import ElasticRule
@@ -19,7 +19,6 @@ from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
-from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.options import number, whole
 
 
@@ -31,10 +30,7 @@ class EASGD(Centred):
         if every divides t:   d = alpha (x - c),   x = x - d,   c = c + d        alpha = force / workers
         x = optimizer(x, g)                                                      g from before the pull
 
-    With `momentum` it is EAMSGD: the optimizer is SGD with Nesterov's momentum, whose gradient is computed at
-    x + momentum v:
-
-        v = momentum v - eta g(x + momentum v),   x = x + v
+    With torch's SGD with Nesterov's momentum v it is EAMSGD, but that x + delta v is exchanged in place of x.
 
     The workers explore on their own between exchanges, and a batch is one worker's own; what is evaluated and
     kept is the centre c. After its last step a worker exchanges once more (the paper's loop has no end), so
@@ -52,39 +48,18 @@ class EASGD(Centred):
     force / hosts.
 
     Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
-    algorithms 1 (EASGD) and 2 (EAMSGD); there `every` is tau, `force` is beta, `momentum` is delta.
+    algorithms 1 (EASGD) and 2 (EAMSGD); there `every` is tau, `force` is beta.
     """
 
     rarer: ClassVar[str] = "--strategy.every {every}"
 
     every: int = whole(10, "batches of a worker between two exchanges")
-    force: float = number(0.9, "how hard workers and centre pull at each other", above=0)
-    momentum: float = number(0.0, "Nesterov momentum of each worker (needs plain sgd)", least=0, below=1)
+    force: float = number(0.9, "how hard workers and centre pull at each other", above=0, most=1)
 
     @property
     @override
     def period(self) -> int:
         return self.every
-
-    @override
-    def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
-        super().check(workers, hosts, servers, levels)
-        self.check_force(workers if levels == 1 else workers // hosts)
-        if levels > 1:
-            self.check_force(hosts)
-
-    def check_force(self, workers: int) -> None:
-        """Refuse, by `BadOption`, a force that moves workers past their centre.
-
-        Args:
-            workers: how many workers come to one centre, or how many hosts' centres to the one above them.
-        """
-        if self.force > workers:
-            raise BadOption(
-                f"option 'force' of strategy '{self.name}' is {self.force:g}, which throws {workers} "
-                f"worker{'s' if workers > 1 else ''} beyond their centre at every exchange; give at most "
-                "the number of workers that share a centre"
-            )
 
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
@@ -99,10 +74,8 @@ class _EasgdWorker(CentredWorker):
     def __init__(
         self, strategy: EASGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        strategy.check_force(workers_of_centre(comm))
         rule = strategy.rule(replica, optimizer, workers_of_centre(comm), clip)
-        self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
-        super().__init__(replica, comm, rule, optimizer, clip, self._local)
+        super().__init__(replica, comm, rule, optimizer, clip, ShardedOptimizer(optimizer, replica))
         self._every, self._batches = strategy.every, 0
 
     @override
@@ -114,8 +87,7 @@ class _EasgdWorker(CentredWorker):
         self.move()
 
     def _exchange(self) -> None:
-        with self._local.at_rest():
-            self.count(self.centre.exchange(self.weights))
+        self.count(self.centre.exchange(self.weights))
 
     @override
     @torch.no_grad()
@@ -123,10 +95,6 @@ class _EasgdWorker(CentredWorker):
         """Exchange once more, for the steps since the last exchange."""
         if self._batches:
             self._exchange()
-
-    @override
-    def forget(self) -> None:
-        self._local.rest()
 
     @override
     def state(self) -> State:
@@ -137,5 +105,4 @@ class _EasgdWorker(CentredWorker):
     @override
     def load_state(self, saved: Saved) -> None:
         super().load_state(saved)
-        self._local.load_state(saved.alone)
         self._batches = 0 if saved.own is None else saved.own["batches"]

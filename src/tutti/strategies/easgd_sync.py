@@ -10,13 +10,12 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.rules import attract
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
-from tutti.state import Saved
 from tutti.strategies.averaged import PeerStrategy, PeerWorker
 from tutti.strategies.base import Clip, Worker
-from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.options import number, whole
 
 
@@ -29,9 +28,9 @@ class EASGDSync(PeerStrategy):
                               x_i = x_i - force / workers * (x_i - c)            with the c from before
         x_i = optimizer(x_i, g_i)                                                g_i from before the pull
 
-    Every worker has the centre and moves it alike, so no server is needed. With `momentum` the optimizer is
-    SGD with Nesterov's momentum. A batch is one worker's own; what is evaluated and kept is the centre. After
-    the last step there is one more exchange (the paper's loop has no end), so that no step is lost.
+    Every worker has the centre and moves it alike, so no server is needed. A batch is one worker's own; what
+    is evaluated and kept is the centre. After the last step there is one more exchange (the paper's loop has
+    no end), so that no step is lost.
 
         worker 0   │ step │ step │ all_reduce x │ step │ step │ ...
         worker 1   │ step │ step │ all_reduce x │ step │ step │ ...
@@ -42,7 +41,6 @@ class EASGDSync(PeerStrategy):
 
     every: int = whole(10, "batches of a worker between two exchanges")
     force: float = number(0.9, "how far the centre goes to the workers' mean", above=0, most=1)
-    momentum: float = number(0.0, "Nesterov momentum of each worker (needs plain sgd)", least=0, below=1)
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -53,8 +51,7 @@ class _EasgdSyncWorker(PeerWorker):
     def __init__(
         self, strategy: EASGDSync, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
-        super().__init__(replica, comm, self._local, clip)
+        super().__init__(replica, comm, ShardedOptimizer(optimizer, replica), clip)
         self._strategy = strategy
         self._centre = [weights.clone() for weights in self.weights]
 
@@ -69,8 +66,7 @@ class _EasgdSyncWorker(PeerWorker):
     def skip(self) -> None:
         """Take part in the exchange of a round."""
         if self.rounds % self._strategy.every == 0:
-            with self._local.at_rest():
-                self.meet(self._exchange)
+            self.meet(self._exchange)
         self.rounds += 1
 
     def _exchange(self, vectors: list[Tensor]) -> int:
@@ -90,24 +86,18 @@ class _EasgdSyncWorker(PeerWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self) -> None:
-        super().adopt()
+    def adopt(self, optimizer: bool = False) -> None:
+        super().adopt(optimizer)
+        if optimizer:
+            return
         copy_all(self._centre, self.weights)
-        self._local.rest()
-
-    @override
-    def load_state(self, saved: Saved) -> None:
-        """Go on with the velocities, too; the centre has the agreed weights."""
-        super().load_state(saved)
-        self._local.load_state(saved.alone)
 
     @override
     @torch.no_grad()
     def finish(self) -> None:
         """Exchange once more, for the steps since the last time, and take the centre's weights."""
         if self.rounds:
-            with self._local.at_rest():
-                self.meet(self._exchange)
+            self.meet(self._exchange)
         super().finish()
 
 

@@ -100,8 +100,7 @@ class _GemWorker(CentredWorker):
     @torch.no_grad()
     def flush(self) -> None:
         """Push what a loop of the user's has changed in the weights since the last step."""
-        # Inside of `settled` the weights are the centre's.
-        if not self.settled and not all(map(torch.equal, self.weights, self._then)):
+        if not all(map(torch.equal, self.weights, self._then)):
             self._bring()
 
     def _bring(self) -> None:

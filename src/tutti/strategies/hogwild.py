@@ -73,6 +73,7 @@ class _HogwildWorker(Worker):
         self._names = replica.names
         self._updates, self._seen = comm.counter(), 0
         self._read_at = comm.clock()
+        self.restarts = ("the state of each worker's optimizer",)
 
     @override
     @torch.no_grad()
@@ -88,11 +89,6 @@ class _HogwildWorker(Worker):
         self._gradients.zero()
         self.traffic.add(written, 0.0, before - self._seen, applied_at - self._read_at)
         self._seen, self._read_at = before + 1, self._comm.clock()
-
-    @property
-    @override
-    def anew(self) -> tuple[str, ...]:
-        return ("the state of each worker's optimizer",)
 
     @override
     def state(self) -> State:
@@ -118,7 +114,7 @@ class _HogwildWorker(Worker):
         self._comm.barrier()
 
     @override
-    def adopt(self) -> None:
+    def adopt(self, optimizer: bool = False) -> None:
         """Wait until all have overwritten the weights, before anybody moves them."""
         self._comm.barrier()
 

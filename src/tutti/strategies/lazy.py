@@ -21,7 +21,6 @@ from tutti.replica import Replica, copy_all, squared_norm
 from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
-from tutti.strategies.edits import Edits
 from tutti.strategies.options import number, whole
 
 SENT: Final = "sent_gradient"
@@ -109,13 +108,13 @@ class _LazyWorker(CentredWorker):
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
         self._new = [torch.zeros_like(weights) for weights in self.weights]
-        self._first = True
-        self.edits = Edits(replica)
+        # Whether there is a gradient to keep, and whether the centre has it.
+        self._first, self._is_there = True, False
+        self.restarts += ("the gradient that each worker has sent last",)
 
     @override
     @torch.no_grad()
     def step(self) -> None:
-        self.bring_edits()
         missing = self.replica.gradients.missing()
         self.prepare()
         sends = self._first or missing != self._optimizer_rule.missing or self._must_send()
@@ -126,7 +125,8 @@ class _LazyWorker(CentredWorker):
         else:
             self.traffic.skipped += 1
         self.replica.zero_grad()
-        pushed = self.centre.push(self._sent, again=not sends)
+        pushed = self.centre.push(self._sent, again=self._is_there and not sends)
+        self._is_there = True
         read = self._read()
         wait_s, sent_bytes = pushed.wait_s + read.wait_s, pushed.bytes_sent + read.bytes_sent
         self.count(replace(pushed, staleness=read.staleness, wait_s=wait_s, bytes_sent=sent_bytes))
@@ -135,11 +135,6 @@ class _LazyWorker(CentredWorker):
     def forget(self) -> None:
         self._moves.clear()
         self._first = True
-
-    @property
-    @override
-    def anew(self) -> tuple[str, ...]:
-        return (*super().anew, "the gradient that each worker has sent last")
 
     @override
     def state(self) -> State:
@@ -152,7 +147,6 @@ class _LazyWorker(CentredWorker):
     @override
     def load_state(self, saved: Saved) -> None:
         if saved.alone is not None and saved.own is not None:
-            # The centre wants it: first of all.
             fill_all(saved.alone.tensors, SENT, self.replica.flats, self._sent)
             self._first = saved.own["first"]
             self._moves.extend(saved.own["moves"])
@@ -162,7 +156,6 @@ class _LazyWorker(CentredWorker):
     @override
     def skip(self) -> None:
         """Count a round without a batch as a step, so that nobody has to wait for this worker."""
-        self.bring_edits()
         self.traffic.wait_s += self._read().wait_s
 
     def _read(self) -> Receipt:
@@ -171,7 +164,6 @@ class _LazyWorker(CentredWorker):
         if self._strategy.threshold:
             self._moves.append(squared_distance(self._new, self.weights))
         copy_all(self.weights, self._new)
-        self.note_weights()
         return receipt
 
     def _must_send(self) -> bool:

@@ -15,7 +15,6 @@ from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.centred import Centred, CentredWorker
-from tutti.strategies.edits import Edits
 from tutti.strategies.options import number
 
 
@@ -77,28 +76,38 @@ class _ParamServerWorker(CentredWorker):
         # The clipping is that of the whole gradient, and the centre's business.
         super().__init__(replica, comm, rule, optimizer, Clip())
         self._rounds, self.share = rule, 1 / comm.size
-        # Every worker's loop makes the same edits: one brings them.
-        self.edits = Edits(replica) if comm.rank == 0 else None
-        self._comm, self.waits = comm, rule.waits
+        self.waits, self.restarts = rule.waits, ()
 
     @override
     def step(self) -> None:
-        self._rounds.edits = self.edits.take() if self.edits is not None else []
-        self._rounds.missing = self.replica.gradients.missing()
-        self.prepare()
-        self._rounds.share = self.share
-        self._rounds.weight = self.share if self.weight is None else self.weight
-        receipt = self.centre.exchange(self.grads, self.weights)
-        self._rounds.round += 1
-        self.note_weights()
-        # Nothing is lost of a worker that had no sample.
-        self.count(replace(receipt, dropped=receipt.dropped and self.share > 0))
+        self._bring(self.share, self.share if self.weight is None else self.weight)
 
     @override
-    def bring_edits(self) -> None:
-        """Add the loop's changes after the last of some rounds (collective)."""
-        self._comm.barrier()  # All have read what that has led to.
-        super().bring_edits()
+    def skip(self) -> None:
+        """Bring nothing to a round, and leave one out that was closed without this worker."""
+        self.replica.zero_grad()
+        if not self.late:
+            self._bring(0.0, 0.0)
+            return
+        self._rounds.round += 1
+        self.traffic.skipped += 1
+        self.centre.pull(self.weights)
+
+    def _bring(self, share: float, weight: float) -> None:
+        missing = self.replica.gradients.missing()
+        self._rounds.missing = missing if share else frozenset(self._rounds.parameters)
+        self._rounds.share, self._rounds.weight = share, weight
+        self.prepare()
+        receipt = self.centre.exchange(self.grads, self.weights)
+        self._rounds.round += 1
+        self.replica.zero_grad()
+        # Nothing is lost of a worker that had no sample.
+        self.count(replace(receipt, dropped=receipt.dropped and share > 0))
+
+    @property
+    @override
+    def late(self) -> bool:
+        return self.centre.version > self._rounds.round
 
     @override
     def settle(self) -> None:
@@ -106,12 +115,6 @@ class _ParamServerWorker(CentredWorker):
         super().settle()
         if self.settled:
             copy_all(self._aside, self.weights)
-            self.note_weights()
-
-    @property
-    @override
-    def anew(self) -> tuple[str, ...]:
-        return ()
 
     @override
     def state(self) -> State:
@@ -120,23 +123,4 @@ class _ParamServerWorker(CentredWorker):
 
     @override
     def load_state(self, saved: Saved) -> None:
-        self.centre.load_state(replace(saved, own=None))
-        self.note_weights()
-
-    @override
-    def give_up(self) -> None:
-        self._rounds.spoiled = True
-        self.step()
-        self._rounds.spoiled = False
-
-    @override
-    def is_late(self) -> bool:
-        return self.centre.version > self._rounds.round
-
-    @override
-    def skip(self) -> None:
-        """Skip a step that has been closed without this worker."""
-        self._rounds.round += 1
-        self.traffic.skipped += 1
-        self.centre.pull(self.weights)
-        self.note_weights()
+        self.centre.load_state(saved)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
-from tutti.replica import Memory, Replica
+from tutti.replica import Replica, ReplicaMemory
 from tutti.strategies.base import Home
 
 
@@ -18,7 +18,7 @@ def place(
     module: nn.Module,
     comm: Communicator,
     home: Home,
-    memory: Memory | None = None,
+    memory: ReplicaMemory | None = None,
     frozen: bool = False,
 ) -> Replica:
     """Make a replica of `module` whose values are rank 0's on every rank (collective).
@@ -39,7 +39,7 @@ def place(
     """
     _check_alike(module, comm)
     if memory is None:
-        memory = _shared_memory(comm) if home is Home.SHARED and comm.size > 1 else Memory()
+        memory = _shared_memory(comm) if home is Home.SHARED and comm.size > 1 else ReplicaMemory()
     replica = Replica(module, memory, frozen)
     if comm.size > 1:
         _share_values(replica, comm, home)
@@ -47,7 +47,7 @@ def place(
     return replica
 
 
-def visible_memory(comm: Communicator) -> tuple[Memory, list[list[Tensor]]]:
+def visible_memory(comm: Communicator) -> tuple[ReplicaMemory, list[list[Tensor]]]:
     """Allocate weights and gradients of each rank's own in memory that the other ranks of its host see.
 
     Returns:
@@ -63,7 +63,7 @@ def visible_memory(comm: Communicator) -> tuple[Memory, list[list[Tensor]]]:
     def gradients(length: int, dtype: torch.dtype, _: torch.device) -> Tensor:
         return node.shared(node.size, length, dtype=dtype)
 
-    return Memory(weights, gradients, row=node.rank), copies
+    return ReplicaMemory(weights, gradients, row=node.rank), copies
 
 
 def _check_alike(module: nn.Module, comm: Communicator) -> None:
@@ -97,9 +97,9 @@ def _difference(first: list[str], other: list[str], rank: int) -> str:
     )
 
 
-def _shared_memory(comm: Communicator) -> Memory:
+def _shared_memory(comm: Communicator) -> ReplicaMemory:
     node = comm.node
-    return Memory(
+    return ReplicaMemory(
         weights=lambda length, dtype, _: node.shared(length, dtype=dtype),
         gradients=lambda length, dtype, _: node.shared(node.size, length, dtype=dtype),
         row=node.rank,

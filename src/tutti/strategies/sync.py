@@ -29,7 +29,7 @@ from tutti.optim.clipping import clip_values, scale_for
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
 from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
-from tutti.state import Held, Saved, State
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.joint_gradients import (
     JointGradients,
@@ -191,24 +191,20 @@ class SyncWorker(Worker):
         self.traffic.add(sent, met - began + self._clock() - moved, staleness=0)
 
     @override
-    def adopt(self) -> None:
-        for reduction in self._reductions:
+    def adopt(self, optimizer: bool = False) -> None:
+        for reduction in () if optimizer else self._reductions:
             reduction.forget()
 
-    @property
-    @override
-    def anew(self) -> tuple[str, ...]:
-        kept = any(reduction.state() for reduction in self._reductions)
-        return ("what compression has left out of earlier gradients",) if kept else ()
+    def _use(self, reductions: list[GradientReduction]) -> None:
+        self._reductions = reductions
+        if any(reduction.state() for reduction in reductions):
+            self.restarts = ("what compression has left out of earlier gradients",)
 
     @override
     def state(self) -> State:
         """Return the optimizer's state for this rank's slice, and what its reductions remember."""
         kept = [reduction.state() for reduction in self._reductions]
-        # Of a parameter without a gradient, compression may have left something in some slices alone.
-        alone = self._optimizer.counters() if any(kept) else Held()
-        own = {"reductions": kept, "node_sizes": self._sizes}
-        return State(self._optimizer.state(), alone, own=own)
+        return State(self._optimizer.state(), own={"reductions": kept, "node_sizes": self._sizes})
 
     @override
     def load_state(self, saved: Saved) -> None:
@@ -291,11 +287,8 @@ class SharedWorker(SyncWorker):
             (flat, own) for flat, own in zip(replica.flats, self._slices, strict=True) if own.start < own.stop
         ]
         cross = comm.cross
-        self._reductions = (
-            [between(cross, GradientLayout.of(flat, own)) for flat, own in owned]
-            if cross is not None and cross.size > 1
-            else []
-        )
+        if cross is not None and cross.size > 1:
+            self._use([between(cross, GradientLayout.of(flat, own)) for flat, own in owned])
         # Gradients that others read, and the slice of the weights that it writes for them.
         self._inside = sum(flat.grads.nbytes for flat in replica.flats) if comm.node.size > 1 else 0
 
@@ -339,9 +332,8 @@ class WholeWorker(SyncWorker):
     ) -> None:
         super().__init__(replica, comm, optimizer, clip, [[flat.grads] for flat in replica.flats], False)
         self._grads = [flat.grads for flat in replica.flats]
-        self._reductions = [
-            make(comm, GradientLayout.of(flat, slice(0, len(flat.grads)))) for flat in replica.flats
-        ]
+        layouts = [GradientLayout.of(flat, slice(0, len(flat.grads))) for flat in replica.flats]
+        self._use([make(comm, layout) for layout in layouts])
 
     @override
     def _meet(self) -> None:

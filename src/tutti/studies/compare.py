@@ -19,13 +19,12 @@ from tutti.data import BUILT_IN
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, in_one_line
 from tutti.launch.cores import allowed_cores
 from tutti.launch.launcher import Launcher, started_by
-from tutti.model_parallel.layout import Layout
-from tutti.model_parallel.ways import options_of, parse_layout, ranks_of
+from tutti.model_parallel.layout import Layout, options_of, parse_layout, ranks_of
 from tutti.records.comparison import CPU, LAYOUT, STRONG, WEAK, Combination, Comparison, ComparisonFolder
 from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
 from tutti.run import summary_lines
-from tutti.run.checks import check_names, check_strategy
+from tutti.run.checks import check_job
 from tutti.run.config import TrainConfig
 from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -132,13 +131,12 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
             f"a comparison starts its ranks itself, one combination after the other; run it without "
             f"{around.launcher.value}"
         )
-    check_names(TrainJob(question.config))
     cores = cores or allowed_cores().usable
     found: dict[str, Combination] = {}
     for one in _combinations(question, cores):
         # A way that a device cannot run fails alone, in its turn: the others are compared all the same.
         job = TrainJob(replace(config_of(question, one, 0), device=CPU, cuda_graph="auto"))
-        check_strategy(job, one.workers, hosts=1)
+        check_job(job, one.workers)
         found[one.folder] = one
     config, ways = question.config, tuple(found.values())
     if config.data in BUILT_IN:

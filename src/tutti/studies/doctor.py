@@ -7,8 +7,10 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tutti.errors import TuttiError
@@ -16,7 +18,6 @@ from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.mpi_library import give_home
 from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.start import start
-from tutti.processor import cpuinfo, processor_name
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -68,7 +69,10 @@ def examine() -> list[Finding]:
     cores, memory = allowed_cores(), psutil.virtual_memory()
     logical = f"{len(cores.logical)} logical allowed of {os.cpu_count() or 1}"
     findings = [
-        ("machine", f"{processor_name()}, {platform.system()} {platform.release()}"),
+        (
+            "machine",
+            f"{_cpuinfo('model name') or platform.machine()}, {platform.system()} {platform.release()}",
+        ),
         ("cores", f"{len(cores.physical)} physical, {logical}; {cores.usable} usable"),
         ("affinity", f"this process may use logical CPUs {_listed(cores.logical)}"),
         ("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
@@ -192,10 +196,16 @@ def _threads() -> str:
 
 
 def _flags() -> set[str]:
-    for line in cpuinfo():
-        if line.startswith(("flags", "Features")):
-            return set(line.partition(":")[2].split())
-    return set()
+    return set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+
+
+def _cpuinfo(name: str) -> str:
+    """Return what the kernel says of the processor under a name, or nothing."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def unused_gpu(measured: Measured) -> str:

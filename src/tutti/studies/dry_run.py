@@ -20,23 +20,20 @@ from tutti.data.pictures import shapes_alone
 from tutti.data.streaming.part import StreamedPart
 from tutti.exports.sources import load_from
 from tutti.launch.placement import RANK_BYTES, Placement
-from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.layout import Layout, portion_of
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step, state_per_byte
-from tutti.model_parallel.ways import portion_of
 from tutti.parameter_server.base import Centre
 from tutti.records.json_lines import to_json_lines
 from tutti.run import summary_lines
 from tutti.run.build import (
     Task,
     assemble,
-    callbacks_of,
     open_config_data,
     prepare_task,
     resolved,
     seeded,
 )
-from tutti.run.capturing import captured_by
-from tutti.run.checks import check_job, check_predictions, check_strategy
+from tutti.run.checks import check_job, check_predictions
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.optimization import build_optimizer
@@ -65,8 +62,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
     job = load_job(payload, DryRunJob)
     planned, config, placement = job.planned, job.planned.config, job.ranks
     hosts = max(1, len(placement.hosts))
-    check_job(planned, placement.ranks, hosts)
-    strategy = check_strategy(planned, placement.ranks, hosts)
+    strategy = check_job(planned, placement.ranks, hosts)
     with seeded(config.seed):
         with shapes_alone():
             dataset = open_config_data(job, comm)
@@ -109,8 +105,6 @@ def _assemble(job: DryRunJob, comm: Communicator, task: Task) -> None:
     whole = portion_of(None, comm, task.module, task.workload(job.config.batch_size))
     with closing(whole) as portion:
         parts = assemble(job, comm, task, alone, portion, saved)
-        callbacks_of(job, comm, parts.task.module)
-        captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
         if checkpoint is not None and saved is not None:
             refuse_shorter(checkpoint, saved, parts.schedule)
 

@@ -9,9 +9,8 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, UserError
 from tutti.model_parallel.base import Workload
-from tutti.model_parallel.layout import DATA, Layout
+from tutti.model_parallel.layout import DATA, WAYS, Layout, parse_layout, rank_need
 from tutti.model_parallel.memory import MemoryNeed, held, of_teams, on_meta, peak_of_step, state_per_byte
-from tutti.model_parallel.ways import WAYS, parse_layout
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
 from tutti.run.optimization import build_optimizer
@@ -74,7 +73,7 @@ def need_of(
         peak = peak_of_step(model, workload, -(-workload.batch_size // ranks))
         return of_teams(ranks, *held(model), state, peak)
     try:
-        return layout.options.need(layout, module, workload, state)
+        return rank_need(layout, module, workload, state)
     except (RuntimeError, NotImplementedError) as error:
         raise BadModel(
             f"the model cannot be run without contents ({error}); train it for some steps and look instead"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import cloudpickle
 from torch import nn
@@ -39,7 +38,6 @@ class Course:
     step: int = 0
     history: Sequence[EpochRecord] = field(default_factory=list)
     _reason: str | None = None
-    _ask: Callable[[int], None] | None = field(default=None, init=False, repr=False)
 
     def stop(self, why: str) -> None:
         """End the run with the epoch that is under way, or just over; one rank that asks is enough.
@@ -48,22 +46,6 @@ class Course:
             why: a clause for the summary: "the ratio of the losses has reached 2".
         """
         self._reason = self._reason or str(why or "a callback has asked for it")
-
-    def resize(self, workers: int) -> None:
-        """Ask that the run go on with another number of workers, and train on meanwhile.
-
-        What rank 0 asks for counts. New ranks go on from a copy of the state, as with `tutti.resize`; with
-        those the callback goes on, by its `begin`. If that cannot be, the run prints a warning. A call asks
-        for nothing as long as an earlier one has no answer, or where the run has so many workers already.
-
-        Args:
-            workers: that are to train, at least 1.
-        """
-        if self.rank == 0 and self._ask is not None and workers != self.ranks:
-            self._ask(workers)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_ask": None}  # A callback may keep it, and is brought back where all is over.
 
 
 class Callback:
@@ -103,7 +85,6 @@ class Callbacks:
         given: str | Callback | Sequence[str | Callback],
         comm: Communicator,
         model: nn.Module,
-        resize: Callable[[int], None] | None = None,
     ) -> None:
         several = [given] if isinstance(given, Callback) else given
         if isinstance(several, str):
@@ -115,7 +96,6 @@ class Callbacks:
             one for one in self._all if getattr(one.step, "__func__", None) is not Callback.step
         ]
         self._comm, self._course = comm, Course(comm.rank, comm.size, model)
-        self._course._ask = resize
 
     def begin(self, step: int, history: Sequence[EpochRecord]) -> None:
         """Tell them that training begins after so many updates, and where further records will be."""

@@ -34,12 +34,14 @@ def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arith
     Returns:
         On rank 0 the outputs, of shape (samples, ...), in the order of the part; None on the others.
     """
-    whole = Block(len(part), lambda start, stop: part.take(torch.arange(start, stop, device=part.device))[0])
+    whole = SampleBlock(
+        len(part), lambda start, stop: part.take(torch.arange(start, stop, device=part.device))[0]
+    )
     return outputs_of(module, whole, comm, arithmetic)
 
 
 @dataclass(frozen=True)
-class Block:
+class SampleBlock:
     """Samples that are predicted before others are read.
 
     Attributes:
@@ -51,7 +53,9 @@ class Block:
     take: Callable[[int, int], Inputs]
 
 
-def outputs_of(module: nn.Module, block: Block, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
+def outputs_of(
+    module: nn.Module, block: SampleBlock, comm: Communicator, arithmetic: Arithmetic
+) -> Tensor | None:
     """Compute the outputs for every sample of a block that all ranks see (collective); see `predict`.
 
     All ranks make the same number of passes, as in `tutti.training.evaluation.evaluate`.

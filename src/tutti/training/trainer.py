@@ -272,7 +272,7 @@ class Trainer:
                 stages.start()
             learning_rate.step_until(made)
             loaded = stages.lap("update")
-            late = worker.is_late()
+            late = worker.late
             samples, weight = (0, 0.0) if late else gradient.add(passes, course.step, epoch, tally)
             computed = stages.last
             if meets:
@@ -284,7 +284,7 @@ class Trainer:
                 worker.step()
                 work.steps += 1
             else:
-                worker.give_up()
+                worker.skip()
             if balance is not None:
                 balance.note(samples, computed - loaded)
             course.step = made + 1

@@ -23,7 +23,7 @@ from tutti.records.run import EpochRecord
 from tutti.records.run_folder import HISTORY, RunFolder
 from tutti.records.texts import duration, figures
 from tutti.records.untrusted import printable
-from tutti.tables import FittingTable, progress_bar
+from tutti.tables import TextTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.follow import REFRESH_S, Clock
 
@@ -32,7 +32,7 @@ REDRAWN_S: Final = 0.2
 
 
 @dataclass
-class Lane:
+class BlockRow:
     """The work of a block."""
 
     job: str
@@ -46,7 +46,7 @@ class FarmProgress:
 
     epochs: Mapping[str, int | None]  # of each job; None: it has steps. Empty: no job is known yet
     done: dict[str, JobState] = field(default_factory=dict)
-    lanes: dict[int, Lane] = field(default_factory=dict)
+    lanes: dict[int, BlockRow] = field(default_factory=dict)
     _seconds: dict[str, list[float]] = field(default_factory=dict)
     _blocks: int = 1
 
@@ -55,7 +55,7 @@ class FarmProgress:
         self.done.pop(job, None)
         # It may have been taken over.
         self.lanes = {number: lane for number, lane in self.lanes.items() if lane.job != job}
-        self.lanes[block] = Lane(job, now)
+        self.lanes[block] = BlockRow(job, now)
         self._blocks = max(self._blocks, len(self.lanes))
 
     def found(self, job: str, state: JobState) -> None:
@@ -100,7 +100,7 @@ class FarmProgress:
     def screen(self, now: float) -> RenderableType:
         """Return all that is shown."""
         heads = ("job", "block", "epoch", "loss", "validation", "time")
-        table = FittingTable(heads, keep=("epoch", "time"), left=("validation",))
+        table = TextTable(heads, left=("validation",), drop=("block", "loss"))
         for block, lane in sorted(self.lanes.items()):
             job, *figures = self._cells(lane)
             table.add_row(job, str(block), *figures, duration(now - lane.began))
@@ -109,7 +109,7 @@ class FarmProgress:
             parts.append(progress_bar(total=len(self.epochs), completed=len(self.done)))
         return Group(*parts, table)
 
-    def _cells(self, lane: Lane) -> list[str]:
+    def _cells(self, lane: BlockRow) -> list[str]:
         """Return the job, its epoch, and the figures of that."""
         record, epochs = lane.record, self.epochs.get(lane.job)
         if record is None:

@@ -20,7 +20,7 @@ from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, resumed_text
 from tutti.records.untrusted import printable
-from tutti.tables import FittingTable, progress_bar
+from tutti.tables import TextTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.health import Condition, Health, Limits, examine
 from tutti.watching.snapshot import MARKS, Snapshot, Watched
@@ -30,9 +30,6 @@ EPOCHS: Final = 8
 
 SETTLED_S: Final = 5.0
 """The seconds of training since the last start from which on they tell how long the rest will take."""
-
-_FIRST_TO_GO: Final = ("process", "host", "memory", "CPU")
-"""Columns of the ranks that are left out, one after the other, where a terminal has no room for all."""
 
 _STYLES: Final = {
     Condition.RUNNING: "green",
@@ -104,13 +101,14 @@ def _front(run: Snapshot) -> Heartbeat | None:
     return next((beat for beat in run.beats if beat.updates), None)
 
 
-def _epochs(records: tuple[EpochRecord, ...]) -> FittingTable:
+def _epochs(records: tuple[EpochRecord, ...]) -> TextTable:
     names = list(records[-1].train.metrics)
     validated = any(record.validation for record in records)
     heads = ["loss", *names]
     heads += [f"validation {head}" for head in heads] if validated else []
-    keep = ("loss", "validation loss")
-    table = FittingTable(["epoch", *heads, "samples/s", "seconds"], keep=keep, first_to_go=["seconds"])
+    table = TextTable(
+        ["epoch", *heads, "samples/s", "seconds"], drop=("seconds", "samples/s", *reversed(heads[1:]))
+    )
     for record in records:
         cells = [str(record.epoch), *_figures(record.train, names)]
         cells += _figures(record.validation, names) if validated else []
@@ -128,11 +126,9 @@ def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
     ]
 
 
-def _ranks(run: Snapshot) -> FittingTable:
+def _ranks(run: Snapshot) -> TextTable:
     heads = ("rank", "host", "process", "state", "step", "samples/s", "CPU", "memory", "last sign")
-    table = FittingTable(
-        heads, keep=("state", "step", "last sign"), first_to_go=_FIRST_TO_GO, left=("host", "state")
-    )
+    table = TextTable(heads, left=("host", "state"), drop=("process", "host", "memory", "CPU", "samples/s"))
     for beat in run.beats:
         table.add_row(str(beat.rank), beat.host, str(beat.process), *_cells(run, beat))
     return table

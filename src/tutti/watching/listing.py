@@ -15,7 +15,7 @@ from tutti.records.run import Evaluation, ranks_in_turn
 from tutti.records.run_folder import CONFIG, refuse_no_folder
 from tutti.records.texts import duration, span_text
 from tutti.records.untrusted import printable
-from tutti.tables import FittingTable
+from tutti.tables import TextTable
 from tutti.watching.health import Condition, Limits, examine
 from tutti.watching.snapshot import Snapshot, Watched
 
@@ -127,7 +127,7 @@ def _text(config: dict[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def table_of(runs: list[ListedRun]) -> FittingTable:
+def table_of(runs: list[ListedRun]) -> TextTable:
     """Return the table of a list of runs."""
     heads = (
         "run",
@@ -141,11 +141,10 @@ def table_of(runs: list[ListedRun]) -> FittingTable:
         "time",
         "last sign",
     )
-    table = FittingTable(
+    table = TextTable(
         heads,
-        keep=("state", *ACCURACIES),
-        first_to_go=("last sign", "epochs", "strategy", "ranks", "data", "model", "time"),
         left=("model", "data", "strategy", "state"),
+        drop=("last sign", "epochs", "strategy", "ranks", "data", "model", "time"),
     )
     for run in runs:
         accuracies = (part.get("accuracy") for part in (run.test, run.validation))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.data.arrays import as_floats, image_layout
+from tutti.data.arrays import as_floats, image_layout, keeping_doubles
 from tutti.data.columns import Inputs, Stored
 from tutti.data.parts import Part
 from tutti.data.streaming.mapped import Mapped
@@ -49,7 +49,8 @@ class Source:
         began = time.perf_counter()
         found = image_layout(self.files.take(self.spans.rows(samples.numpy())), turn=True)
         if self.dtype.is_floating_point:
-            found = as_floats(found)  # type: ignore[arg-type]
+            with keeping_doubles(self.dtype == torch.float64):  # as when they were opened
+                found = as_floats(found)  # type: ignore[arg-type]
         stored = torch.from_numpy(found).to(self.dtype).contiguous()
         self.read_s += time.perf_counter() - began
         return stored

@@ -21,9 +21,9 @@ from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.records.run_folder import check_writable
+from tutti.run.config import BUDGET_S as BEFORE_TRAINING_S
 from tutti.run.config import MEASURED, TrainConfig
 from tutti.run.jobs import Job
-from tutti.run.measured_values import BUDGET_S as BEFORE_TRAINING_S
 from tutti.run.pickled import Pickled
 from tutti.run.start import announce, run
 from tutti.studies.autotune.candidates import Choices, choices_for

@@ -9,7 +9,7 @@ from typing import IO, Any, Final
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.following import Twins
 from tutti.studies.autotune.race import Contender, Fate, equals, gap, leader, racing
-from tutti.tables import FittingTable
+from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 Way = Contender[Candidate]
@@ -26,9 +26,6 @@ HEADS: Final = (
     "of the pick",
     "remark",
 )
-
-_ALWAYS: Final = ("threads", "samples/s", "of the pick", "remark")
-"""Columns that are shown on a terminal of any width, besides the ranks."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +154,7 @@ class Recommendation:
 
     def show(self, stream: IO[str]) -> None:
         """Print the table."""
-        table = FittingTable(
-            HEADS, keep=_ALWAYS, first_to_go=("spread",), left=("precision", "layout", "remark")
-        )
+        table = TextTable(HEADS, left=("precision", "layout", "remark"), drop=("spread", "batch", "layout"))
         for way in self.rows():
             table.add_row(*self.cells(way), style="bold" if way is self.pick else "")
         console_on(stream).print(table)

@@ -25,7 +25,7 @@ from tutti.studies.cross_validation.study import (
     train_folds,
 )
 from tutti.studies.showing import farm_shown
-from tutti.tables import FittingTable
+from tutti.tables import TextTable
 from tutti.terminal import console_on
 from tutti.watching.farm import known_jobs
 
@@ -111,12 +111,12 @@ def _alike(failed: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def score_table(found: Findings) -> FittingTable:
+def score_table(found: Findings) -> TextTable:
     """Return the table of scores, the best candidate first."""
     names = best_first(found)
     metric = found.scores[names[0]].metric
     heads = ("candidate", metric, "deviation", "out of fold", "folds", "seconds each")
-    table = FittingTable(heads, keep=[metric])
+    table = TextTable(heads)
     for name in names:
         one, seconds = found.scores[name], found.seconds[name]
         cells = [shown(value, one.metric) for value in (one.mean, one.deviation, one.out_of_fold)]
@@ -125,12 +125,12 @@ def score_table(found: Findings) -> FittingTable:
     return table
 
 
-def class_table(found: Findings) -> FittingTable:
+def class_table(found: Findings) -> TextTable:
     """Return the table of the accuracy of each class."""
     names = best_first(found)
     classes = max(len(one.per_class) for one in found.scores.values())
     labels = [found.labels[at] if at < len(found.labels) else str(at) for at in range(classes)]
-    table = FittingTable(["candidate", *labels])
+    table = TextTable(["candidate", *labels], drop=labels[::-1])
     for name in names:
         shares = found.scores[name].per_class
         cells = ["" if math.isnan(share) else f"{share:.1%}" for share in shares]

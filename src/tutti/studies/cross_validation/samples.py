@@ -16,7 +16,6 @@ from tutti.errors import UserError
 from tutti.run.build import given_data, seeded
 from tutti.run.checks import check_job
 from tutti.run.jobs import load_job
-from tutti.run.pickled_arguments import named_or_given
 from tutti.run.train_job import TrainJob
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob
 
@@ -64,7 +63,7 @@ def _refuse_unfit(job: TrainJob, outline: PoolOutline) -> None:
     outputs = outline.classes or max(1, math.prod(outline.target_shape))
     with seeded(job.config.seed):
         try:
-            models.build(named_or_given(job, "model"), outline.shape, outputs, job.config.model_options)
+            models.build(job.given("model"), outline.shape, outputs, job.config.model_options)
         except UserError:
             raise
         except Exception:

@@ -15,7 +15,7 @@ from tutti.studies.cross_validation.study import Blocks
 from tutti.studies.search.study import Search, Tuned, tune
 from tutti.studies.search.trials import JOURNAL
 from tutti.studies.showing import farm_shown
-from tutti.tables import FittingTable
+from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 SHOWN: Final = 5
@@ -88,11 +88,11 @@ def _values(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:
     return ", ".join(f"{printable(aim.name)} {metric_text(aim.name, value)}" for aim, value in pairs)
 
 
-def _front(found: Tuned, best: list[optuna.trial.FrozenTrial]) -> FittingTable:
+def _front(found: Tuned, best: list[optuna.trial.FrozenTrial]) -> TextTable:
     """Return the table of the trials that no other one is better than in all objectives."""
     names = list(found.search.space.dimensions)
     heads = ("trial", *(aim.name for aim in found.search.aims), *names)
-    table = FittingTable(heads, title="best trials")
+    table = TextTable(heads, drop=names[::-1], title="best trials")
     for trial in best:
         figures = [
             metric_text(aim.name, value) for aim, value in zip(found.search.aims, trial.values, strict=True)

@@ -24,9 +24,9 @@ from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, Round
 from tutti.data.columns import mapped
 from tutti.errors import BadOption
+from tutti.launch.placement import split_off_servers
 from tutti.model_parallel.base import Of, gradient_of, taken, values_of
-from tutti.model_parallel.layout import Layout
-from tutti.model_parallel.ways import portion_of
+from tutti.model_parallel.layout import Layout, portion_of
 from tutti.run.build import (
     Assembly,
     Task,
@@ -39,10 +39,10 @@ from tutti.run.build import (
     reseed,
     seeded,
 )
-from tutti.run.checks import check_strategy
+from tutti.run.checks import check_job
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.optimization import build_optimizer, build_schedule
-from tutti.run.servers import result_for_all, take_sides, work_or_serve
+from tutti.run.train import result_for_all, work_or_serve
 from tutti.strategies import Clip, Strategy
 from tutti.studies.verify.causes import MICROBATCH, by_design, cut_batch, is_random, of_the_loss
 from tutti.studies.verify.tolerance import (
@@ -239,8 +239,8 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     """
     job = load_job(payload, VerifyJob)
     with seeded(job.config.seed):
-        strategy = check_strategy(job, comm.size, comm.hosts)
-        team = take_sides(comm, job.config)
+        strategy = check_job(job, comm.size, comm.hosts)
+        team = split_off_servers(comm, job.config.servers, job.config.levels, job.config.server_period)
         task = prepare_task(job, open_config_data(job, comm))
         verdict = work_or_serve(job, team, task.module, strategy, lambda: _verdict(job, team, task, strategy))
         return result_for_all(comm, team, verdict)

@@ -36,7 +36,6 @@ class VerifyJob(Job):
     """
 
     entry: ClassVar[str] = "tutti.studies.verify.follow:work"
-    trains: ClassVar[bool] = True
     compared: ClassVar[bool] = True
 
     dtype: str

@@ -12,7 +12,7 @@ from tutti.training.loggers.base import Logger, figures_of
 
 
 @part("csv")
-class Csv(Logger):
+class CsvLogger(Logger):
     """One epoch a line, its figures in columns, for spreadsheets and pandas."""
 
     always = True
@@ -37,7 +37,7 @@ class Csv(Logger):
 
 
 @part("jsonl")
-class JsonLines(Logger):
+class JsonLinesLogger(Logger):
     """One `EpochRecord` a line, all of it; each epoch is appended."""
 
     always = True

@@ -1,0 +1,316 @@
+"""Connections between the launching process and the ranks that mpirun starts, on any host. Needs no torch.
+
+    launching process ──┬── rank 0      ── RemoteJob, STOP, STACKS ──►
+                        ├── rank 1      ◄── its number, Started, Sign (each second), Stoppable, Report ──
+                        └── rank 2
+
+A rank that ends closes its connection, whatever it ends by. A host without power or network closes none: so
+the kernels probe each other every second. (MPI's own launcher notices that after minutes, and may call it a
+success.)
+Both sides prove that they know the key of the run before anything is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Final, cast
+
+from tutti.launch.exit_reports import Report
+from tutti.launch.hangs import Sign, print_stacks
+from tutti.launch.placement import own_addresses
+from tutti.launch.stop_request import StopPage
+
+QUICK_S: Final = 3
+"""Seconds of silence after which a host is lost, where the run goes on without it."""
+
+PATIENT_S: Final = 30
+"""The same where the run ends with it: a switch that restarts is silent for so long."""
+
+SIGN_S: Final = 1.0
+"""Time between two signs of a rank."""
+
+STOP: Final = "stop"
+"""Asks a rank to save and stop."""
+
+STACKS: Final = "stacks"
+"""Asks a rank for the stacks of its threads."""
+
+_STRANGER_S: Final = 2.0
+"""Time of a connection to prove that it is one of a rank."""
+
+_GREETING_S: Final = 20.0
+_CONNECT_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class LauncherAddress:
+    """The address of the launching process.
+
+    Attributes:
+        hosts: its IPv4 addresses, to be tried in this order.
+        port: the port at each of them.
+        key: the key of the run.
+        silence_s: the seconds of silence after which the other side is gone.
+    """
+
+    hosts: tuple[str, ...]
+    port: int
+    key: bytes
+    silence_s: int
+
+
+@dataclass(frozen=True)
+class RemoteJob:
+    """The job of the ranks.
+
+    Attributes:
+        entry: the function to run, as "package.module:function".
+        payload: handed to it by rank 0; other ranks are sent none.
+        threads: how many threads each worker may use; None: its share of its host's cores.
+        arguments: `sys.argv` of the launching process.
+        hosts: for each host the number of its workers, and of all its ranks.
+    """
+
+    entry: str
+    payload: bytes
+    threads: int | None
+    arguments: list[str]
+    hosts: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Started:
+    """MPI has started in a rank.
+
+    Attributes:
+        segments: the files in /dev/shm that MPI made for the rank, to be removed if the rank is killed.
+    """
+
+    segments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stoppable:
+    """Rank 0 looks for requests to stop from now on, or no longer."""
+
+    value: bool
+
+
+@dataclass
+class RemoteRank:
+    """The launching process's record of a rank that has connected.
+
+    Attributes:
+        rank: its number.
+        connection: to it.
+        sign: its last sign; None: it has given none.
+        report: how it has ended, as it says itself.
+        segments: the files in /dev/shm that MPI made for it.
+        ended_at: when its connection ended, by the monotonic clock; None: it has not.
+        silent: its host does not answer any more.
+    """
+
+    rank: int
+    connection: Connection
+    sign: Sign | None = None
+    report: Report | None = None
+    segments: tuple[str, ...] = ()
+    ended_at: float | None = None
+    silent: bool = False
+
+
+class RankConnections:
+    """The launching process's side.
+
+    Args:
+        size: the number of ranks.
+        silence_s: the seconds of silence after which a host is lost.
+        job: of the ranks.
+        page: takes whether rank 0 looks for requests to stop; ranks that connect hear of a request.
+        elsewhere: some ranks are on other machines; else nothing listens to the network.
+    """
+
+    def __init__(self, size: int, silence_s: int, job: RemoteJob, page: StopPage, *, elsewhere: bool) -> None:
+        self._size, self._job, self._page = size, job, page
+        self._listener = socket.create_server(("" if elsewhere else "127.0.0.1", 0), backlog=max(128, size))
+        self._selector = selectors.EpollSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        hosts = own_addresses() if elsewhere else ("127.0.0.1",)
+        self.address = LauncherAddress(hosts, self._listener.getsockname()[1], os.urandom(32), silence_s)
+        self.ranks: dict[int, RemoteRank] = {}
+
+    @property
+    def complete(self) -> bool:
+        """True if all ranks have connected."""
+        return len(self.ranks) == self._size
+
+    @property
+    def left(self) -> list[RemoteRank]:
+        """The ranks whose connections have not ended."""
+        return [one for one in self.ranks.values() if one.ended_at is None]
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when there is something to look at."""
+        return self._selector.fileno()
+
+    def look(self, timeout_s: float = 0.0) -> None:
+        """Take what has come."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._greet(self._listener.accept()[0])
+            else:
+                self._read(key.data)
+
+    def settle(self, seconds: float) -> None:
+        """Wait, for a time, until the connections of all ranks have ended."""
+        deadline = time.monotonic() + seconds
+        while self.left and (rest := deadline - time.monotonic()) > 0:
+            self.look(rest)
+
+    def send(self, message: str, ranks: Iterable[int] | None = None) -> None:
+        """Send a message to some ranks, by default to all."""
+        for one in self.left:
+            if ranks is None or one.rank in ranks:
+                with suppress(OSError):  # Its end is noticed later.
+                    one.connection.send(message)
+
+    def close(self) -> None:
+        """Close all connections, which ends the ranks."""
+        for one in self.left:
+            one.connection.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _greet(self, connected: socket.socket) -> None:
+        _limit_reading(connected, _STRANGER_S)
+        _probe_often(connected, self.address.silence_s)
+        connection = Connection(connected.detach())
+        try:
+            deliver_challenge(connection, self.address.key)
+            answer_challenge(connection, self.address.key)
+            rank = cast("int", connection.recv())
+            connection.send(self._job if rank == 0 else replace(self._job, payload=b""))
+            if self._page.requested:
+                connection.send(STOP)
+        except (OSError, EOFError, AuthenticationError):  # It was not a rank, or the rank has ended.
+            connection.close()
+            return
+        self.ranks[rank] = one = RemoteRank(rank, connection)
+        self._selector.register(connection, selectors.EVENT_READ, one)
+
+    def _read(self, one: RemoteRank) -> None:
+        try:
+            while one.connection.poll():
+                self._take(one, one.connection.recv())
+        except (EOFError, OSError) as error:
+            one.ended_at = time.monotonic()
+            one.silent = not isinstance(error, EOFError | ConnectionError)
+            self._selector.unregister(one.connection)
+            one.connection.close()
+
+    def _take(self, one: RemoteRank, message: object) -> None:
+        # The clocks of other hosts are not this one's: the time of arrival counts.
+        now = time.monotonic()
+        if isinstance(message, Sign):
+            one.sign = replace(message, at=now)
+        elif isinstance(message, Report):
+            one.report = replace(message, at=now)
+        elif isinstance(message, Started):
+            one.segments = message.segments
+        else:
+            self._page.stoppable = cast("Stoppable", message).value
+
+
+class LauncherConnection:
+    """The side of a rank.
+
+    Attributes:
+        job: of the ranks.
+        course: returns the beat of this rank, and whether it waits for others; None: MPI has not started.
+    """
+
+    def __init__(self, connection: Connection, job: RemoteJob) -> None:
+        self._connection, self.job = connection, job
+        self._lock, self._leaves = threading.Lock(), False
+        self.course: Callable[[], tuple[int, bool]] | None = None
+
+    def send(self, message: Started | Stoppable | Sign) -> None:
+        """Send a message; that nobody is there any more is noticed by `watch`."""
+        with self._lock, suppress(OSError):
+            self._connection.send(message)
+
+    def leave(self, report: Report) -> None:
+        """Send the report of this rank, which ends now."""
+        with self._lock, suppress(OSError):
+            self._leaves = True
+            self._connection.send(report)
+
+    def watch(self, page: StopPage, end: Callable[[], None]) -> None:
+        """Give signs and hear requests from now on, in a thread.
+
+        Args:
+            page: takes the request to stop.
+            end: called when the launching process is gone, or cannot be reached any more.
+        """
+        threading.Thread(target=self._watch, args=(page, end), name="tutti-launcher", daemon=True).start()
+
+    def _watch(self, page: StopPage, end: Callable[[], None]) -> None:
+        while True:
+            try:
+                asked = self._connection.recv() if self._connection.poll(SIGN_S) else None
+            except (EOFError, OSError):
+                break
+            if asked == STOP:
+                page.request()
+            elif asked == STACKS:
+                print_stacks()
+            elif self.course is not None:
+                self.send(Sign(*self.course()))
+        if not self._leaves:
+            end()
+
+
+def connect(address: LauncherAddress, rank: int) -> LauncherConnection | None:
+    """Connect a rank to the launching process; None: it cannot be reached."""
+    for host in address.hosts:
+        with suppress(OSError, EOFError, AuthenticationError):
+            connected = socket.create_connection((host, address.port), _CONNECT_S)
+            connected.settimeout(None)
+            _limit_reading(connected, _GREETING_S)
+            connection = Connection(connected.detach())
+            answer_challenge(connection, address.key)
+            deliver_challenge(connection, address.key)
+            connection.send(rank)
+            job = cast("RemoteJob", connection.recv())
+            with socket.socket(fileno=os.dup(connection.fileno())) as same:
+                _limit_reading(same, 0.0)
+                _probe_often(same, address.silence_s)
+            return LauncherConnection(connection, job)
+    return None
+
+
+def _limit_reading(connected: socket.socket, seconds: float) -> None:
+    """Limit the time of a read by the kernel, as Python's own time-outs need its sockets; 0: no limit."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
+
+
+def _probe_often(connected: socket.socket, silence_s: int) -> None:
+    """Have the kernel probe the other side each second, and end the connection after a silence."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 1),
+        (socket.TCP_KEEPINTVL, 1),
+        (socket.TCP_KEEPCNT, max(1, silence_s - 1)),
+        (socket.TCP_USER_TIMEOUT, silence_s * 1000),
+    ):
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,1 +1,0 @@
-"""Breaks the code in small ways, and lists those that no test notices: `make test-mutations`."""
