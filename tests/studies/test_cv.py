@@ -192,7 +192,6 @@ def test_a_dry_run_prints_the_jobs(data: str, tmp_path: Path, capsys: pytest.Cap
         (("--score", "accurcy"), "did you mean 'accuracy'"),
         (("--score", "mine.py:hits"), "write mine.py:hits:higher or mine.py:hits:lower"),
         (("--score", "mine.py:hits:lower"), "there is no"),
-        (("--score", "accuracy:lower"), "leave ':lower' out"),
         (("--score", "r2"), "--score r2 is for amounts, and the targets are classes"),
         (("--optimizer", "adamm"), "did you mean 'adam"),
         (("--sweep", "model.hiden=3"), "did you mean 'hidden'"),

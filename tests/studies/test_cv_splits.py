@@ -19,7 +19,7 @@ from sklearn.model_selection import (
 )
 
 from tutti.errors import BadData, BadOption
-from tutti.studies.cross_validation.splits import make_splits, read_groups, splitter_of
+from tutti.studies.cross_validation.splits import make_splits, splitter_of
 
 
 def times_held_out(splits, samples):
@@ -160,7 +160,7 @@ def test_what_cannot_be_split_is_refused():
             call()
 
 
-def test_groups_that_do_not_fit_are_refused(tmp_path):
+def test_groups_that_do_not_fit_are_refused():
     targets = np.arange(12) % 2
     with pytest.raises(BadData, match=r"groups have the shape \(3,\), and there are 12 samples"):
         make_splits(splitter_of(2, grouped=True), targets, [1, 2, 3])
@@ -170,7 +170,3 @@ def test_groups_that_do_not_fit_are_refused(tmp_path):
         make_splits(Halves(), targets, ["Ada"] * 7 + ["Bob"] * 5)
     with pytest.raises(BadData, match="split 0 has 1 samples in both parts, the first of them 3"):
         make_splits([([1, 2, 3], [3, 4])], targets)
-    np.savez(tmp_path / "a.npz", who=np.repeat(["Ada", "Bob"], 6))
-    assert read_groups(tmp_path / "a.npz", "who", 12).tolist() == ["Ada"] * 6 + ["Bob"] * 6
-    with pytest.raises(BadData, match="has no array 'whom'"):
-        read_groups(tmp_path / "a.npz", "whom", 12)

@@ -61,7 +61,7 @@ class CvCommand(Command):
         parser.option(
             "--group-by",
             "keep samples of one group in one fold: the name of a column of the data's table, which is no "
-            "input then, of an array of their HDF5 or NPZ file, or FILE.npy",
+            "input then, or of an array of their HDF5 or NPZ file",
             "NAME",
         )
         schedules = "schedules with commas, each as for 'tutti train', or none"

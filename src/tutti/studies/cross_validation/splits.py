@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -29,7 +28,6 @@ from sklearn.model_selection import (
 )
 
 from tutti.errors import BadData, BadOption
-from tutti.records.npz import read_npz
 from tutti.records.splits import Split
 
 Array = NDArray[Any]
@@ -143,23 +141,6 @@ def make_splits(
             _refuse_group_in_both(split, known, number)
         found.append(split)
     return found
-
-
-def read_groups(path: Path, key: str, samples: int) -> Array:
-    """Read the group of each sample from an NPZ file.
-
-    Args:
-        path: of the file.
-        key: of the array in it.
-        samples: how many there are.
-
-    Raises:
-        BadData: it cannot be read, or does not fit the samples.
-    """
-    found = read_npz(path, [key])
-    if key not in found:
-        raise BadData(f"{path} has no array '{key}' with the group of each sample; name one that it has")
-    return _checked(found[key], samples)
 
 
 def _checked(groups: ArrayLike, samples: int) -> Array:

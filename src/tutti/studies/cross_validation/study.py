@@ -27,7 +27,7 @@ from tutti.launch.fork_server_client import prepare_ranks
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.files import make_file, refusing
 from tutti.records.json_lines import Json
-from tutti.records.npz import npz_bytes, open_data_file
+from tutti.records.npz import npz_bytes, read_npz
 from tutti.records.predictions import Predictions
 from tutti.records.run import Summary
 from tutti.records.run_folder import PREDICTIONS, RunFolder, folder_name
@@ -129,7 +129,7 @@ class CrossValidation:
         contenders: the candidates by name.
         cv: what divides the samples, as `make_splits` takes it.
         said: how it divides them, as JSON values.
-        groups: of the samples: an array, or as `read_grouping` takes it; None: there are none.
+        groups: of the samples: an array, or the name of a column or array of the data; None: there are none.
         score: "auto", or as `measure_of` takes it; the contenders compute it, if they must.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
         floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
@@ -147,7 +147,7 @@ class CrossValidation:
     @property
     def grouped_by_column(self) -> bool:
         """Whether the groups are a column of the data's files."""
-        return isinstance(self.groups, str) and names_column(self.groups, self.config.data)
+        return isinstance(self.groups, str) and names_column(self.config.data)
 
     @property
     def objects(self) -> dict[str, Pickled]:
@@ -257,7 +257,7 @@ def plan_with(question: CrossValidation, samples: Samples) -> Plan:
     if question.grouped_by_column:
         groups = samples.groups
     elif isinstance(groups, str):
-        groups = read_grouping(groups, question.config.data, len(samples.targets))
+        groups = read_groups(groups, question.config.data)
     splits = make_splits(question.cv, samples.targets, groups, samples.labels)
     return Plan(question, splits, samples.fingerprint, _record(question, samples, splits))
 
@@ -471,49 +471,31 @@ def best_first(found: Findings) -> list[str]:
     return sorted(found.scores, key=place)
 
 
-def names_column(groups: str, data: str) -> bool:
-    """Tell whether groups are a column of the files of data, and no NPY file or array of an NPZ file."""
-    there = "://" in data or "{" in data or Path(data).expanduser().exists()
-    return there and not groups.endswith(".npy") and not data.endswith(".npz")
+def names_column(data: str) -> bool:
+    """Return whether the groups of data are a column of their files, and no array of an NPZ file."""
+    return not data.endswith(".npz") and ("://" in data or "{" in data or Path(data).expanduser().exists())
 
 
 def without_groups(config: TrainConfig, groups: str | None) -> TrainConfig:
     """Return a configuration whose inputs leave out the column by which samples are grouped."""
-    if groups is None or not names_column(groups, config.data):
+    if groups is None or not names_column(config.data):
         return config
     return replace(config, data_options={**config.data_options, "group": groups})
 
 
-def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
-    """Read the group of each sample.
-
-    Args:
-        text: an NPY file, or the key of an array in the data's own NPZ file.
-        data: the data set, as in a configuration.
-        samples: how many there are.
+def read_groups(key: str, data: str) -> NDArray[Any]:
+    """Read the group of each sample from the NPZ file of the data.
 
     Raises:
-        BadData: there are no such groups, or they do not fit the samples.
+        BadData: there are no such groups.
     """
-    if not text.endswith(".npy"):
-        path = Path(data).expanduser()
-        if path.suffix != ".npz":
-            raise BadData(
-                f"--group-by {text} is the name in a file of the data, and the data are '{data}'; "
-                "give FILE.npy with the group of each sample"
-            )
-        from tutti.studies.cross_validation.splits import read_groups
-
-        return read_groups(path, text, samples)
-    path = Path(text).expanduser()
-    with open_data_file(path) as file:
-        try:
-            found: NDArray[Any] = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise BadData(
-                f"{path} is no file of an array: {error}; write it with numpy.save, as numbers or texts"
-            ) from error
-    return found
+    found = read_npz(Path(data).expanduser(), [key]) if data.endswith(".npz") else {}
+    if key not in found:
+        raise BadData(
+            f"{data} has no array '{key}' with the group of each sample (--group-by); name one that it has, "
+            "or give an array of groups to tutti.cross_validate"
+        )
+    return found[key]
 
 
 def _refuse_score(question: CrossValidation, targets: NDArray[Any]) -> None:
