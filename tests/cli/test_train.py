@@ -84,17 +84,6 @@ def test_the_resolved_configuration_alone_repeats_the_run(tutti: Run, tmp_path: 
     assert json.loads((tmp_path / "b/config.json").read_text()) == config
 
 
-def test_evaluate_prints_the_figures_of_the_summary(tutti: Run, tmp_path: Path) -> None:
-    _, trained, _ = tutti("train", *SMALL, "--out", "a")
-    code, out, err = tutti("evaluate", "a")
-    assert (code, err) == (0, "")
-    after_plan = out.partition("\n")[2]
-    assert after_plan.startswith("test part of digits: 359 samples")
-    assert after_plan.partition(":")[2].strip() in trained
-    code, out, _ = tutti("evaluate", "a", "--part", "validation")
-    assert "validation part of digits: 144 samples" in out
-
-
 def test_evaluate_shows_other_data_at_the_scale_of_the_training_data(tutti: Run, tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (60, 8, 8), dtype=np.uint8)
     labels = np.arange(60) % 10
