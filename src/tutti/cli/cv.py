@@ -80,7 +80,6 @@ class CvCommand(Command):
             "not say which values are better"
         )
         parser.option("--score", scores, "NAME", "auto")
-        parser.option("--classes", "show the accuracy of each class")
         define_farm(parser, "farms/DATE-MODELS-DATA")
         parser.option("--dry-run", "look at the data, print the runs and end")
         parser.config_options(leave_out=[*({*NOT_SWEPT} - {"data", "data_options", "seed"}), "schedule"])
@@ -138,7 +137,7 @@ class CvCommand(Command):
         outcome = train_shown(question, folder, blocks, sys.stdout)
         found = findings_of(folder)
         write_findings(folder, found)
-        print_findings(found, folder, outcome, sys.stdout, own.classes)
+        print_findings(found, folder, outcome, sys.stdout)
         print_page(lambda: write_cv_page(folder, found), folder.path)
         if outcome.stopped is not None:
             return stopped(outcome.stopped, folder.path)
