@@ -16,6 +16,7 @@ from tutti.cli.options import Parser, config_from, sweep_of, words_of
 from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.run.config import Options
+from tutti.studies.blocks import Blocks
 from tutti.studies.cross_validation.asked_score import asked_score
 from tutti.studies.cross_validation.candidates import (
     NONE,
@@ -28,7 +29,6 @@ from tutti.studies.cross_validation.display import print_findings, print_jobs, t
 from tutti.studies.cross_validation.page import write_cv_page
 from tutti.studies.cross_validation.scores import MEASURES
 from tutti.studies.cross_validation.study import (
-    Blocks,
     CrossValidation,
     begin,
     fewest_servers,

@@ -19,7 +19,7 @@ from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
-from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.blocks import Blocks
 from tutti.studies.crossing import SHARED
 from tutti.studies.search.space import read_space, space_of
 

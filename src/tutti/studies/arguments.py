@@ -22,7 +22,7 @@ from tutti.run.build import seeded
 from tutti.run.config import Options, TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.run.pickled_arguments import by_name
-from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.blocks import Blocks
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import ERROR
 from tutti.records.texts import duration
 from tutti.records.untrusted import printable
+from tutti.studies.blocks import Blocks
 from tutti.studies.cross_validation.page import shown
 from tutti.studies.cross_validation.significance import none_told
 from tutti.studies.cross_validation.study import (
     COMPARISON,
     SCORES,
-    Blocks,
     CrossValidation,
     Findings,
     Plan,

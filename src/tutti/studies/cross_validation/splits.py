@@ -177,14 +177,11 @@ def _refuse_rare(cv: Splitter, targets: Array, labels: Sequence[str]) -> None:
     classes, counts = np.unique(targets, return_counts=True)
     rarest = int(counts.argmin())
     if counts[rarest] < folds:
-        label, count = int(classes[rarest]), int(counts[rarest])
+        label = int(classes[rarest])
         name = f"'{labels[label]}'" if 0 <= label < len(labels) else str(label)
         raise BadOption(
-            f"--folds is {folds}, but class {name} has {count} sample{'' if count == 1 else 's'}: one for "
-            f"each fold is needed; give --folds {count} or fewer, or leave --stratified out"
-            if count > 1
-            else f"--folds is {folds}, but class {name} has a single sample, which cannot be in every fold; "
-            "leave --stratified out, or that class"
+            f"--folds is {folds}, but class {name} has {counts[rarest]} of the samples, and each fold needs "
+            "one; give fewer --folds, or leave --stratified out"
         )
 
 

@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 
 from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.farm.block_placement import place_blocks
-from tutti.farm.blocks import ENTRY
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.farm.work import work_on
-from tutti.launch.fork_server_client import prepare_ranks
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.files import make_file, refusing
 from tutti.records.json_lines import Json
@@ -36,6 +34,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
+from tutti.studies.blocks import Blocks
 from tutti.studies.cross_validation.asked_score import AUTO, LOSS
 from tutti.studies.cross_validation.candidates import Contender
 from tutti.studies.cross_validation.jobs import FoldJobs
@@ -49,7 +48,6 @@ from tutti.studies.cross_validation.scores import (
     write_scores,
 )
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
-from tutti.training.intervals import seconds_of
 
 KIND: Final = "cv"
 """The kind of a farm."""
@@ -71,48 +69,6 @@ OF_FLAGS_ALONE: Final = ("bce",)
 
 OF_CLASSES: Final = ("auto", "cross_entropy", "nll", "focal")
 """The losses of classes: each output weighs a class, and is no amount."""
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The ranks of a farm, and how long they may work; as in `tutti.farm.work.work_on`."""
-
-    block: int = 1
-    blocks: int | None = None
-    threads: int | None = None
-    job_timeout_s: float | None = None
-    time_limit_s: float | None = None
-
-    @classmethod
-    def of(
-        cls,
-        block: int,
-        blocks: int | None,
-        threads: int | None,
-        job_timeout: str | None,
-        time_limit: str | None,
-    ) -> Blocks:
-        """Return the blocks of options, whose lengths of time are texts such as "10m".
-
-        Raises:
-            BadOption: one is no length of time.
-        """
-        limits = {"--job-timeout": job_timeout, "--time-limit": time_limit}
-        seconds = (None if text is None else seconds_of(text, name) for name, text in limits.items())
-        return cls(block, blocks, threads, *seconds)
-
-    def prepare(self, jobs: int | None, servers: int = 0) -> None:
-        """Start what the ranks will come from: it imports torch while this process does other things.
-
-        Args:
-            jobs: as in `tutti.farm.work.work_on`.
-            servers: likewise.
-
-        Raises:
-            BadOption: this host has no room for such blocks.
-        """
-        placement, _ = place_blocks(self.block, self.blocks, self.threads, jobs, servers)
-        prepare_ranks(ENTRY, placement.threads or 1, bool(placement.warnings))
 
 
 def fewest_servers(candidates: Mapping[str, Contender]) -> int:
