@@ -246,7 +246,7 @@ def finish(config: TrainConfig) -> Summary:
         ({"layouts": ["tensor"], "devices": ["cpu", "cuda"]}, "computes on the CPU"),
         (
             {"layouts": ["tensor"], "strategies": ["sync"], "config": replace(CONFIG, balance="speed")},
-            "leave it or --parallel out",
+            "--parallel tensor=2 does not go with --balance speed",
         ),
         ({"strategies": ["sync"], "workers": [1, 64]}, "cannot be split over 64 ranks"),
         ({"config": replace(CONFIG, validate="background")}, "for strategies whose workers have batches"),
