@@ -110,15 +110,6 @@ def test_without_any_server_the_message_names_the_remedies(publish):
         none.files()
 
 
-def test_a_cache_that_cannot_be_made_is_named(publish, monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "file"))
-    with pytest.raises(
-        BadData, match=r"cannot be downloaded to .*file/mnist: Not a directory; set TUTTI_CACHE"
-    ):
-        mnist.PUBLISHED.files()
-
-
 def test_tutti_data_comes_first_and_may_hold_unpacked_files(
     publish, monkeypatch, tmp_path, write_idx, images
 ):

@@ -90,11 +90,6 @@ def test_a_folder_without_labels_says_what_it_has(tmp_path, opened, write_idx, i
         opened(str(tmp_path))
 
 
-def test_a_folder_with_nothing_in_it_is_refused(tmp_path, opened):
-    with pytest.raises(BadData, match="holds no data set that is known: it has nothing"):
-        opened(str(tmp_path))
-
-
 def test_a_folder_with_several_data_sets_asks_for_a_file(tmp_path, opened, write_idx, images):
     for name in ("letters", "digits"):
         write_idx(tmp_path / f"emnist-{name}-train-images-idx3-ubyte", images[0])
@@ -104,25 +99,19 @@ def test_a_folder_with_several_data_sets_asks_for_a_file(tmp_path, opened, write
         opened(str(tmp_path))
 
 
-def test_a_missing_file_names_the_nearest_one(tmp_path, opened):
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("trainin.npz", r"there is no .*trainin\.npz; did you mean .*training\.npz\?"),
+        ("xyz/a.npz", r"there is no .*; .* has: folder, table\.page, training\.npz"),
+        ("table.page", r"of no known kind: it begins with the bytes 61 2c 62 0a.*numpy"),
+        ("training.npz", r"is empty \(0 bytes\)"),
+        ("folder", "holds no data set that is known: it has nothing"),
+    ],
+)
+def test_a_path_without_data_is_named_with_what_is_there(tmp_path, opened, path, said):
     (tmp_path / "training.npz").touch()
-    with pytest.raises(BadData, match=r"there is no .*trainin\.npz; did you mean .*training\.npz\?"):
-        opened(str(tmp_path / "trainin.npz"))
-
-
-def test_a_missing_folder_names_what_is_there(tmp_path, opened):
-    (tmp_path / "photographs").mkdir()
-    with pytest.raises(BadData, match=r"there is no .*; .* has: photographs"):
-        opened(str(tmp_path / "xyz" / "a.npz"))
-
-
-def test_a_file_of_another_kind_shows_its_first_bytes(tmp_path, opened):
     (tmp_path / "table.page").write_text("a,b\n1,2\n")
-    with pytest.raises(BadData, match=r"of no known kind: it begins with the bytes 61 2c 62 0a.*numpy"):
-        opened(str(tmp_path / "table.page"))
-
-
-def test_an_empty_file_is_refused(tmp_path, opened):
-    (tmp_path / "a.npz").touch()
-    with pytest.raises(BadData, match=r"is empty \(0 bytes\)"):
-        opened(str(tmp_path / "a.npz"))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(BadData, match=said):
+        opened(str(tmp_path / path))

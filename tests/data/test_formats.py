@@ -13,6 +13,7 @@ import pytest
 from tutti.data import formats
 from tutti.data.contents import Contents
 from tutti.data.formats.idx import read_idx
+from tutti.data.sources import read_source
 from tutti.errors import BadData
 from tutti.records.npz import read_npz
 
@@ -34,47 +35,22 @@ def test_the_first_bytes_tell_whether_a_file_is_packed(tmp_path, write_idx):
     assert np.array_equal(read_idx(misnamed), array)
 
 
-def test_a_truncated_idx_file_names_the_bytes_found_and_expected(tmp_path, write_idx):
-    path = write_idx(tmp_path / "a", np.zeros((100, 28, 28), np.uint8))
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(BadData, match=r"truncated: 78,411 bytes.*asks for 78,416"):
-        read_idx(path)
-
-
-def test_an_idx_file_with_bytes_to_spare_is_refused(tmp_path, write_idx):
-    path = write_idx(tmp_path / "a", np.zeros(10, np.uint8))
-    path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(BadData, match="too long: 19 bytes"):
-        read_idx(path)
-
-
-def test_an_idx_file_that_ends_in_its_header_is_refused(tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(bytes([0, 0, 8, 3, 0, 0]))
-    with pytest.raises(BadData, match="truncated: 6 bytes, where its header alone has 16"):
-        read_idx(path)
-
-
-def test_a_truncated_gzip_file_is_refused(tmp_path, write_idx):
-    path = write_idx(tmp_path / "a.gz", np.arange(200, dtype=np.uint8))
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BadData, match=r"truncated: its .* bytes of gzip data end too early"):
-        read_idx(path)
-
-
-def test_a_damaged_gzip_file_is_refused(tmp_path, write_idx):
-    path = write_idx(tmp_path / "a.gz", np.zeros(1000, np.uint8))
-    content = bytearray(path.read_bytes())
-    content[-6] ^= 0xFF
-    path.write_bytes(content)
-    with pytest.raises(BadData, match=r"a\.gz is damaged"):
-        read_idx(path)
-
-
-def test_another_kind_of_file_is_refused_with_its_first_bytes(tmp_path):
-    path = tmp_path / "picture.png"
-    path.write_bytes(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(BadData, match="is no IDX file: it begins with the bytes 89 50 4e 47"):
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("a", lambda content: content[:-5], r"truncated: 203 bytes.*asks for 208"),
+        ("a", lambda content: content + b"x", "too long: 209 bytes"),
+        ("a", lambda content: content[:6], "truncated: 6 bytes, where its header alone has 8"),
+        ("a", lambda content: b"\x89PNG\r\n", "is no IDX file: it begins with the bytes 89 50 4e 47"),
+        ("a", lambda content: b"", r"is empty \(0 bytes\)"),
+        ("a.gz", lambda content: content[:-20], r"truncated: its .* bytes of gzip data end too early"),
+        ("a.gz", lambda content: content[:-6] + b"\xff" + content[-5:], r"a\.gz is damaged"),
+    ],
+)
+def test_a_broken_idx_file_is_named(tmp_path, write_idx, name, change, said):
+    path = write_idx(tmp_path / name, np.arange(200, dtype=np.uint8))
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(BadData, match=said):
         read_idx(path)
 
 
@@ -102,14 +78,6 @@ def test_a_format_with_a_long_beginning_is_known_by_all_of_it(tmp_path, monkeypa
     (tmp_path / "other").write_bytes(b"TSV2\n")
     with pytest.raises(BadData, match="begins with the bytes 54 53 56 32"):
         formats.format_of(tmp_path / "other")
-
-
-def test_an_empty_file_and_a_missing_one_are_refused(tmp_path):
-    (tmp_path / "empty").touch()
-    with pytest.raises(BadData, match=r"is empty \(0 bytes\)"):
-        read_idx(tmp_path / "empty")
-    with pytest.raises(BadData, match="cannot be read: No such file"):
-        read_npz(tmp_path / "missing")
 
 
 def test_npz_arrays_are_read_by_key(tmp_path):
@@ -177,3 +145,18 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path, read):
     for name in ("pipe", "zero"):
         with pytest.raises(BadData, match="pipe, a socket or a device"):
             read(tmp_path / name)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_large_arrays_of_archives_are_read_when_they_are_needed_and_their_checksums_hold(tmp_path, save):
+    values = np.random.default_rng(0).integers(0, 255, (300, 64, 64), dtype=np.uint8)
+    targets = np.arange(300) % 3
+    save(tmp_path / "a.npz", x=values, y=np.asfortranarray(targets))
+    inputs, found = read_source(str(tmp_path / "a.npz"), {}).parts["train"]
+    assert np.array_equal(inputs[:, 0] if isinstance(inputs, np.ndarray) else inputs[:][:, 0], values)
+    assert found.tolist() == targets.tolist()
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[100_000] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(BadData, match="is truncated or damaged"):
+        read_source(str(tmp_path / "a.npz"), {})

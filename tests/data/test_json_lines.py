@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as some
 
-from tutti.data.columns import Columns, columns_of
+from tutti.data.columns import Columns
 from tutti.data.sources import read_source
-from tutti.errors import BadData, NotFinite, UserError
+from tutti.errors import BadData, NotFinite
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def read(tmp_path):
 
 
 def test_keys_are_columns_and_texts_classes(read):
-    samples = [{"a": 1, "b": 2.5, "y": "v"}, {"b": -1e2, "a": True, "y": "u"}]
+    samples = [{"a": 1, "b": 2.5, "y": "v"}, {"b": -1e2, "a": 1, "y": "u"}]
     inputs, targets, contents = read(samples)
     assert (inputs.tolist(), targets.tolist()) == ([[1, 2.5], [1, -100]], [1, 0])
     assert (contents.labels, contents.columns, contents.name) == (("u", "v"), ("a", "b"), "a")
@@ -97,38 +94,26 @@ def test_packed_texts_are_read(tmp_path, name):
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        (
-            [{"a": 1, "y": 0}, {"a": "two", "y": 1}],
-            r"a text where a number is due: line 2, column 'a' has 'two'",
-        ),
-        ([{"x": [1], "y": 0}, {"x": [1, "two"], "y": 1}], r"line 2, column 'x' has 'two'"),
-        (
-            [{"x": [[1]], "y": 0}, {"x": [[1, 2]], "y": 1}],
-            r"several lengths in 'x': 1 x 1, and 1 x 2 in line",
-        ),
-        ([{"x": [1], "y": [0]}, {"x": [1], "y": [0, 1]}], r"several lengths in 'y': 1, and 2 in line 2"),
-        ([{"x": [1], "y": 0}, {"x": [[1], [1, 2]], "y": 1}], r"no regular list of numbers in line 2, 'x'"),
-        ([{"x": [1], "y": 0}, {"y": 1}], r"has nothing in line 2, column 'x', where others have lists"),
-        (
-            [{"a": 1, "y": 0}, {"a": 1, "b": 1, "y": 1}],
-            r"a value 'b' in line 2, which the first sample has not",
-        ),
-        (
-            [{"a": [1], "b": "u", "y": 0}],
-            r"a text where a number is due: line 1, column 'b'.*--data.columns A",
-        ),
-        ([{"a": [1], "b": 2**70, "y": 0}], "a number that is too large near line 1"),
+        ([{"a": 1, "y": 0}, {"a": "two", "y": 1}], r"several kinds, .* in 'a' up to line 2"),
+        ([{"a": "one", "y": 0}, {"a": "two", "y": 1}], r"number is due: row 1, column 'a' has 'one'"),
+        ([{"x": [1], "y": 0}, {"x": [1, "two"], "y": 1}], r"several kinds, .* in 'x'"),
+        ([{"x": [[1]], "y": 0}, {"x": [[1, 2]], "y": 1}], r"several lengths in the lists of the column 'x'"),
+        ([{"x": [1], "y": [0]}, {"x": [1], "y": [0, 1]}], r"several lengths in the target 'y'"),
+        ([{"x": [1], "y": 0}, {"y": 1}], r"no list in some rows of the column 'x'"),
+        ([{"a": 1, "y": 0}, {"a": 1, "b": 1, "y": 1}], r"no value in row 1, column 'b'"),
+        ([{"a": [1], "b": "u", "y": 0}], r"row 1, column 'b' has 'u'.*--data.columns a"),
+        ([{"a": [1], "b": 2**70, "y": 0}], "a number that is too large, in 'b'"),
         ([{"a": 1, "y": 0}, {"y": 1}], r"no value in row 2, column 'a'"),
         ([{"a": 1, "y": 0}, {"a": 1}], r"no value in row 2 of the target 'y'"),
-        ([{"a": 1, "y": 0}, {"a": 1, "y": "u"}], r"has 'u' in line 2, target 'y', and 0 before"),
+        ([{"a": 1, "y": 0}, {"a": 1, "y": "u"}], "several kinds, .* in 'y' up to line 2"),
         ([{"a": 1, "y": "long" * 100}], r"a text of 400 letters"),
         ([{"a": 10**400, "y": 0}], "too large"),
-        ([{"x": [1 << 63], "y": 0}], "too large in line 1, 'x'"),
+        ([{"x": [1 << 63], "y": 0}], "too large, in 'x'"),
         ([{"x": [1e300], "y": 0}, {"x": [1], "y": 1}], "or numbers too large for float32"),
         ([{"x": 1e300, "y": 0}, {"x": 1, "y": 1}], "or numbers too large for float32"),
         ([{"a": 1, "b": 2}], "no column with a name such as 'target'"),
         ('{"a": 1, "y": 0}\n{"a": 1', r"is broken in line 2: Expecting ',' delimiter"),
-        ("[1, 2]\n[1]\n[1, 2]", "has 1 values in line 2, where its first list has 2"),
+        ("[1, 2]\n[1]\n[1, 2]", "no value in row 2, column '1'"),
         ("[" * 100_000, "too many levels"),
         ("3\n", "has no object in line 1, but 3"),
         ('[{"a": 1, "y": 0}, {"a": 1', r"is broken in its list: Expecting ',' delimiter"),
@@ -143,43 +128,6 @@ def test_what_cannot_be_read_is_named(read, samples, said):
         options["target"] = 0
     with pytest.raises((BadData, NotFinite), match=said):
         read(samples, name, **options)
-
-
-WORDS = (
-    '{"x":',
-    "[",
-    "]",
-    "}",
-    '"y":',
-    "1",
-    ",",
-    "0.5",
-    "null",
-    "NaN",
-    "true",
-    '"u"',
-    "\n",
-    "-1e999",
-    "\0",
-    "é",
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    some.one_of(some.binary(max_size=100), some.lists(some.sampled_from(WORDS)).map("".join).map(str.encode)),
-    some.lists(some.tuples(some.integers(0, 78), some.sampled_from(WORDS)), max_size=3),
-    some.sampled_from(["jsonl", "json"]),
-)
-def test_hostile_texts_are_read_or_refused(tmp_path, content, changes, form):
-    whole = '{"x":[1,2],"y":0}\n{"x":[3,4],"y":1}\n{"x":[5,6],"y":0}\n{"x":[7,8],"y":1}\n'
-    for at, word in changes:
-        whole = whole[:at] + word + whole[at + 1 :]
-    for one in (content, whole.encode()):
-        (tmp_path / f"a.{form}").write_bytes(one)
-        with suppress(UserError):
-            inputs, targets = read_source(str(tmp_path / f"a.{form}"), {"classes": 10}).parts["train"]
-            assert all(len(column.rows) == len(targets) for column in columns_of(inputs))
 
 
 def test_several_keys_of_which_one_is_a_list_are_inputs_by_name(read):

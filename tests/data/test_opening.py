@@ -24,13 +24,6 @@ def test_ranks_of_one_host_see_the_same_memory(images):
         assert found.train.scale == sets[0].train.scale
 
 
-def test_train_and_validation_are_neighbours_in_one_array(opened, images):
-    found = opened(images, validation=0.2)
-    assert found.train.inputs.is_contiguous()
-    end = found.train.inputs.data_ptr() + found.train.inputs.numel()
-    assert found.validation.inputs.data_ptr() == end
-
-
 def test_only_the_first_rank_of_a_host_looks_at_the_data(images):
     def open_mine(comm):
         return open_data(images if comm.node.rank == 0 else object(), comm)

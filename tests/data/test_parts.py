@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from tutti.data import DataSet, Part, Scale
-from tutti.data.scale import pixel_scale
+from tutti.data.scale import pixel_sums, scale_of
 
 EPS = torch.finfo(torch.float32).eps
+
+
+def pixel_scale(stored):
+    sums = pixel_sums(stored)
+    return scale_of(sums.sum(0), stored.size // sums.shape[1])
 
 
 @pytest.mark.parametrize("shape", [(50, 1, 4, 5), (50, 3, 4, 5), (50, 20), (50, 2, 3, 4, 5)])

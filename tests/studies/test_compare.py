@@ -242,7 +242,7 @@ def finish(config: TrainConfig) -> Summary:
         ({"own": {"gem": {"lr": 1.0}}}, "--for gem: 'gem' is not among"),
         ({"sweep": {"parallel": ["tensor"]}}, "give --parallel instead"),
         ({"layouts": ["tensor"], "workers": [1]}, "tensor on 1 rank leaves nothing to share"),
-        ({"layouts": ["data=2,tensor"], "workers": [3]}, "does not fit 3 ranks"),
+        ({"layouts": ["data=2,tensor"], "workers": [3]}, "2 x 1 ranks, and there are 3"),
         ({"layouts": ["tensor"], "devices": ["cpu", "cuda"]}, "computes on the CPU"),
         (
             {"layouts": ["tensor"], "strategies": ["sync"], "config": replace(CONFIG, balance="speed")},

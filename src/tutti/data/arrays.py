@@ -56,7 +56,7 @@ def part_columns(
         NotFinite: NaN or inf among the inputs.
     """
     y = targets[:] if isinstance(targets, StoredRows) else as_array(targets, f"{part} targets")
-    found = [_column(part, what, one, y) for what, one in inputs]
+    found = [input_column(part, what, one, y) for what, one in inputs]
     kept = np.arange(len(y))
     if missing == "drop":
         kept = np.flatnonzero(~np.logical_or.reduce([_with_nan(y), *map(_incomplete, found)]))
@@ -85,7 +85,7 @@ def values_of(column: Column[Rows]) -> Rows:
     return column.rows if column.values is None else column.values
 
 
-def _column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
+def input_column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
     """Return one input in the form in which it is kept.
 
     Raises:

@@ -48,7 +48,7 @@ class Published:
             BadData: a file is missing and cannot be downloaded, or is not the one that was published.
         """
         x, y, x_test, y_test = map(read_idx, self.files())
-        parts: dict[str, tuple[object, object]] = {"train": (x, y[:]), "test": (x_test, y_test[:])}
+        parts: dict[str, tuple[object, object]] = {"train": (x, y), "test": (x_test, y_test)}
         return Contents(self.name, parts, len(self.labels), self.labels)
 
     def files(self) -> list[Path]:
@@ -75,14 +75,6 @@ class Published:
         import pooch
 
         pooch.get_logger().setLevel("WARNING")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise BadData(
-                f"'{self.name}' cannot be downloaded to {folder}: {error.strerror}; set TUTTI_CACHE to a "
-                f"folder that can be written"
-            ) from error
         failures = []
         for server in self.servers:
             url = f"{server}{file}.gz"

@@ -148,25 +148,27 @@ def read_items(dataset: object, part: str) -> tuple[object, Array | Tensor]:
     if count == 0:
         raise BadData(f"the {part} part has no samples; give at least one")
     first, goal = _item(dataset, 0, part)
-    inputs = {
-        name: _Input(f"input{_called(name)}", part, one, count) for name, one in _by_name(first).items()
-    }
-    targets = [as_array(goal, f"{part} targets")]
-    for index in range(1, count):
-        value, goal = _item(dataset, index, part)
+    named = _by_name(first)
+    inputs: dict[str, list[Array]] = {name: [] for name in named}
+    targets: list[Array] = []
+    for index in range(count):
+        value, goal = _item(dataset, index, part) if index else (first, goal)
         found, target = _by_name(value), as_array(goal, f"{part} targets")
         if found.keys() != inputs.keys():
             raise BadData(
                 f"item {index} of the {part} part has {_listed(found)}, and item 0 {_listed(inputs)}; all "
                 "items need the same inputs"
             )
-        for name, one in inputs.items():
-            one.add(index, found[name])
-        if target.shape != targets[0].shape:
+        for name, one in found.items():
+            inputs[name].append(
+                _input(f"input{_called(name)} of item {index} of the {part} part", one, inputs[name])
+            )
+        if targets:
             refuse_other(target, targets[0], f"target of item {index} of the {part} part")
         targets.append(target)
+    # A tensor's channels come first already; what came as an array or a picture is laid out later.
+    whole = {name: _together(one, isinstance(named[name], Tensor), part) for name, one in inputs.items()}
     stacked: Array = np.stack(targets)
-    whole = {name: one.whole() for name, one in inputs.items()}
     if isinstance(first, Mapping):
         return whole, stacked
     return (whole[_ALONE] if _ALONE in whole else tuple(whole.values())), stacked
@@ -181,55 +183,35 @@ _ALONE: Final = ""
 """The name of the only input."""
 
 
-class _Input:
-    """One input of all items, put together as these are read.
+def _input(what: str, value: object, before: list[Array]) -> Array:
+    """Return an input of an item; it may differ from that of the first in its length alone."""
+    array = as_array(value, what)
+    if array.dtype.kind in "US":
+        raise BadData(
+            f"the {what} is a text, '{str(value)[:40]}'; make numbers of it, such as the tokens that a "
+            "tokenizer gives"
+        )
+    if not before:
+        return array
+    first = before[0]
+    if array.ndim and not array.size:
+        return array.reshape(0, *first.shape[1:]).astype(first.dtype)  # Nothing has no type of its own.
+    if not (
+        array.ndim
+        and array.ndim == first.ndim
+        and array.shape[1:] == first.shape[1:]
+        and array.dtype == first.dtype
+    ):
+        refuse_other(array, first, what)
+    return array
 
-    Args:
-        what: the input, for messages.
-        part: of the data set.
-        first: of the first item.
-        count: how many items there are.
-    """
 
-    def __init__(self, what: str, part: str, first: object, count: int) -> None:
-        self._what, self._part = what, part
-        self._first = as_array(first, f"{part} inputs")
-        if self._first.dtype.kind in "US":
-            raise BadData(
-                f"the {what} of item 0 of the {part} part is a text, '{str(first)[:40]}'; make numbers of "
-                "it, such as the tokens that a tokenizer gives"
-            )
-        # A tensor's channels come first already; what came as an array or a picture is laid out later.
-        self._is_tensor = isinstance(first, Tensor)
-        self._rows: Array = np.empty((count, *self._first.shape), self._first.dtype)
-        self._rows[0] = self._first
-        self._sequences: list[Array] | None = None
-
-    def add(self, index: int, value: object) -> None:
-        """Note the input of an item.
-
-        Raises:
-            BadData: it differs from that of the first in more than its length.
-        """
-        array, first = as_array(value, f"{self._part} inputs"), self._first
-        if array.ndim and not array.size:
-            array = array.reshape(0, *first.shape[1:]).astype(first.dtype)  # Nothing has no type of its own.
-        if array.shape != first.shape or array.dtype != first.dtype:
-            lengths_alone = array.ndim and array.ndim == first.ndim and array.shape[1:] == first.shape[1:]
-            if not lengths_alone or array.dtype != first.dtype:
-                refuse_other(array, first, f"{self._what} of item {index} of the {self._part} part")
-            if self._sequences is None:
-                self._sequences = [*self._rows[:index]]
-        if self._sequences is None:
-            self._rows[index] = array
-        else:
-            self._sequences.append(array)
-
-    def whole(self) -> object:
-        """The input of all items."""
-        if self._sequences is not None:
-            return sequences(self._sequences, f"{self._part} inputs")
-        return torch.from_numpy(self._rows) if self._is_tensor else self._rows
+def _together(arrays: list[Array], tensors: bool, part: str) -> object:
+    """Return an input of all items."""
+    if len({len(one) for one in arrays if one.ndim}) > 1:
+        return sequences(arrays, f"{part} inputs")
+    stacked: Array = np.stack(arrays)
+    return torch.from_numpy(stacked) if tensors else stacked
 
 
 def _by_name(value: object) -> Mapping[str, object]:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Final, cast
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from tutti.comm.base import Communicator
-from tutti.data.agreement import agreed
-from tutti.data.arrays import samples_per_chunk, stored_dtype
-from tutti.data.columns import Column, Stored, columns_of, in_place_of
+from tutti.data.columns import Stored, columns_of, in_place_of
 from tutti.data.contents import Contents
-from tutti.data.parts import DataSet, Part, Scale, scale_of_columns
+from tutti.data.parts import DataSet
+from tutti.data.pool import read_once
 from tutti.data.remote import local_copy
-from tutti.data.rows import Array, Rows
-from tutti.data.scale import mean_scale, pixel_scale
+from tutti.data.rows import Array, Rows, chosen
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming.opening import open_streamed
 from tutti.data.streaming.options import Streamable, streamable, without_stream
 from tutti.data.targets import KnownClasses
-from tutti.errors import BadData, UserError
-from tutti.free_memory import free_bytes
-
-_Pieces = list[tuple[tuple[Stored[Rows], Array], Indices]]
-"""Of train, validation and test: inputs and targets, and which of them go into the part, in which order."""
+from tutti.errors import UserError
 
 
 def open_data(
@@ -74,48 +62,26 @@ def open_data(
     if streamed.wanted:
         return open_streamed(streamed.given, comm, validation, seed, known)
     data, options = streamed.data, streamed.options
-    node = comm.node
-    pieces: _Pieces = []
+    return read_once(
+        comm, lambda: _divided(read_source(data, options, known), validation, seed), _STREAMED
+    ).dataset
 
-    def look() -> tuple[DataSet, int]:
-        outline, checksum, read = _find(read_source(data, options, known), validation, seed)
-        refuse_too_large(outline.name, outline.nbytes)
-        pieces.extend(read)
-        return outline, checksum
 
-    outline, _ = agreed(comm, look)
-    lengths, train = [len(part) for part in outline.parts], outline.train
-    targets = node.shared(sum(lengths), *train.targets.shape[1:], dtype=train.targets.dtype)
-    columns = [
-        Column(
-            node.shared(sum(lengths), *column.rows.shape[1:], dtype=column.rows.dtype),
-            None if column.values is None else node.shared(*column.values.shape, dtype=column.values.dtype),
-            column.longest,
-        )
-        for column in columns_of(train.stored_inputs)
-    ]
-    scale = None
-    if node.rank == 0:
-        _fill(targets, [(wanted, indices) for (_, wanted), indices in pieces])
-        for number, column in enumerate(columns):
-            read = [columns_of(stored)[number] for (stored, _), _ in pieces]
-            of_pieces = [(one.rows, indices) for one, (_, indices) in zip(read, pieces, strict=True)]
-            _fill(column.rows, of_pieces)
-            if column.values is not None and read[0].values is not None:
-                _fill(column.values, [(read[0].values, np.arange(len(read[0].values)))])
-        scales = [_scale_of(column, lengths[0], outline.filled) for column in columns]
-        scale = scale_of_columns(train.stored_inputs, scales)
-    # Nobody goes on before the leader has filled the arrays: the scale comes after them.
-    scale = cast(Scale, node.broadcast_object(scale))
-    ends = list(accumulate(lengths))
-    spans = (slice(end - length, end) for end, length in zip(ends, lengths, strict=True))
+def _divided(
+    contents: Contents[Stored[Rows], Array], validation: float, seed: int
+) -> Contents[Stored[Rows], Array]:
+    """Return a data set whose validation part is some of the training samples, unless it has its own."""
+    inputs, targets = contents.parts["train"]
+    share = 0 if "validation" in contents.parts else validation
+    kept, aside = split(targets, share, seed, contents.classes)
+    if not len(aside):
+        return contents
 
-    def with_memory(part: Part) -> Part:
-        span = next(spans)
-        inputs = [replace(column, rows=column.rows[span]) for column in columns]
-        return Part(in_place_of(part.stored_inputs, inputs), targets[span], scale)
+    def some(numbers: Indices) -> tuple[Stored[Rows], Array]:
+        columns = [replace(column, rows=chosen(column.rows, numbers)) for column in columns_of(inputs)]
+        return in_place_of(inputs, columns), targets[numbers]
 
-    return outline.with_parts(with_memory)
+    return replace(contents, parts={**contents.parts, "train": some(kept), "validation": some(aside)})
 
 
 @dataclass(frozen=True)
@@ -156,86 +122,3 @@ def _streamed(data: object, options: Mapping[str, object], comm: Communicator) -
 _STREAMED: Final = (
     "write it as NPY files by: tutti data convert DATA NEW, and give --data NEW: such a folder is streamed"
 )
-
-
-def refuse_too_large(name: str, nbytes: int, remedy: str = _STREAMED) -> None:
-    """Refuse data that the free memory does not hold, before they are read.
-
-    Args:
-        name: of the data.
-        nbytes: that they take.
-        remedy: what to do about it.
-
-    Raises:
-        BadData: the message ends with the remedy.
-    """
-    free = free_bytes()
-    if free is not None and nbytes > free:
-        raise BadData(
-            f"{name} takes {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; {remedy}"
-        )
-
-
-def _find(
-    contents: Contents[Stored[Rows], Array], validation: float, seed: int
-) -> tuple[DataSet, int, _Pieces]:
-    """Return the data set, with tensors that have no memory, a checksum of its targets, and its pieces."""
-    own, test = contents.parts.get("validation"), contents.parts.get("test")
-    inputs, targets = train = contents.parts["train"]
-    kept, aside = split(targets, 0 if own else validation, seed, contents.classes)
-    pieces = [(train, kept), (own, np.arange(len(own[1]))) if own else (train, aside)]
-    pieces.append((test, np.arange(len(test[1]))) if test else (train, np.arange(0)))
-    checksum = 0
-    for (_, values), indices in pieces:
-        checksum = zlib.crc32(values[indices].tobytes(), checksum)
-    y = torch.from_numpy(targets[:0])
-    parts = [
-        Part(
-            in_place_of(inputs, [_without_memory(column, len(indices)) for column in columns_of(inputs)]),
-            y.new_empty(len(indices), *y.shape[1:], device="meta"),
-        )
-        for _, indices in pieces
-    ]
-    first, second, third = (part if len(part) else None for part in parts)
-    outline = DataSet(
-        contents.name,
-        cast(Part, first),
-        second,
-        third,
-        contents.classes,
-        contents.labels,
-        contents.filled,
-        contents.columns,
-    )
-    return outline, checksum, pieces
-
-
-def _without_memory(column: Column[Rows], samples: int) -> Column[Tensor]:
-    rows, values = column.rows, column.values
-    kept = torch.from_numpy(rows[:0].astype(stored_dtype(rows)))
-    laid = kept.new_empty(samples, *rows.shape[1:], device="meta")
-    if values is None:
-        return Column(laid)
-    kept = torch.from_numpy(values[:0].astype(stored_dtype(values)))
-    return Column(laid, kept.new_empty(values.shape, device="meta"), column.longest)
-
-
-def _fill(memory: Tensor, pieces: Sequence[tuple[Rows, Indices]]) -> None:
-    """Write samples into memory, one piece after the other."""
-    x, start = memory.numpy(), 0
-    for stored, indices in pieces:
-        step = samples_per_chunk(stored)
-        for chunk in np.split(indices, range(step, len(indices), step)):
-            # Chunks go straight to their place, so that no second copy of the data ever exists.
-            x[start : start + len(chunk)] = stored[chunk]
-            start += len(chunk)
-
-
-def _scale_of(column: Column[Tensor], trained: int, filled: bool) -> Scale:
-    """Return the scale of an input from the first samples, which are those of the training part."""
-    if column.values is not None:
-        return Scale()
-    rows = column.rows.numpy()[:trained]
-    if rows.dtype == np.uint8:
-        return pixel_scale(rows)
-    return mean_scale(rows) if filled and rows.dtype.kind == "f" else Scale()

@@ -4,7 +4,7 @@
     fold 0        rows 3 4 5 6 7 8                  trained on, nothing is copied
                   rows 0 1 2                        held out
 
-`open_data` lays a data set out by its parts instead, which is faster for one run; from a pool many runs with
+`open_data` makes a pool of the parts of one run, which is faster for it; from one of a source many runs with
 different parts are made.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,13 +27,14 @@ from tutti.data.agreement import agreed
 from tutti.data.arrays import samples_per_chunk, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import Contents
-from tutti.data.opening import refuse_too_large
 from tutti.data.parts import PROBED, DataSet, Part, Scale, scale_of_columns, shape_of
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_sums, scale_of
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming.options import without_stream
+from tutti.errors import BadData
+from tutti.free_memory import free_bytes
 from tutti.records.shapes import Shape
 from tutti.records.splits import read_split
 
@@ -207,15 +208,20 @@ class SamplePool:
             if len(sums):
                 sums.numpy()[:] = pixel_sums(column.rows.numpy())
 
-    def with_rows(self, train: Indices, held_out: Indices, alone: bool) -> DataSet:
+    @property
+    def dataset(self) -> DataSet:
+        """The data set with the parts that there are."""
+        return self.with_rows(None, np.arange(0), alone=False)
+
+    def with_rows(self, train: Indices | None, held_out: Indices, alone: bool) -> DataSet:
         """Return the data set whose training and validation parts are rows of the training samples.
 
         Args:
-            train: the rows to train on.
+            train: the rows to train on; None: all.
             held_out: those of the validation part; if there are none, it is that of the source, if any.
             alone: there is no other part: neither the source's own validation part nor its test part.
         """
-        rows, outline = torch.from_numpy(train), self.outline
+        rows, outline = None if train is None else torch.from_numpy(train), self.outline
         inputs, targets = self.parts["train"]
         scales = [self._scale_of(number, column, train) for number, column in enumerate(columns_of(inputs))]
         scale = scale_of_columns(inputs, scales)
@@ -230,13 +236,13 @@ class SamplePool:
             outline.name, first, validation, test, classes, labels, outline.filled, outline.columns
         )
 
-    def _scale_of(self, number: int, column: Column[Tensor], train: Indices) -> Scale:
-        """Return the scale of a column from some training samples."""
+    def _scale_of(self, number: int, column: Column[Tensor], train: Indices | None) -> Scale:
+        """Return the scale of a column from some training samples; None: from all."""
         sums = self.sums[number]
         if len(sums):
             pixels = math.prod(column.rows.shape[1:]) // sums.shape[1]
-            total = sums.index_select(0, torch.from_numpy(train)).sum(0).numpy()
-            return scale_of(total, len(train) * pixels)
+            some = sums if train is None else sums.index_select(0, torch.from_numpy(train))
+            return scale_of(some.sum(0).numpy(), len(some) * pixels)
         if self.outline.filled and column.values is None and column.rows.is_floating_point():
             return mean_scale(column.rows.numpy(), train)
         return Scale()
@@ -259,13 +265,26 @@ def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | 
     Raises:
         UserError: as `open_data` does; on every rank the same.
     """
+    return read_once(comm, lambda: read_source(data, without_stream(data, options or {}, BY_NUMBER)), FEWER)
+
+
+def read_once(
+    comm: Communicator, source: Callable[[], Contents[Stored[Rows], Array]], remedy: str
+) -> SamplePool:
+    """Read contents into memory that the ranks of a host share (collective).
+
+    Args:
+        comm: all ranks.
+        source: called by the first rank of each host.
+        remedy: what to do about contents that the free memory does not hold.
+    """
     node = comm.node
     read: list[Contents[Stored[Rows], Array]] = []
 
     def look() -> PoolOutline:
-        contents = read_source(data, without_stream(data, options or {}, BY_NUMBER))
+        contents = source()
         outline = PoolOutline.of(contents)
-        refuse_too_large(outline.name, outline.nbytes, FEWER)
+        refuse_too_large(outline.name, outline.nbytes, remedy)
         read.append(contents)
         return outline
 
@@ -276,6 +295,24 @@ def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | 
     # Nobody goes on before the leader has filled it.
     node.barrier()
     return pool
+
+
+def refuse_too_large(name: str, nbytes: int, remedy: str) -> None:
+    """Refuse data that the free memory does not hold, before they are read.
+
+    Args:
+        name: of the data.
+        nbytes: that they take.
+        remedy: what to do about it.
+
+    Raises:
+        BadData: the message ends with the remedy.
+    """
+    free = free_bytes()
+    if free is not None and nbytes > free:
+        raise BadData(
+            f"{name} takes {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; {remedy}"
+        )
 
 
 def divided(

@@ -12,26 +12,11 @@ from tutti.data.parts import PIXEL_MAX, Scale
 from tutti.data.rows import Array, Indices
 
 
-def pixel_scale(inputs: Array) -> Scale:
-    """Return the scale that gives 8-bit inputs mean 0 and deviation 1, exact, per channel if there are any.
-
-    Args:
-        inputs: of shape (samples, ...); of four dimensions, the second is the channel.
-    """
-    channels = _channels(inputs)
-    total = np.zeros((channels, 2))
-    for _, chunk in _chunks(inputs):
-        total[:, 0] += chunk.sum((0, 2))
-        # A product of vectors would start threads for each chunk, whose meetings take most of the time.
-        total[:, 1] += np.einsum("scv,scv->c", chunk, chunk)
-    return scale_of(total, inputs.size // channels)
-
-
 def pixel_sums(inputs: Array) -> NDArray[np.int64]:
     """Return the sum of the values of each sample and that of their squares, of shape (samples, channels, 2).
 
     Args:
-        inputs: as for `pixel_scale`.
+        inputs: 8-bit, of shape (samples, ...); of four dimensions, the second is the channel.
     """
     sums = np.empty((len(inputs), _channels(inputs), 2), np.int64)
     for start, chunk in _chunks(inputs):

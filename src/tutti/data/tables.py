@@ -168,29 +168,13 @@ class Column:
     absent: NDArray[np.bool_]
 
 
-def one_column(blocks: Sequence[Column], what: str) -> Column:
-    """Join the blocks of a column.
-
-    Raises:
-        BadData: they hold numbers and texts, or lists of several lengths, in the table `what`.
-    """
-    known = [block.values for block in blocks if not block.absent.all()] or [blocks[0].values]
-    first = known[0]
-    if any(
-        one.shape[1:] != first.shape[1:] or (one.dtype.kind == "U") != (first.dtype.kind == "U")
-        for one in known
-    ):
-        raise BadData(
-            f"{what} has numbers, texts or lists of several lengths in the target '{blocks[0].name}'; give "
-            "the same in all samples"
-        )
-    # Blocks without any target fit all others.
-    fitting = [
-        np.zeros((len(block.values), *first.shape[1:]), first.dtype) if block.absent.all() else block.values
-        for block in blocks
-    ]
-    absent = np.concatenate([block.absent for block in blocks])
-    return Column(blocks[0].name, np.concatenate(fitting), absent)
+def is_number(text: str) -> bool:
+    """Return whether a text is a number, or stands for a missing one."""
+    try:
+        float(text)
+    except ValueError:
+        return text.strip().lower() in ABSENT
+    return True
 
 
 def refuse_long_texts(texts: Iterable[str], name: str, what: str) -> None:

@@ -19,8 +19,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.shm.arena import Arena
 from tutti.data import DataSet
 from tutti.data.arrays import keeping_doubles
-from tutti.data.opening import refuse_too_large
-from tutti.data.pool import BY_NUMBER, FEWER, PoolOutline, SamplePool
+from tutti.data.pool import BY_NUMBER, FEWER, PoolOutline, SamplePool, refuse_too_large
 from tutti.data.sources import read_source
 from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError

@@ -12,8 +12,8 @@ from typing import Any, Final
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.formats.parquet import Table, arrow_package, read_table
-from tutti.data.formats.texts import PACKED, lines_of, open_text, stem_of
-from tutti.data.tables import ABSENT
+from tutti.data.formats.texts import PACKED, open_text, stem_of
+from tutti.data.tables import ABSENT, is_number
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -21,9 +21,6 @@ _ROWS: Final = 4096
 """Rows that are looked at to decide whether the first line has the names of the columns."""
 
 _SEPARATORS: Final = ",;\t"
-
-_MOST_NAMED: Final = 12
-"""The most columns that an error lists for the user to paste."""
 
 _NULLS: Final = sorted({form for text in ABSENT for form in (text, text.upper(), text.title())} | {"NaN"})
 
@@ -65,7 +62,7 @@ class Csv(Format):
         found = _read(path, separator, names, named)
         if not found.num_rows:
             raise BadData(f"{path} has no row below its column names; give a row for each sample")
-        table = Table.of(path, found, _say_text)
+        table = Table.of(path, found)
         contents = read_table(table, target, columns, missing, labelled=labelled, group=group)
         return replace(contents, name=stem_of(path))
 
@@ -77,11 +74,10 @@ def _head(path: Path) -> tuple[str, list[str], bool]:
         BadData: it is empty, or no text.
     """
     with open_text(path) as file:
-        lines = lines_of(file, path)
-        first = next(lines, "")
+        first = next(file, "")
         separator = max(_SEPARATORS, key=first.count)
         try:
-            rows = [row for row in csv.reader([first, *islice(lines, _ROWS)], delimiter=separator) if row]
+            rows = [row for row in csv.reader([first, *islice(file, _ROWS)], delimiter=separator) if row]
         except csv.Error as error:
             raise BadData(f"{path} is broken: {error}; mend it") from error
     if not rows:
@@ -118,28 +114,9 @@ def _read(path: Path, separator: str, names: list[str], named: bool) -> Any:
         if arrow.types.is_string(field.type):
             column = compute.utf8_trim_whitespace(found.column(at))
             found = found.set_column(at, field.name, column)
-        elif arrow.types.is_null(field.type):
-            found = found.set_column(at, field.name, found.column(at).cast(arrow.float64()))
         elif arrow.types.is_temporal(field.type):
             found = found.set_column(at, field.name, found.column(at).cast(arrow.string()))
     return found
-
-
-def _say_text(table: Table, name: str, inputs: list[str]) -> BadData:
-    """Return the error for a column with a text, with the first such cell."""
-    is_text = arrow_package().types.is_string
-    row, text = next(
-        (start + at, value)
-        for start, values in table.column(name)
-        for at, value in enumerate(values.to_pylist())
-        if value is not None and not _is_number(str(value))
-    )
-    numbers = [one for one in inputs if not is_text(table.schema.field(one).type)]
-    few = ",".join(numbers) if 0 < len(numbers) <= _MOST_NAMED else "A,B,..."
-    return BadData(
-        f"{table.path} has a text where a number is due: row {row + 1:,}, column '{name}' has "
-        f"'{text[:80]}'; mend it, or leave out the columns that are no numbers: --data.columns {few}"
-    )
 
 
 def _are_names(first: list[str], rows: list[list[str]]) -> bool:
@@ -148,18 +125,10 @@ def _are_names(first: list[str], rows: list[list[str]]) -> bool:
     A text above numbers is a name. So is a text above texts, unless one of the line's texts is met again.
     """
     again = False
-    texts = [at for at, cell in enumerate(first) if not _is_number(cell)]
+    texts = [at for at, cell in enumerate(first) if not is_number(cell)]
     for at in texts:
         below = {row[at] for row in rows if at < len(row)}
-        if all(map(_is_number, below)):
+        if all(map(is_number, below)):
             return True
         again = again or first[at] in below
     return bool(texts) and not again
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return text.strip().lower() in ABSENT
-    return True

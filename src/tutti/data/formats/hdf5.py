@@ -100,8 +100,8 @@ class Hdf5(Format):
                         stored[start : start + len(chunk)] = chunk
 
 
-_Names: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any], bool]]
-"""The shapes and types of the data sets of a file, by name, and whether their values are in other files."""
+_Names: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""The shapes and types of the data sets of a file, by name."""
 
 
 def _names(file: Any) -> _Names:
@@ -112,7 +112,7 @@ def _names(file: Any) -> _Names:
 
     def note(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset) and item.shape is not None:
-            found[name] = tuple(item.shape), item.dtype, bool(item.external) or item.is_virtual
+            found[name] = tuple(item.shape), item.dtype
 
     file.visititems(note)
     return found
@@ -131,7 +131,7 @@ def _refuse_alike(path: Path, words: dict[str, str]) -> None:
 
 
 def _all(names: _Names) -> str:
-    return listed([f"{name} {shape}" for name, (shape, *_) in names.items()]) or "no data sets"
+    return listed([f"{name} {shape}" for name, (shape, _) in names.items()]) or "no data sets"
 
 
 def _features(path: Path, names: _Names, wanted: str | list[str]) -> object:
@@ -208,7 +208,7 @@ def _targets(path: Path, names: _Names, wanted: str | list[str] | None) -> Array
     import h5py
 
     one = _named(path, names, str(wanted))
-    shape, dtype, _ = names[one]
+    shape, dtype = names[one]
     refuse_larger_than_memory(path, int(np.prod(shape, dtype=object)) * dtype.itemsize)
     with h5py.File(path, "r") as file:
         stored = file[one]
@@ -222,9 +222,4 @@ def _named(path: Path, names: _Names, wanted: str) -> str:
     name = str(wanted).strip("/")
     if name not in names:
         raise BadData(f"{path} has no data set '{wanted}'; it has {_all(names)}")
-    if names[name][2]:
-        raise BadData(
-            f"{path} has the values of '{name}' in other files (external storage or a virtual data set); "
-            "copy them into this one, as no other file is opened"
-        )
     return name

@@ -19,8 +19,7 @@ import numpy as np
 
 from tutti.data.contents import PARTS, Contents, pair_up
 from tutti.data.formats import Format, listed, nearest, read_start
-from tutti.data.pile import gathered
-from tutti.data.rows import Array, Rows
+from tutti.data.rows import Array
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file, refuse_larger_than_memory
 from tutti.registry import part
@@ -55,7 +54,7 @@ class Idx(Format):
         inputs = read_idx(path)
         if not labelled:
             return Contents(_stem(path), {"train": (inputs, None)})
-        return Contents(_stem(path), {"train": (inputs, read_idx(_labels_beside(path))[:])})
+        return Contents(_stem(path), {"train": (inputs, read_idx(_labels_beside(path)))})
 
 
 @part("IDX.gz")
@@ -65,7 +64,7 @@ class PackedIdx(Idx):
     start = b"\x1f\x8b"
 
 
-def read_idx(path: Path) -> Rows:
+def read_idx(path: Path) -> Array:
     """Open the array in an IDX file, gzip-compressed or not (its first bytes tell, not its name).
 
     Raises:
@@ -89,28 +88,25 @@ def read_idx(path: Path) -> Rows:
             )
         shape = tuple(int(n) for n in np.frombuffer(lengths, ">u4"))
         nbytes = math.prod(shape) * dtype.itemsize
-        there = None if packed else os.fstat(raw.fileno()).st_size
         asked = f"where its header (shape {shape}, {dtype.itemsize} bytes per value) asks for"
-        if there not in (None, header + nbytes):
-            state = "truncated" if (there or 0) < header + nbytes else "too long"
+        refuse_larger_than_memory(path, nbytes)
+        if packed:
+            content = file.read(nbytes)
+            if len(content) < nbytes:
+                raise EOFError("it ends too early")
+            there = header + nbytes + len(file.read(1))
+        else:
+            there = os.fstat(raw.fileno()).st_size
+        if there != header + nbytes:
+            state = "truncated" if there < header + nbytes else "too long"
             raise BadData(
                 f"{path} is {state}: {there:,} bytes, {asked} {header + nbytes:,}; copy or download it again"
             )
-        refuse_larger_than_memory(path, nbytes)
-        if there and nbytes and dtype.itemsize == 1:
-            mapped: Array = np.memmap(path, dtype, "r", header, shape)
-            return np.asarray(mapped)
-        try:
-            found = gathered(path, file, shape, dtype)
-        except EOFError as error:
-            if packed:
-                raise
-            raise BadData(
-                f"{path} is truncated, {asked} {header + nbytes:,} bytes; copy or download it again"
-            ) from error
-        if file.read(1):
-            raise BadData(f"{path} is too long, {asked} {header + nbytes:,} bytes; copy or download it again")
-        return found
+        if packed or not nbytes:
+            values: Array = np.frombuffer(content if packed else b"", dtype).reshape(shape)
+        else:
+            values = np.asarray(np.memmap(path, dtype, "r", header, shape))
+        return values.astype(dtype.newbyteorder("="), copy=False)
 
 
 @contextmanager
@@ -154,7 +150,7 @@ def read_folder(folder: Path) -> Contents[object]:
         "train-labels-idx1-ubyte (also as .gz, and t10k-... for the test part)"
     )
     pairs = pair_up(found, ("images", "labels"), str(folder), explained)
-    parts = {part: (read_idx(images), read_idx(labels)[:]) for part, (images, labels) in pairs.items()}
+    parts = {part: (read_idx(images), read_idx(labels)) for part, (images, labels) in pairs.items()}
     return Contents(folder.resolve().name, parts)
 
 

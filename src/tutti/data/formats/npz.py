@@ -15,7 +15,6 @@ from tutti.data.columns import Stored
 from tutti.data.contents import Contents, from_keys, to_keys
 from tutti.data.formats import Format
 from tutti.data.formats.npy import write_npy
-from tutti.data.pile import gathered
 from tutti.data.rows import Array, Rows
 from tutti.records.npz import DAMAGED, damaged, keys_of, npy_header, open_data_file, read_npz
 from tutti.registry import part
@@ -49,12 +48,13 @@ class Npz(Format):
 
 
 def _large(path: Path) -> dict[str, Rows]:
-    """Return the large arrays by key: mapped into memory, or gathered where they are packed."""
+    """Return the large arrays by key: mapped into memory, where they are not packed."""
     found: dict[str, Rows] = {}
     try:
         with open_data_file(path) as raw, zipfile.ZipFile(raw) as archive:
             for member in archive.infolist():
-                if member.file_size < _LARGE or not member.filename.endswith(".npy"):
+                packed = member.compress_type != zipfile.ZIP_STORED
+                if packed or member.file_size < _LARGE or not member.filename.endswith(".npy"):
                     continue
                 with archive.open(member) as file:
                     rows = _large_array(path, raw, member, file)
@@ -65,7 +65,7 @@ def _large(path: Path) -> dict[str, Rows]:
     return found
 
 
-def _large_array(path: Path, raw: BinaryIO, member: zipfile.ZipInfo, file: IO[bytes]) -> Rows | None:
+def _large_array(path: Path, raw: BinaryIO, member: zipfile.ZipInfo, file: IO[bytes]) -> Array | None:
     """Return an array of an archive; None: it is to be read at once.
 
     It is read through in any case: zipfile compares its checksum at its end.
@@ -76,15 +76,11 @@ def _large_array(path: Path, raw: BinaryIO, member: zipfile.ZipInfo, file: IO[by
     shape, fortran, dtype = header
     if dtype.hasobject or not shape:
         return None
-    if member.compress_type == zipfile.ZIP_STORED:
-        begin = file.tell()
-        while file.read(_LARGE):
-            pass
-        # The name and the extra field of the local header may have other lengths than those of the directory.
-        raw.seek(member.header_offset + 26)
-        begin += member.header_offset + 30 + sum(struct.unpack("<HH", raw.read(4)))
-        mapped: Array = np.memmap(path, dtype, "r", begin, shape, "F" if fortran else "C")
-        return np.asarray(mapped)
-    if fortran:
-        return None
-    return gathered(path, file, shape, dtype)
+    begin = file.tell()
+    while file.read(_LARGE):
+        pass
+    # The name and the extra field of the local header may have other lengths than those of the directory.
+    raw.seek(member.header_offset + 26)
+    begin += member.header_offset + 30 + sum(struct.unpack("<HH", raw.read(4)))
+    mapped: Array = np.memmap(path, dtype, "r", begin, shape, "F" if fortran else "C")
+    return np.asarray(mapped)

@@ -18,13 +18,12 @@ from tutti.data.contents import Contents, refuse_other_names
 from tutti.data.formats import Format
 from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded_some, stamp
-from tutti.data.pile import Pile
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.tables import (
     Column,
     choose,
     groups_of,
-    one_column,
+    is_number,
     refuse_long_texts,
     targets_of,
 )
@@ -32,11 +31,8 @@ from tutti.errors import BadData
 from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
 from tutti.registry import part
 
-_BLOCK_BYTES: Final = 1 << 24
-"""Bytes of a block of rows that is read at a time, about."""
-
-_MOST_ROWS: Final = 1 << 16
-"""Rows of such a block: packed ones may take far more room than they say."""
+_MOST_NAMED: Final = 12
+"""The most columns that an error lists for the user to paste."""
 
 _TARGET: Final = "target"
 """The name of the target in files that are written."""
@@ -105,35 +101,19 @@ class Table:
     Attributes:
         path: of the file.
         schema: of its columns.
-        read: reads some columns, a block of rows after the other.
-        refuse: makes the error for an input that is no number, from its name and those of all inputs.
+        column: reads a column by its name.
+        pictures: the input, where it is one of pictures that are not in a column.
     """
 
     path: Path
     schema: Any
-    read: Callable[[Sequence[str]], Iterator[Any]]
-    refuse: Callable[[Table, str, list[str]], BadData] | None = None
+    column: Callable[[str], Any]
+    pictures: Pictures | None = None
 
     @classmethod
-    def of(
-        cls, path: Path, table: Any, refuse: Callable[[Table, str, list[str]], BadData] | None = None
-    ) -> Table:
+    def of(cls, path: Path, table: Any, pictures: Pictures | None = None) -> Table:
         """Return a table of Arrow that is in memory."""
-        step = _rows_of(table.nbytes, table.num_rows)
-        return cls(path, table.schema, lambda names: iter(table.select(list(names)).to_batches(step)), refuse)
-
-    def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-        """Read columns block by block: the number of the first row of each, and an array for each column."""
-        done = 0
-        for block in self.read(names):
-            if block.num_rows:
-                yield done, [block.column(name) for name in names]
-                done += block.num_rows
-
-    def column(self, name: str) -> Iterator[tuple[int, Any]]:
-        """Read one column, likewise."""
-        for start, (values,) in self.blocks([name]):
-            yield start, values
+        return cls(path, table.schema, table.column, pictures)
 
 
 @contextmanager
@@ -249,31 +229,12 @@ def _open_parquet(path: Path) -> Table:
     file = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
     size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
     refuse_larger_than_memory(path, size)
-    step = _rows_of(size, file.metadata.num_rows)
-    return Table(
-        path,
-        file.schema_arrow,
-        lambda names: file.iter_batches(step, columns=list(names), use_threads=False),
-    )
+    return Table(path, file.schema_arrow, lambda name: file.read(columns=[name], use_threads=False).column(0))
 
 
 def _open_arrow(path: Path) -> Table:
     arrow = arrow_package()
-    file = arrow.ipc.open_file(arrow.memory_map(str(path)))
-
-    def read(names: Sequence[str]) -> Iterator[Any]:
-        for number in range(file.num_record_batches):
-            batch = file.get_batch(number).select(list(names))
-            step = _rows_of(batch.nbytes, batch.num_rows)
-            for start in range(0, batch.num_rows, step):
-                yield batch.slice(start, step)
-
-    return Table(path, file.schema, read)
-
-
-def _rows_of(nbytes: int, rows: int) -> int:
-    """Return how many rows are read at a time."""
-    return min(_MOST_ROWS, max(1, _BLOCK_BYTES * rows // max(1, nbytes)))
+    return Table.of(path, arrow.ipc.open_file(arrow.memory_map(str(path))).read_all())
 
 
 def read_table(
@@ -292,197 +253,181 @@ def read_table(
     inputs, goals = ([names[at] for at in some] for some in (choice.inputs, choice.targets))
     targets: Array | None = None
     groups: Array | None = None
-    numbers: Indices | None = None
-    rows: int | None = None
+    wanted: Indices | None = None
     if labelled:
         targets, kept = targets_of([_target(table, name) for name in goals], missing, str(path))
         if choice.group is not None:
             groups = groups_of(_target(table, names[choice.group]), kept, str(path))
-        numbers, rows = np.flatnonzero(kept), len(kept)
-        if not len(numbers):
+        wanted = np.flatnonzero(kept)
+        if not len(wanted):
             raise BadData(f"{path} has no rows" + (" with a target" if len(kept) else ""))
     kinds = [table.schema.field(name).type for name in inputs]
     classes, labels = _classes(table.schema, goals)
     if len(inputs) == 1 and _holds_pictures(kinds[0]):
-        stored = _pictures(table, inputs[0])
-        _refuse_fewer(table, len(stored.names), rows)
-        pictures, among = decoded_some(stored, numbers, size, skip_bad)
+        pictures = table.pictures or _pictures(table, inputs[0])
+        decoded, among = decoded_some(pictures, wanted, size, skip_bad)
         goal = None if targets is None else targets[among]
         groups = None if groups is None else groups[among]
-        return Contents(path.stem, {"train": (pictures, goal)}, classes, labels, groups=groups)
-    if len(inputs) == 1 and _is_list(kinds[0]) and _unequal(table, inputs[0]):
-        sequences = np.concatenate(
-            [_sequences(table, inputs[0], values) for _, values in table.column(inputs[0])]
-        )
-        _refuse_fewer(table, len(sequences), rows)
-        some = sequences if numbers is None else sequences[numbers]
-        return Contents(path.stem, {"train": (some, targets)}, classes, labels, groups=groups)
-    if len(inputs) == 1 and _is_list(kinds[0]):
-        pieces, named = _lists(table, inputs[0]), ()
-    else:
-        pieces, named = _numbers(table, inputs), tuple(inputs)
-    pile = Pile(path)
-    for piece in pieces:
-        pile.add(piece)
-    _refuse_fewer(table, len(pile), rows)
-    found = pile.rows() if numbers is None else chosen(pile.rows(), numbers)
-    return Contents(path.stem, {"train": (found, targets)}, classes, labels, columns=named, groups=groups)
+        return Contents(path.stem, {"train": (decoded, goal)}, classes, labels, groups=groups)
+    if any(map(_is_list, kinds)):
+        named = {name: _kept(_values(table, name, inputs), wanted) for name in inputs}
+        found = named if len(named) > 1 else named[inputs[0]]
+        return Contents(path.stem, {"train": (found, targets)}, classes, labels, groups=groups)
+    matrix = _kept(_matrix(table, inputs), wanted)
+    parts: dict[str, tuple[object, object]] = {"train": (matrix, targets)}
+    return Contents(path.stem, parts, classes, labels, columns=tuple(inputs), groups=groups)
 
 
-def _refuse_fewer(table: Table, there: int, due: int | None) -> None:
-    """Refuse a table without rows, and one whose inputs have other rows than its targets."""
-    if not there:
-        raise BadData(f"{table.path} has no rows")
-    if due not in (None, there):
-        raise BadData(
-            f"{table.path} is damaged: it has {due:,} targets, but {there:,} rows of inputs; copy it again"
-        )
+def _kept(rows: Array, wanted: Indices | None) -> Rows:
+    """Return some rows; None: all of them."""
+    if wanted is None:
+        return rows
+    return rows[wanted] if rows.dtype == object else chosen(rows, wanted)
 
 
 def _target(table: Table, name: str) -> Column:
-    blocks = [_target_block(table, name, values) for _, values in table.column(name)]
-    if not blocks:
-        raise BadData(f"{table.path} has no rows")
-    return one_column(blocks, str(table.path))
-
-
-def _target_block(table: Table, name: str, values: Any) -> Column:
     arrow = arrow_package()
-    kind = values.type
-    if arrow.types.is_dictionary(kind):
-        kind = kind.value_type
-        values = values.cast(kind)
-    absent = np.asarray(values.is_null().to_numpy(zero_copy_only=False), dtype=bool)
+    values = table.column(name)
+    if not len(values):
+        raise BadData(f"{table.path} has no rows")
+    if arrow.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    kind, absent = values.type, np.asarray(values.is_null().to_numpy(), dtype=bool)
+    values = values.drop_null()
+    found: Array
     if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
-        texts = values.fill_null("").to_pylist()
+        texts = values.to_pylist()
         refuse_long_texts(texts, name, str(table.path))
-        return Column(name, np.array(texts, dtype=str), absent)
-    if _is_list(kind) and not absent.any():
-        return Column(name, _list_block(table, name, 0, values), absent)
-    if not _is_number(kind):
+        found = np.array(texts, dtype=str)
+    elif _is_list(kind):
+        found = _lists(table, name, values)
+        if found.dtype == object:
+            raise BadData(
+                f"{table.path} has lists of several lengths in the target '{name}'; give all one length"
+            )
+    elif _is_number(kind):
+        found = np.asarray(values.to_numpy())
+    else:
         raise BadData(
             f"{table.path} has values of type {kind} in the target '{name}'; give numbers, texts or lists of "
             "numbers, in each row"
         )
-    filled = values.fill_null(False if arrow.types.is_boolean(kind) else 0)
-    found: Array = np.asarray(filled.to_numpy(zero_copy_only=False))
-    return Column(name, found, absent | (np.isnan(found) if found.dtype.kind == "f" else False))
-
-
-def _numbers(table: Table, names: Sequence[str]) -> Iterator[Array]:
-    """Return columns of numbers, side by side, in blocks; NaN: missing."""
-    arrow = arrow_package()
-    for name in names:
-        if not _is_number(table.schema.field(name).type):
-            raise (table.refuse or _no_numbers)(table, name, list(names))
-    for _, arrays in table.blocks(names):
-        found = np.empty((len(arrays[0]), len(names)), float_dtype())
-        for at, values in enumerate(arrays):
-            numbers = values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
-            found[:, at] = as_floats(np.asarray(numbers))
-        yield found
-
-
-def _no_numbers(table: Table, name: str, inputs: list[str]) -> BadData:
-    """Return the error for a column of something else, with the first value."""
-    kind = table.schema.field(name).type
-    for start, values in table.column(name):
-        at = next((at for at, value in enumerate(values) if value.is_valid), None)
-        if at is not None:
-            where = f"row {start + at + 1:,} has '{str(values[at])[:40]}'"
-            break
-    else:
-        where = "all rows are empty"
-    return BadData(
-        f"{table.path} has values of type {kind} in the column '{name}', where numbers are due: {where}; "
-        "choose the columns of numbers by --data.columns A,B,..."
+    if absent.any():
+        placed = np.zeros((len(absent), *found.shape[1:]), found.dtype if len(found) else float)
+        placed[~absent] = found
+        found = placed
+    return Column(
+        name, found, absent | (np.isnan(found) if found.dtype.kind == "f" and found.ndim == 1 else False)
     )
 
 
-def _lists(table: Table, name: str) -> Iterator[Array]:
-    """Return a column of lists of numbers, all equally long, in blocks."""
-    first: tuple[int, ...] | None = None
-    for start, values in table.column(name):
-        found = _list_block(table, name, start, values)
-        first = first or found.shape[1:]
-        if found.shape[1:] != first:
-            raise BadData(
-                f"{table.path} has lists of several lengths in the column '{name}': {first} and, from row "
-                f"{start + 1:,}, {found.shape[1:]}; give all one length"
-            )
-        yield found
-
-
-def _list_block(table: Table, name: str, start: int, values: Any) -> Array:
-    arrow = arrow_package()
-    shape: list[int] = [len(values)]
-    while _is_list(values.type):
-        if values.null_count:
-            raise BadData(f"{table.path} has no list in some rows of the column '{name}'; leave these out")
-        lengths = np.asarray(arrow.compute.list_value_length(values).to_numpy(zero_copy_only=False))
-        if len(lengths) and (lengths != lengths[0]).any():
-            row = int((lengths != lengths[0]).argmax()) * shape[0] // len(lengths)
-            raise BadData(
-                f"{table.path} has lists of several lengths in the column '{name}': {lengths[0]} and, in row "
-                f"{start + row + 1:,}, {lengths[lengths != lengths[0]][0]}; give all one length"
-            )
-        shape.append(int(lengths[0]) if len(lengths) else 0)
-        values = values.flatten()
-    return _numbers_in(table, name, values, shape)
-
-
-def _unequal(table: Table, name: str) -> bool:
-    """Tell whether a column has lists of several lengths."""
-    arrow = arrow_package()
-    found: set[int] = set()
-    for _, values in table.column(name):
-        found |= set(arrow.compute.list_value_length(values).drop_null().unique().to_pylist())
-    return len(found) > 1
-
-
-def _sequences(table: Table, name: str, values: Any) -> Array:
-    """Return lists of numbers as an array of arrays."""
-    if values.null_count:
-        raise BadData(f"{table.path} has no list in some rows of the column '{name}'; leave these out")
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in values])])
-    flat = _flat(table, name, values.flatten())
-    found: Array = np.empty(len(values), object)
-    for at in range(len(values)):
-        found[at] = flat[offsets[at] : offsets[at + 1]]
+def _matrix(table: Table, names: Sequence[str]) -> Array:
+    """Return columns of numbers side by side, as floats; NaN: missing."""
+    for name in names:
+        _refuse_other_kinds(table, name, names)
+    columns = (_floats(table.column(name)) for name in names)
+    first = next(columns)
+    if not len(first):
+        raise BadData(f"{table.path} has no rows")
+    refuse_larger_than_memory(table.path, len(names) * first.nbytes)
+    found = np.empty((len(first), len(names)), float_dtype())
+    found[:, 0] = first
+    for at, column in enumerate(columns, 1):
+        found[:, at] = column
     return found
 
 
-def _flat(table: Table, name: str, values: Any) -> Array:
-    """Return the numbers in lists, which may be lists of equal length."""
-    shape: list[int] = [len(values)]
-    while _is_list(values.type):
-        lengths = {len(one) for one in values}
-        if len(lengths) > 1:
-            raise BadData(
-                f"{table.path} has lists of several lengths in the lists of the column '{name}'; only the "
-                "outer lists may have several lengths"
-            )
-        shape.append(lengths.pop() if lengths else 0)
-        values = values.flatten()
-    return _numbers_in(table, name, values, shape)
+def _values(table: Table, name: str, inputs: Sequence[str]) -> Array:
+    """Return an input that stays by itself: lists, or one number for each sample."""
+    values = table.column(name)
+    if not len(values):
+        raise BadData(f"{table.path} has no rows")
+    if _is_list(values.type):
+        return _lists(table, name, values)
+    _refuse_other_kinds(table, name, inputs)
+    if values.null_count or arrow_package().types.is_floating(values.type):
+        return _floats(values)
+    return np.asarray(values.to_numpy()).astype(np.int64)
 
 
-def _numbers_in(table: Table, name: str, values: Any, shape: list[int]) -> Array:
-    """Return the numbers in lists, in a shape."""
+def _floats(values: Any) -> Array:
+    numbers = values.cast(arrow_package().float64(), safe=False)
+    return as_floats(np.asarray(numbers.to_numpy()))
+
+
+def _refuse_other_kinds(table: Table, name: str, inputs: Sequence[str]) -> None:
+    """Refuse a column of something else than numbers; the error has the first such value."""
+    kind = table.schema.field(name).type
+    if _is_number(kind):
+        return
+    rows = (
+        f"row {row:,}, column '{name}' has '{str(value)[:80]}'"
+        for row, value in enumerate(table.column(name), 1)
+        if value.is_valid and not is_number(str(value))
+    )
+    kinds = {one: table.schema.field(one).type for one in inputs}
+    numbers = [one for one, kind in kinds.items() if _is_number(kind) or _is_list(kind)]
+    few = ",".join(numbers) if 0 < len(numbers) <= _MOST_NAMED else "A,B,..."
+    raise BadData(
+        f"{table.path} has values of type {kind} where a number is due: "
+        f"{next(rows, repr(name))}; mend it, or choose the columns of numbers by --data.columns {few}"
+    )
+
+
+def _lists(table: Table, name: str, values: Any) -> Array:
+    """Return a column of lists: an array, or an array of arrays where lists have several lengths."""
+    blocks = [_flat(table, name, block) for block in values.chunks]
+    lengths = np.concatenate([lengths for lengths, _ in blocks])
+    full = [numbers for _, numbers in blocks if len(numbers)] or [blocks[0][1]]
+    if len({numbers.shape[1:] for numbers in full}) > 1:
+        raise _unequal(table, name)
+    numbers = full[0] if len(full) == 1 else np.concatenate(full)
+    if (lengths == lengths[0]).all():
+        return numbers.reshape(len(lengths), lengths[0], *numbers.shape[1:])
+    found: Array = np.empty(len(lengths), object)
+    for at, end in enumerate(lengths.cumsum()):
+        found[at] = numbers[end - lengths[at] : end]
+    return found
+
+
+def _flat(table: Table, name: str, values: Any) -> tuple[Array, Array]:
+    """Return the lengths of lists, and what is in them, one after the other."""
     arrow = arrow_package()
+    shape: list[int] = []
+    while _is_list(values.type):
+        if values.null_count:
+            raise BadData(f"{table.path} has no list in some rows of the column '{name}'; leave these out")
+        counts = np.asarray(arrow.compute.list_value_length(values).to_numpy(zero_copy_only=False))
+        values = values.flatten()
+        if not shape:
+            lengths = counts.astype(np.int64)
+            shape = [len(values)]
+        elif len(set(counts.tolist())) > 1:
+            raise _unequal(table, name)
+        else:
+            shape.append(int(counts[0]) if len(counts) else 0)
     if not _is_number(values.type):
         raise BadData(
             f"{table.path} has lists of {values.type} in the column '{name}'; give lists of numbers"
         )
     if values.null_count:
         values = values.cast(arrow.float64())
-    found: Array = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
-    return found
+    numbers: Array = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
+    return lengths, numbers
+
+
+def _unequal(table: Table, name: str) -> BadData:
+    return BadData(
+        f"{table.path} has lists of several lengths in the lists of the column '{name}'; only the outer "
+        "lists may have several lengths"
+    )
 
 
 def _is_number(kind: Any) -> bool:
     types = arrow_package().types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)
+    )
 
 
 def _is_list(kind: Any) -> bool:
@@ -500,24 +445,21 @@ def _holds_pictures(kind: Any) -> bool:
 
 
 def _pictures(table: Table, name: str) -> Pictures:
-    """Return the pictures of a column; the contents of their files are gathered first."""
-    pile, ends = Pile(table.path), [0]
-    for _, values in table.column(name):
-        if arrow_package().types.is_struct(values.type):
-            values = values.field("bytes")
-        files = [value or b"" for value in values.to_pylist()]
-        ends += (ends[-1] + np.cumsum([len(one) for one in files])).tolist()
-        pile.add(np.frombuffer(b"".join(files), np.uint8))
-    if len(ends) == 1:
+    """Return the pictures of a column."""
+    arrow = arrow_package()
+    values = table.column(name)
+    if not len(values):
         raise BadData(f"{table.path} has no rows")
-    contents = pile.rows()
+    if arrow.types.is_struct(values.type):
+        values = arrow.chunked_array([block.field("bytes") for block in values.chunks])
 
     def content(number: int) -> bytes:
-        if ends[number] == ends[number + 1]:
+        found: bytes | None = values[number].as_py()
+        if not found:
             raise ValueError("there is none")
-        return contents[ends[number] : ends[number + 1]].tobytes()
+        return found
 
-    names = [f"in row {number + 1:,}" for number in range(len(ends) - 1)]
+    names = [f"in row {number + 1:,}" for number in range(len(values))]
     return Pictures(table.path, [stamp(table.path), name], names, content)
 
 
@@ -571,8 +513,8 @@ def _write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
     writer = None
     try:
         for start, chunk in chunks_of(inputs):
-            columns = [_column(one) for one in (chunk.T if contents.columns else [chunk])]
-            columns.append(_column(targets[start : start + len(chunk)]))
+            columns = [column_of(one) for one in (chunk.T if contents.columns else [chunk])]
+            columns.append(column_of(targets[start : start + len(chunk)]))
             table = arrow.table(columns, names=[*names, _TARGET], metadata=metadata)
             writer = writer or parquet.ParquetWriter(path, table.schema)
             writer.write_table(table, row_group_size=max(1, len(chunk)))
@@ -583,7 +525,7 @@ def _write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
             writer.close()
 
 
-def _column(values: Array) -> Any:
+def column_of(values: Array) -> Any:
     """Return samples of any shape as a column of Arrow: of numbers, or of lists of one length."""
     arrow = arrow_package()
     native = values.dtype.newbyteorder("=")

@@ -1,4 +1,4 @@
-"""Text files, packed or not, read in pieces of bounded size."""
+"""Text files, packed or not."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from tutti.records.npz import damaged, open_data_file
 
 PACKED: Final = ("", ".gz", ".zst")
 """The endings of text files after those of their formats."""
-
-MOST_LETTERS: Final = 1 << 26
-"""The longest line: a small packed file may hold one without end."""
 
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
@@ -46,25 +43,6 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise BadData(f"{path} is no text in UTF-8: {error.reason}; save it as UTF-8") from error
     except (EOFError, OSError, zlib.error) as error:
         raise damaged(path, error) from error
-
-
-def lines_of(file: TextIO, path: Path) -> Iterator[str]:
-    """Return the lines of a text.
-
-    Raises:
-        BadData: one is too long.
-    """
-    while line := file.readline(MOST_LETTERS):
-        if len(line) == MOST_LETTERS:
-            raise refuse_longer(path)
-        yield line
-
-
-def refuse_longer(path: Path) -> BadData:
-    """Return the error for a text with a line or a row that is too long."""
-    return BadData(
-        f"{path} has a row of more than {MOST_LETTERS:,} letters, so it is no table; mend it or leave it out"
-    )
 
 
 def stem_of(path: Path) -> str:

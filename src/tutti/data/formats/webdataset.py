@@ -14,20 +14,15 @@ from itertools import chain, groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, cast
 
-import numpy as np
-
 from tutti.data.contents import Contents
 from tutti.data.formats import Format, listed
-from tutti.data.named_samples import NamedSamples
-from tutti.data.pictures import ENDINGS, Pictures, decoded_some, stamp
-from tutti.data.rows import Array, Rows
+from tutti.data.formats.json_lines import arrow_table
+from tutti.data.formats.parquet import Table, read_table
+from tutti.data.pictures import ENDINGS, Pictures, stamp
 from tutti.errors import BadData
 from tutti.records.npz import damaged, npy_array, open_data_file
 from tutti.records.untrusted import printable
 from tutti.registry import part
-
-_MOST_TEXT: Final = 1 << 26
-"""Bytes of the longest text or JSON in an archive."""
 
 _END: Final = 1 << 20
 """Bytes after the end mark of an archive that are looked at: they must be 0."""
@@ -63,7 +58,7 @@ class WebDataset(Format):
             group: the column by which samples are grouped, which is no input.
 
         Raises:
-            BadData: it is packed or damaged, has links or paths that leave it, or samples that differ.
+            BadData: it is packed or damaged, has links, or samples that differ.
         """
         if not path.name.lower().endswith(".tar"):
             raise BadData(
@@ -78,27 +73,30 @@ class WebDataset(Format):
             if first is None:
                 raise BadData(f"{path} has no files; give some such as 1.png and 1.cls")
             picture = _picture(path, list(first[1]), columns)
-            samples = NamedSamples(path, target, picture or columns, labelled, group)
-            for key, members in chain([first], both):
-                values = {}
-                if picture in members:
-                    values[picture] = np.array([len(shown)])
-                    shown.append(members[picture])
-                samples.add(f"sample '{key}'", {**values, **_values(path, file, members)})
-        contents = samples.contents(path.stem, missing)
-        if picture is None:
-            return contents
-        numbers, targets = cast("tuple[Rows, Array | None]", contents.parts["train"])
-        stored = Pictures(
-            path,
-            [stamp(path), picture],
-            [member.name for member in shown],
-            lambda number: shown[number].content_in(path),
+
+            def samples() -> Iterator[tuple[str, dict[str, object]]]:
+                for key, members in chain([first], both):
+                    values = _values(path, file, members)
+                    if picture is not None:
+                        if picture not in members:
+                            raise BadData(f"{path} has no file '{picture}' in sample '{key}'; add it")
+                        values[picture] = b""
+                        shown.append(members[picture])
+                    yield f"sample '{key}'", values
+
+            table = arrow_table(path, samples())
+        pictures = None
+        if picture is not None:
+            pictures = Pictures(
+                path,
+                [stamp(path), picture],
+                [member.name for member in shown],
+                lambda number: shown[number].content_in(path),
+            )
+        return read_table(
+            Table.of(path, table, pictures),
+            *(target, picture or columns, missing, size, bool(skip_bad), labelled, group),
         )
-        decoded, kept = decoded_some(stored, numbers[:][:, 0], size, bool(skip_bad))
-        goals = None if targets is None else targets[kept]
-        groups = None if contents.groups is None else contents.groups[kept]
-        return Contents(path.stem, {"train": (decoded, goals)}, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[_Member]:
     """The files in an archive.
 
     Raises:
-        BadData: it is damaged, or has something else than files and folders, or paths that leave it.
+        BadData: it is damaged, or has something else than files and folders.
     """
     length = os.fstat(file.fileno()).st_size
     try:
@@ -147,21 +145,13 @@ def _members(path: Path, file: BinaryIO) -> Iterator[_Member]:
             while (entry := archive.next()) is not None:
                 cast("Any", archive).members.clear()  # it would remember all
                 name = printable(entry.name)
-                inside = PurePosixPath(entry.name)
-                if inside.is_absolute() or ".." in inside.parts:
-                    raise BadData(f"{path} has the path '{name}', which leaves it; pack its files anew")
                 if entry.isdir():
                     continue
                 if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
                     raise BadData(
                         f"{path} has '{name}', which is a link, a device or a file with holes; pack files"
                     )
-                if entry.size < 0 or entry.offset_data + entry.size > length:
-                    raise BadData(
-                        f"{path} is truncated: {length:,} bytes, where its file '{name}' alone is to have "
-                        f"{entry.size:,}; copy it again"
-                    )
-                if not inside.name.startswith("."):
+                if not PurePosixPath(entry.name).name.startswith("."):
                     yield _Member(name, entry.offset_data, entry.size)
             file.seek(archive.offset)
             rest = file.read(_END)
@@ -204,8 +194,6 @@ def _values(path: Path, file: BinaryIO, members: Mapping[str, _Member]) -> dict[
         kind = ending.lower().rpartition(".")[2]
         if kind not in ("npy", "json", "cls", "txt"):
             continue
-        if kind != "npy" and member.size > _MOST_TEXT:
-            raise BadData(f"{path} has a text of {member.size:,} bytes, '{member.name}'; leave it out")
         try:
             found = _value(kind, member.content(file))
         except (ValueError, RecursionError) as error:
@@ -222,7 +210,8 @@ def _values(path: Path, file: BinaryIO, members: Mapping[str, _Member]) -> dict[
 
 def _value(kind: str, content: bytes) -> object:
     if kind == "npy":
-        return npy_array(content)
+        array = npy_array(content)
+        return array if array.ndim else array.item()
     if kind == "json":
         found: object = json.loads(content)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -14,10 +14,10 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.data.agreement import agreed
-from tutti.data.arrays import image_layout, stored_dtype
+from tutti.data.arrays import image_layout, input_column, stored_dtype
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents, from_keys, slot_of
-from tutti.data.formats.npy import files_by_key, joined_files, read_npy
+from tutti.data.formats.npy import files_by_key, joined_files
 from tutti.data.parts import DataSet, Part, Scale
 from tutti.data.rows import Array, Rows, StoredRows
 from tutti.data.scale import pixel_sums, scale_of
@@ -194,9 +194,8 @@ def _read(folder: Path, options: Mapping[str, object]) -> Contents[object]:
         for key, files in found.items()
     }
     contents = from_keys(values, folder.resolve().name, str(folder))
-    paths = {(slot_of(key) or ("", ""))[0]: files for key, files in found.items() if key not in inputs}
     for part, (x, y) in contents.parts.items():
-        refuse_unusable(part, cast("Mapped", x), cast("Array", y), paths[part])
+        input_column(part, f"{part} inputs", cast("Mapped", x), cast("Array", y))
     return contents
 
 
@@ -246,36 +245,3 @@ def _scale(files: Mapped, spans: Spans) -> Scale:
         sums = pixel_sums(np.ascontiguousarray(chunk))
         total, seen, values = total + sums.sum(0), stop, values + chunk.size // sums.shape[1]
     return scale_of(total, values)
-
-
-def refuse_unusable(part: str, inputs: Mapped, targets: Array, files: Sequence[Path]) -> None:
-    """Refuse inputs and targets of a part that do not fit each other.
-
-    Args:
-        part: "train", "validation" or "test".
-        inputs: of the part.
-        targets: likewise.
-        files: with the targets.
-
-    Raises:
-        BadData: with the file, where its own inputs and targets are of different number.
-    """
-    if len(files) == len(inputs.paths) > 1:
-        for path, array, other in zip(inputs.paths, inputs.arrays, files, strict=True):
-            count = len(read_npy(other))
-            if count != len(array):
-                raise BadData(
-                    f"{path} has {len(array):,} inputs, but {other} {count:,} targets; give one target for "
-                    "each input"
-                )
-    if targets.ndim == 0 or len(inputs) != len(targets):
-        raise BadData(
-            f"the {part} part has {len(inputs):,} inputs (shape {inputs.shape}) but {targets.size:,} targets "
-            f"(shape {targets.shape}); give one target for each input"
-        )
-    if not len(inputs) or not inputs.size:
-        raise BadData(
-            f"the {part} inputs have the shape {inputs.shape}, so no values; give at least one sample"
-        )
-    if inputs.dtype.kind not in "biuf":
-        raise BadData(f"the {part} inputs are of type {inputs.dtype}; give numbers, such as float32 or uint8")
