@@ -11,61 +11,9 @@ import pytest
 
 from tests.preloaded import command
 from tutti.cli.main import main
-from tutti.records.run import Summary
-from tutti.records.run_folder import RunFolder
 
-TUTTI = str(Path(sys.executable).with_name("tutti"))
 TRAIN = ("train", "mlp", "--model.hidden", "16", "--epochs", "2", "--optimizer", "adamw", "--clip-norm", "1")
 PATIENCE_S = 140
-
-BROKEN = """
-from torch import nn
-
-class Broken(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
-    def forward(self, x):
-        from tutti.launch import launcher
-        if self.training and launcher.started_by().rank == 1:
-            raise RuntimeError("the third gear is stuck")
-        return self.layer(x.flatten(1))
-"""
-
-
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
-
-
-@pytest.mark.timeout(300)
-def test_two_ranks_train_and_repeat_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = run(tmp_path, TUTTI, *TRAIN, "-n", "2", "--out", "a")
-    assert trained.returncode == 0, trained.stderr
-    assert trained.stdout.startswith("plan: 2 ranks x 1 thread")
-    assert "epoch 2/2" in trained.stdout
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "--config", "a/config.json", "--out", "b"]) == 0
-    first, second = ((tmp_path / out / "weights.safetensors").read_bytes() for out in "ab")
-    assert first == second
-    test = RunFolder.open(tmp_path / "a").read(Summary).test
-    assert test is not None
-    assert test.samples == 359
-
-
-def test_the_traceback_of_a_rank_s_exception_is_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.py").write_text(BROKEN)
-    assert main(["train", "broken.py:Broken", "-n", "2", "--out", "a"]) == 1
-    said = capfd.readouterr().err
-    assert "tutti: error: rank 1 failed:" in said
-    assert said.endswith("RuntimeError: the third gear is stuck\n")
-
-
-def test_verify_on_three_ranks_finds_them_equal(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "mlp", "-n", "3", "--steps", "5", "--dtype", "float64"]) == 0
-    assert capfd.readouterr().out.endswith("verdict: parallel training follows sequential training\n")
 
 
 def test_a_program_of_the_user_s_own_runs_on_every_rank(

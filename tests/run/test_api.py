@@ -306,8 +306,8 @@ def test_what_is_auto_is_measured_first_and_the_result_has_it(monkeypatch: pytes
         return replace(config, precision="bf16", batch_size=64)
 
     monkeypatch.setattr("tutti.studies.autotune.plan.measured", measured)
-    result = tutti.train(net(), DATA, precision="auto", batch_size="auto", **ONE)
-    assert asked == [({"precision", "batch_size"}, 32, ["model", "data"], True)]
+    result = tutti.train(net(), DATA, precision="auto", **ONE)
+    assert asked == [({"precision"}, 32, ["model", "data"], True)]
     assert (result.config.precision, result.config.batch_size, result.config.layout) == (
         "bf16",
         64,

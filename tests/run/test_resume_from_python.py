@@ -49,7 +49,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch: py
     begin(tmp_path, **SGD)
     fail = "tutti.studies.autotune.plan.measured"
     monkeypatch.setattr(fail, lambda *_: pytest.fail("it is measured again"))
-    given = {**SGD, "schedule": None, "batch_size": "auto", "layout": "auto", "steps": 6}
+    given = {**SGD, "schedule": None, "layout": "auto", "steps": 6}
     given = {name: value for name, value in given.items() if value is not None}
     again = tutti.train(net, DATA, out=str(tmp_path), resume="auto", **given)
     assert (again.config.batch_size, again.config.layout) == (SGD["batch_size"], "contiguous")

@@ -242,11 +242,11 @@ def finish(config: TrainConfig) -> Summary:
         ({"own": {"gem": {"lr": 1.0}}}, "--for gem: 'gem' is not among"),
         ({"sweep": {"parallel": ["tensor"]}}, "give --parallel instead"),
         ({"layouts": ["tensor"], "workers": [1]}, "tensor on 1 rank leaves nothing to share"),
-        ({"layouts": ["data=2,tensor"], "workers": [3]}, "does not fit 3 ranks"),
+        ({"layouts": ["data=2,tensor"], "workers": [3]}, "2 x 1 ranks, and there are 3"),
         ({"layouts": ["tensor"], "devices": ["cpu", "cuda"]}, "computes on the CPU"),
         (
             {"layouts": ["tensor"], "strategies": ["sync"], "config": replace(CONFIG, balance="speed")},
-            "leave it or --parallel out",
+            "--parallel tensor=2 does not go with --balance speed",
         ),
         ({"strategies": ["sync"], "workers": [1, 64]}, "cannot be split over 64 ranks"),
         ({"config": replace(CONFIG, validate="background")}, "for strategies whose workers have batches"),
@@ -359,53 +359,6 @@ def test_a_device_that_is_not_here_fails_alone_and_says_so(
     (line,) = [line for line in shown.splitlines() if line.strip().startswith("solo, 1 thread")]
     assert float(line.split()[4]) > 0
     assert '<tr class="failed"><td>solo, cuda (0 of 1 runs)</td>' in (tmp_path / "found" / PAGE).read_text()
-
-
-def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "found"
-    # The second run is there until it is interrupted, and only then may come to its end.
-    model, interrupted = tmp_path / "own.py", tmp_path / "interrupted"
-    model.write_text(
-        "from pathlib import Path\n"
-        "from time import sleep\n"
-        "from tutti.models.mlp import mlp\n"
-        "def net(shape, outputs):\n"
-        f"    second, over = Path({str(out / 'easgd-1-worker')!r}), Path({str(interrupted)!r})\n"
-        "    while second.exists() and not over.exists():\n"
-        "        sleep(0.01)\n"
-        "    return mlp(shape, outputs)\n"
-    )
-    words = ["compare", f"{model}:net", "--strategies", "sync,easgd", "-n", "1"]
-    words += ["--repeats", "1", "--epochs", "1", "--out", str(out)]
-    first = out / "sync-1-worker" / "0" / "summary.json"
-    with subprocess.Popen(
-        [*command(), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as job:
-        assert job.stdout is not None
-        for line in job.stdout:
-            if line.startswith("2 of 2: easgd"):
-                break
-        # As a terminal does: to the command and to its ranks.
-        os.killpg(job.pid, signal.SIGINT)
-        rest, errors = job.communicate(timeout=60)
-    assert job.returncode == 130
-    assert errors.splitlines()[-1] == "tutti: interrupted"
-    assert "Traceback" not in errors
-    assert "easgd, 1 worker (0 of 1 runs)" in rest
-    assert (out / PAGE).exists()
-    interrupted.touch()
-    kept = first.stat().st_mtime_ns
-    assert main([*words, "--resume"]) == 0
-    again = capfd.readouterr().out
-    assert "1 of 1: easgd, 1 worker" in again
-    assert "0 of 1 runs" not in again
-    assert first.stat().st_mtime_ns == kept
 
 
 def test_ctrl_c_in_the_midst_of_a_training_ends_the_comparison_and_not_that_training_alone(

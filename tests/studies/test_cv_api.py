@@ -203,14 +203,14 @@ def test_scores_read_labels_and_outputs_as_the_loss_does(tmp_path: Path, loss: A
         ({"groups": [None, *range(59)]}, tutti.BadData, "sample 0 has no group, but None"),
         ({"groups": np.array(["a", *range(59)], object)}, tutti.BadData, "the groups have no order"),
         ({"workers": "auto"}, BadOption, "^workers is auto; give a whole number"),
-        ({"job_timeout": 10}, BadOption, "job_timeout is '10'; give a length of time with its units"),
+        ({"job_timeout": 10}, BadOption, "job_timeout is '10'"),
         ({"sweep": {"lr": []}}, BadOption, "sweep lr is .*give a list of at least one value"),
         ({"sweep": {"lr": "0.1,0.2"}}, BadOption, "sweep lr is '0.1,0.2'; give a list"),
-        ({"models": {"": "mlp", "..": "lenet"}}, BadOption, "the models '' and '..' are both called '-'"),
+        ({"models": {"": "mlp", "..": "lenet"}}, BadOption, "the models '' and '..' are both called"),
         (
             {"optimizer": torch.optim.SGD(nn.Linear(6, 2).parameters(), lr=0.1)},
             BadOption,
-            "the optimizer is an SGD over the parameters of one module",
+            "the optimizer is an SGD over the parameters",
         ),
         (
             {"models": Broken, "cv": 2, "groups": None},

@@ -49,9 +49,7 @@ def test_the_runs_compute_what_predictions_do_not_tell(
         ("hits", "mine.py:hits", "write hits:higher or hits:lower"),
         ("mine.py:hits", "auto", "write mine.py:hits:higher or mine.py:hits:lower"),
         (lambda outputs, targets: 0, "auto", "does not say which values of '<lambda>'"),
-        ("rmse:higher", "auto", "higher values of 'rmse' are better; leave ':higher' out"),
         (r2, "auto", "a function called 'r2'"),
-        ("r2", [r2], "may mean the figure of that name, or the function"),
         (3, "auto", "is a int"),
     ],
 )

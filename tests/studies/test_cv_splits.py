@@ -19,7 +19,7 @@ from sklearn.model_selection import (
 )
 
 from tutti.errors import BadData, BadOption
-from tutti.studies.cross_validation.splits import make_splits, read_groups, splitter_of
+from tutti.studies.cross_validation.splits import make_splits, splitter_of
 
 
 def times_held_out(splits, samples):
@@ -130,11 +130,9 @@ def test_folds_beyond_the_samples_of_the_rarest_class_are_refused_with_its_name(
         groups = (
             np.arange(23) if not isinstance(cv, StratifiedKFold) and "Groups" in type(cv).__name__ else None
         )
-        with pytest.raises(
-            BadOption, match=r"--folds is 5, but class 'Bag' has 3 samples.*give --folds 3 or fewer"
-        ):
+        with pytest.raises(BadOption, match=r"--folds is 5, but class 'Bag' has 3 of the samples"):
             make_splits(cv, targets[:-1], groups, labels=("Shirt", "Bag", "Boot"))
-    with pytest.raises(BadOption, match=r"--folds is 2, but class 2 has a single sample"):
+    with pytest.raises(BadOption, match=r"--folds is 2, but class 2 has 1 of the samples"):
         make_splits(splitter_of(2, stratified=True), targets)
     assert len(make_splits(splitter_of(3, stratified=True), targets[:-1])) == 3
     assert len(make_splits(splitter_of(5), targets)) == 5
@@ -160,7 +158,7 @@ def test_what_cannot_be_split_is_refused():
             call()
 
 
-def test_groups_that_do_not_fit_are_refused(tmp_path):
+def test_groups_that_do_not_fit_are_refused():
     targets = np.arange(12) % 2
     with pytest.raises(BadData, match=r"groups have the shape \(3,\), and there are 12 samples"):
         make_splits(splitter_of(2, grouped=True), targets, [1, 2, 3])
@@ -170,7 +168,3 @@ def test_groups_that_do_not_fit_are_refused(tmp_path):
         make_splits(Halves(), targets, ["Ada"] * 7 + ["Bob"] * 5)
     with pytest.raises(BadData, match="split 0 has 1 samples in both parts, the first of them 3"):
         make_splits([([1, 2, 3], [3, 4])], targets)
-    np.savez(tmp_path / "a.npz", who=np.repeat(["Ada", "Bob"], 6))
-    assert read_groups(tmp_path / "a.npz", "who", 12).tolist() == ["Ada"] * 6 + ["Bob"] * 6
-    with pytest.raises(BadData, match="has no array 'whom'"):
-        read_groups(tmp_path / "a.npz", "whom", 12)

@@ -21,7 +21,6 @@ from tutti.records.farm_folder import FarmFolder
 from tutti.records.output_kinds import Kind
 from tutti.records.predictions import Predictions
 from tutti.run.config import TrainConfig
-from tutti.studies.cross_validation.splits import Bootstraps, make_splits
 from tutti.studies.ensemble import evaluation
 from tutti.studies.ensemble.choosing import choose, read_trained
 from tutti.studies.ensemble.combining import combine
@@ -280,41 +279,3 @@ def test_a_run_with_cycles_makes_a_snapshot_ensemble(
     first, final = (member.model.state_dict() for member in loaded.members)
     assert all(torch.equal(final[name], weights[name]) for name in weights)
     assert not all(torch.equal(first[name], weights[name]) for name in weights)
-
-
-def test_bags_hold_out_what_they_have_not_drawn(
-    farm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    data = str(farm.parent / "images.npz")
-    words = ["cv", "mlp", "--data", data, "--epochs", "1", "--threads", "1", "--blocks", "1"]
-    out = tmp_path / "bags"
-    assert main([*words, "--bag", "3", "--out", str(out)]) == 0
-    with np.load(out / "splits.npz") as splits:
-        for bag in range(3):
-            drawn, held_out = splits[f"train-{bag}"], splits[f"test-{bag}"]
-            assert len(drawn) == 60
-            assert sorted({*drawn, *held_out}) == list(range(60))
-            assert 0.2 < len(held_out) / 60 < 0.55
-            np.testing.assert_array_equal(
-                Predictions.read(out / f"jobs/mlp/none/fold-{bag}/predictions.npz").rows, held_out
-            )
-    capfd.readouterr()
-    assert main(["ensemble", str(out), "-n", "1"]) == 0
-    assert "3 networks" in capfd.readouterr().out
-    for further, message in (
-        (("--stratified",), "--stratified is about"),
-        (("--folds", "3"), "--folds is about"),
-    ):
-        assert main([*words, "--bag", "3", *further, "--out", str(tmp_path / "no")]) == 2
-        assert message in capfd.readouterr().err
-    assert main([*words, "--bag", "1", "--out", str(tmp_path / "no")]) == 2
-    assert "--bag is 1; the smallest possible is 2" in capfd.readouterr().err
-
-
-def test_bags_of_groups_draw_groups() -> None:
-    groups = np.arange(30) // 3
-    for split in make_splits(Bootstraps(4, 0), np.zeros(30), groups):
-        counts = np.bincount(split.train, minlength=30).reshape(10, 3)
-        assert (counts == counts[:, :1]).all()
-        assert counts[:, 0].sum() == 10
-        assert set(groups[split.test]) == set(np.flatnonzero(counts[:, 0] == 0))

@@ -9,7 +9,6 @@ import pytest
 
 from tutti.errors import BadModel
 from tutti.records.json_lines import to_json
-from tutti.studies.autotune.batch_size import Ladder
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.following import Twins
 from tutti.studies.autotune.race import Contender, Fate, Timing
@@ -121,8 +120,6 @@ def test_before_a_training_only_what_there_was_to_choose_is_told() -> None:
     assert [line.partition(":")[0] for line in several.in_short()] == ["measured 2 combinations in 9 s"]
     found = Recommendation([way(RANKS, *[1000.0] * 5)], FASTER, twins=ALIKE)
     assert [line.partition(":")[0] for line in found.in_short()] == ["bf16 is chosen"]
-    batch = Recommendation([way(RANKS, 1000.0)], ladder=Ladder([way(RANKS, 1000.0)], "128 gains 4%", 0))
-    assert batch.in_short() == ["batch 64: 1,000 samples/s on 2 ranks x 1 thread; 128 gains 4%"]
 
 
 def test_the_table_has_every_way_once_and_says_what_became_of_it() -> None:

@@ -59,7 +59,7 @@ def test_a_search_from_python(
         UserError, match=r"objective does not say .* own\.py:hits:higher or own\.py:hits:lower"
     ):
         tutti.tune(net, data, space, objective="own.py:hits")
-    with pytest.raises(UserError, match=r"^pruner='asha' compares epochs; give epochs in place of steps"):
+    with pytest.raises(UserError, match=r"^pruner asha compares epochs; give epochs in place of steps"):
         tutti.tune(net, data, space, pruner="asha", steps=3)
     with pytest.raises(UserError, match="is auto; give a whole number"):
         tutti.tune(net, data, space, workers="auto")  # type: ignore[arg-type]

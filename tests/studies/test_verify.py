@@ -160,13 +160,6 @@ def test_what_is_no_rounding_is_not_called_so(changed: dict[str, Any]) -> None:
     assert all(one.rounding < 1e-12 for one in verdict.deviations.values())
 
 
-def test_options_of_the_strategy_are_told_where_nothing_else_explains_it() -> None:
-    verdict = compared(replace(CONFIG, strategy="sync", strategy_options={"reduce": "adasum"}), 2)
-    assert not verdict.follows
-    assert verdict.options == "reduce=adasum"
-    assert "reduce=adasum" in tolerance.describe(verdict, "float64")
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("ranks", "every"), [(2, 1), (1, 2)])
 def test_a_loss_with_a_denominator_of_its_own_is_named_as_the_cause(

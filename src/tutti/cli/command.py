@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import shlex
 import shutil
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from textwrap import fill
 from typing import Any, ClassVar
 
 from tutti.cli.options import Parser, flags_of_parts, split_dotted
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
 from tutti.run.config import Options
 
 COLUMN = 30
@@ -133,3 +136,27 @@ def strategy_help(words: Sequence[str]) -> str:
     if len(lines) == 1:
         lines.append("  it has none")
     return "\n".join(lines) + "\n"
+
+
+def print_page(write: Callable[[], Path], folder: Path) -> None:
+    """Write a page and print its path, or what it takes to have one.
+
+    Args:
+        write: writes the page.
+        folder: of the results.
+
+    Raises:
+        BadRunFolder: a file is damaged, or cannot be written.
+    """
+    try:
+        print(f"report: {write()}", flush=True)
+    except BadRunFolder:
+        raise
+    except UserError as error:
+        print(f"tutti: warning: {error}; then run 'tutti report {folder}'", file=sys.stderr, flush=True)
+
+
+def stopped(why: str, folder: Path) -> int:
+    """Say how a command goes on that was stopped; returns its exit code."""
+    print(f"stopped: {why}; go on by the same command with --resume --out {shlex.quote(str(folder))}")
+    return EXIT_INTERRUPTED

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
+from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.options import (
     TARGET,
     Parser,
@@ -21,13 +20,13 @@ from tutti.cli.options import (
     sweep_of,
     words_of,
 )
-from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, RunStopped, UnknownName, UserError
+from tutti.errors import BadOption, BadRunFolder, RunStopped, UnknownName
 from tutti.launch.cores import allowed_cores
 from tutti.records.comparison import CPU, LAYOUT, SCALINGS, STRONG, Comparison, ComparisonFolder
 from tutti.records.run_folder import folder_name
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
-from tutti.reports.results import Results, read_comparison
+from tutti.reports.results import read_comparison
 from tutti.reports.text import show
 from tutti.run.config import Options
 from tutti.studies.compare import Question, compare, plan_comparison
@@ -147,30 +146,18 @@ class CompareCommand(Command):
         comparison = plan_comparison(question)
         folder = _folder(own.out, own.resume, comparison)
         ComparisonFolder(folder).write(comparison)
-        stopped: RunStopped | None = None
+        ended: RunStopped | None = None
         try:
             compare(question, comparison, folder, lambda line: print(line, flush=True))
         except RunStopped as error:
-            stopped = error
+            ended = error
         finally:
             results = read_comparison(folder)
             show(results, sys.stdout)
-            _report(results, folder)
-        if stopped is not None:
-            out = shlex.quote(str(folder))
-            print(f"stopped: {stopped}; go on by the same command with --resume --out {out}")
-            return EXIT_INTERRUPTED
+            print_page(lambda: write_report(results, folder / PAGE), folder)
+        if ended is not None:
+            return stopped(str(ended), folder)
         return 1 if results.errors else 0
-
-
-def _report(results: Results, folder: Path) -> None:
-    """Write the page, or say what it takes to have one."""
-    try:
-        print(f"report: {write_report(results, folder / PAGE)}", flush=True)
-    except BadRunFolder:
-        raise
-    except UserError as error:
-        print(f"tutti: warning: {error}; then run 'tutti report {folder}'", file=sys.stderr, flush=True)
 
 
 def _folder(out: str | None, resume: bool, comparison: Comparison) -> Path:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
-from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_block, submit
-from tutti.cli.options import Parser, config_from, sweep_of
-from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
-from tutti.records.farm_folder import FarmFolder
+from tutti.cli.command import Command, print_page, stopped
+from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
+from tutti.cli.options import Parser, config_from, sweep_of, words_of
+from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.run.config import Options
+from tutti.studies.blocks import Blocks
 from tutti.studies.cross_validation.asked_score import asked_score
 from tutti.studies.cross_validation.candidates import (
     NONE,
@@ -30,9 +29,7 @@ from tutti.studies.cross_validation.display import print_findings, print_jobs, t
 from tutti.studies.cross_validation.page import write_cv_page
 from tutti.studies.cross_validation.scores import MEASURES
 from tutti.studies.cross_validation.study import (
-    Blocks,
     CrossValidation,
-    Findings,
     begin,
     fewest_servers,
     findings_of,
@@ -40,10 +37,6 @@ from tutti.studies.cross_validation.study import (
     without_groups,
     write_findings,
 )
-from tutti.training.intervals import seconds_of
-
-FOLDS: Final = 5
-"""The folds, where the user does not say how many."""
 
 
 @part("cv")
@@ -61,16 +54,14 @@ class CvCommand(Command):
     def define(self, parser: Parser) -> None:
         models = "models with commas, each as for 'tutti train' (default: cnn)"
         parser.add_argument("models", metavar="MODELS", nargs="?", default="cnn", help=models)
-        parser.option("--folds", "parts that are held out in turn", "K", FOLDS, type=int)
+        parser.option("--folds", "parts that are held out in turn", "K", 5, type=int)
         repeats = "how often all samples are divided, each time in another way"
         parser.option("--repeats", repeats, "N", 1, type=int)
-        bags = "instead of folds: train on N bags of samples drawn with replacement, and hold out the others"
-        parser.option("--bag", bags, "N", type=int)
         parser.option("--stratified", "each fold has the same share of each class")
         parser.option(
             "--group-by",
             "keep samples of one group in one fold: the name of a column of the data's table, which is no "
-            "input then, of an array of their HDF5 or NPZ file, or FILE.npy",
+            "input then, or of an array of their HDF5 or NPZ file",
             "NAME",
         )
         schedules = "schedules with commas, each as for 'tutti train', or none"
@@ -89,20 +80,7 @@ class CvCommand(Command):
             "not say which values are better"
         )
         parser.option("--score", scores, "NAME", "auto")
-        parser.option("--classes", "show the accuracy of each class")
-        parser.option("--block", "ranks of each run", "B", 1, type=int)
-        blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
-        parser.option("--blocks", blocks, "N", type=int)
-        threads = "threads of each rank (default: the cores / the ranks)"
-        parser.option("--threads", threads, "N", type=int)
-        timeout = "give a run up that is not done after such a time, such as 10m"
-        parser.option("--job-timeout", timeout, "TIME")
-        limit = "save and stop when so much time is over, such as 2h; --resume goes on"
-        parser.option("--time-limit", limit, "TIME")
-        out = "folder of all runs and results (default: farms/DATE-MODELS-DATA)"
-        parser.option("--out", out, "FOLDER")
-        define_engine(parser)
-        parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
+        define_farm(parser, "farms/DATE-MODELS-DATA")
         parser.option("--dry-run", "look at the data, print the runs and end")
         parser.config_options(leave_out=[*({*NOT_SWEPT} - {"data", "data_options", "seed"}), "schedule"])
         parser.fields.append("schedule_options")
@@ -122,28 +100,20 @@ class CvCommand(Command):
         score = asked_score(own.score, "--score", config.metrics)
         config = replace(config, metrics=cast("str", score.among(config.metrics)))
         config = without_groups(config, own.group_by)
-        models = choices_of("model", _listed(own.models))
-        schedules = choices_of("schedule", _listed(own.schedules))
+        models = choices_of("model", words_of(own.models))
+        schedules = choices_of("schedule", words_of(own.schedules))
         candidates = contenders(config, models, schedules, sweep_of(own.sweep))
         array = array_job(own, fewest_servers(candidates))
-        blocks = Blocks(
-            own.block,
-            own.blocks if array is None else None,
-            own.threads,
-            None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
-            None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
-        )
-        folds = own.folds * own.repeats if own.bag is None else own.bag
+        at_a_time = own.blocks if array is None else None
+        blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)
+        folds = own.folds * own.repeats
         blocks.prepare(max(0, folds) * len(candidates), fewest_servers(candidates))
         # scikit-learn takes a second to import.
-        from tutti.studies.cross_validation.splits import Bootstraps, splitter_of
+        from tutti.studies.cross_validation.splits import splitter_of
 
         grouped = own.group_by is not None
         splitter = splitter_of(own.folds, own.repeats, config.seed, own.stratified, grouped)
         said = {"folds": own.folds, "repeats": own.repeats, "stratified": own.stratified}
-        if own.bag is not None:
-            _refuse_folds(own)
-            splitter, said = Bootstraps(own.bag, config.seed), {"bag": own.bag}
         question = CrossValidation(
             config,
             candidates,
@@ -167,37 +137,8 @@ class CvCommand(Command):
         outcome = train_shown(question, folder, blocks, sys.stdout)
         found = findings_of(folder)
         write_findings(folder, found)
-        print_findings(found, folder, outcome, sys.stdout, own.classes)
-        self._report(folder, found)
+        print_findings(found, folder, outcome, sys.stdout)
+        print_page(lambda: write_cv_page(folder, found), folder.path)
         if outcome.stopped is not None:
-            out = shlex.quote(str(folder.path))
-            print(f"stopped: {outcome.stopped}; go on by the same command with --resume --out {out}")
-            return EXIT_INTERRUPTED
+            return stopped(outcome.stopped, folder.path)
         return 1 if found.failed else 0
-
-    def _report(self, folder: FarmFolder, found: Findings) -> None:
-        """Write the page, or say what it takes to have one."""
-        try:
-            print(f"report: {write_cv_page(folder, found)}", flush=True)
-        except BadRunFolder:
-            raise
-        except UserError as error:
-            print(
-                f"tutti: warning: {error}; then run 'tutti report {folder.path}'", file=sys.stderr, flush=True
-            )
-
-
-def _refuse_folds(own: argparse.Namespace) -> None:
-    """Refuse options of folds beside --bag."""
-    if own.bag < 2:
-        raise BadOption(f"--bag is {own.bag}; the smallest possible is 2")
-    asked = {"--folds": own.folds != FOLDS, "--repeats": own.repeats != 1, "--stratified": own.stratified}
-    for name, given in asked.items():
-        if given:
-            raise BadOption(
-                f"{name} is about dividing the samples, and --bag draws them; leave one of them out"
-            )
-
-
-def _listed(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]

@@ -1,4 +1,4 @@
-"""The options of all farms: `--on`, which says where the runs are made, and the ranks of its blocks."""
+"""The options of all farms: the ranks of their blocks, the folder, and where the runs are made."""
 
 from __future__ import annotations
 
@@ -20,8 +20,23 @@ SLURM: Final = "slurm"
 _RANKS: Final = re.compile(r"(?<![\w-])-n (?=\d)")
 
 
-def define_engine(parser: Parser) -> None:
-    """Add the option to a command's parser."""
+def define_farm(parser: Parser, folder: str) -> None:
+    """Add the options of all farms to a command's parser.
+
+    Args:
+        parser: of the command.
+        folder: the text about the folder that is the default of --out.
+    """
+    parser.option("--block", "ranks of each run", "B", 1, type=int)
+    blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
+    parser.option("--blocks", blocks, "N", type=int)
+    parser.option("--threads", "threads of each rank (default: the cores / the ranks)", "N", type=int)
+    timeout = "give a run up that is not done after such a time, such as 10m"
+    parser.option("--job-timeout", timeout, "TIME")
+    limit = "save and stop when so much time is over, such as 2h; --resume goes on"
+    parser.option("--time-limit", limit, "TIME")
+    parser.option("--out", f"folder of all runs and results (default: {folder})", "FOLDER")
+    parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
     on = "where the runs are made: on this host, or by a job array of Slurm, which has --blocks tasks"
     parser.option("--on", on, default=HERE, choices=[HERE, SLURM])
     # Refused in `array_job`.

@@ -29,7 +29,6 @@ _METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER", "weights": "PLAC
 _AUTO = {
     "precision": "auto: bf16 if it is faster here and its loss follows that of fp32 in short trainings",
     "layout": "auto: the faster one here",
-    "batch_size": "auto: doubled from 32 on while that makes training at least a tenth faster",
 }
 """The meaning of "auto" for the fields of `MEASURED`."""
 
@@ -152,7 +151,7 @@ class Parser(argparse.ArgumentParser):
             made = self.add_argument(
                 *names,
                 dest=f.name,
-                type=_number_or_auto if kind is int and f.name in MEASURED else kind,
+                type=kind,
                 default=argparse.SUPPRESS,
                 metavar=shown or _METAVARS.get(f.name, metavar),
             )
@@ -178,10 +177,6 @@ def _parsed(kind: Callable[[str], float], words: str, text: str) -> float:
         return kind(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not {words}") from None
-
-
-def _number_or_auto(text: str) -> int | str:
-    return text if text == "auto" else int(_parsed(int, "a whole number", text))
 
 
 def _help(f: Field[Any], default: str | None = None, auto: bool = False) -> str:

@@ -16,7 +16,6 @@ from tutti.errors import BadOption
 from tutti.records.json_lines import to_json
 from tutti.registry import part
 from tutti.run.config import MEASURED, OF_LONG_RUNS, Options, flag
-from tutti.studies.autotune.batch_size import with_batch
 from tutti.studies.autotune.plan import BUDGET_S, plan
 
 
@@ -57,9 +56,7 @@ class PlanCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        given, asked = without_auto(given)
-        if "batch_size" in asked and own.batch_sizes:
-            raise BadOption("both --batch-size auto and --batch-sizes are given; give one of them")
+        given, _ = without_auto(given)
         for one, several in (("precision", own.precisions), ("batch_size", own.batch_sizes)):
             if one in given and several:
                 raise BadOption(f"both {flag(one)} and {flag(one)}s are given; give one of them")
@@ -71,12 +68,9 @@ class PlanCommand(Command):
             budget_s=own.budget,
             precisions=words_of(own.precisions),
             batch_sizes=numbers_of(own.batch_sizes, "--batch-sizes", "64,128"),
-            grows="batch_size" in asked,
             exhaustive=own.exhaustive,
         )
-        pick = found.pick.candidate
-        chosen = pick.applied_to(with_batch(config, pick.batch_size) if "batch_size" in asked else config)
-        command = shlex.join(["tutti", "train", *command_words(chosen)])
+        command = shlex.join(["tutti", "train", *command_words(found.pick.candidate.applied_to(config))])
         found.show(sys.stdout)
         print(*found.why(), sep="\n")
         print(f"measured in {found.seconds:.0f} s\n\n{command}", flush=True)

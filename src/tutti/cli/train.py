@@ -102,7 +102,7 @@ class TrainCommand(Command):
             from tutti.studies.autotune.plan import measured, planned
 
         if own.plan is not None:
-            config = planned(config, given, "batch_size" in asked, own.budget)
+            config = planned(config, given, own.budget)
         elif asked:
             config = measured(config, asked, own.budget)
         outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began))

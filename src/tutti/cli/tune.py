@@ -13,16 +13,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
-from tutti.cli.engines import array_job, define_engine, print_script, ranks_by_block, submit
+from tutti.cli.command import Command, print_page, stopped
+from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, command_words, config_from, words_of
-from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UserError
+from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
-from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.blocks import Blocks
 from tutti.studies.crossing import SHARED
 from tutti.studies.search.space import read_space, space_of
-from tutti.training.intervals import seconds_of
 
 SPACE = "space"
 """The field of a command line, though of no configuration, that takes --space.NAME VALUES."""
@@ -62,18 +61,7 @@ class TuneCommand(Command):
         parser.option("--objective", objective, "NAMES", "accuracy")
         parser.option("--folds", "train each trial on so many folds, and take the mean", "K", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
-        parser.option("--block", "ranks of each run", "B", 1, type=int)
-        blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
-        parser.option("--blocks", blocks, "N", type=int)
-        parser.option("--threads", "threads of each rank (default: the cores / the ranks)", "N", type=int)
-        timeout = "give a run up that is not done after such a time, such as 10m"
-        parser.option("--job-timeout", timeout, "TIME")
-        limit = "save and stop when so much time is over, such as 2h; --resume goes on"
-        parser.option("--time-limit", limit, "TIME")
-        out = "folder of all runs and results (default: farms/DATE-MODEL-DATA)"
-        parser.option("--out", out, "FOLDER")
-        define_engine(parser)
-        parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
+        define_farm(parser, "farms/DATE-MODEL-DATA")
         parser.option("--dry-run", "check the space, look at the data and end")
         kept = {"data", "data_options", "seed", "validation"}
         parser.config_options(leave_out=[*({*SHARED} - kept)])
@@ -91,13 +79,8 @@ class TuneCommand(Command):
         from_file = {} if own.space is None else read_space(own.space)
         space = space_of({**from_file, **dotted.pop(SPACE, {})})
         array = array_job(own, given.get("servers", 0))
-        blocks = Blocks(
-            own.block,
-            own.blocks if array is None else None,
-            own.threads,
-            None if own.job_timeout is None else seconds_of(own.job_timeout, "--job-timeout"),
-            None if own.time_limit is None else seconds_of(own.time_limit, "--time-limit"),
-        )
+        of_host = own.blocks if array is None else None
+        blocks = Blocks.of(own.block, of_host, own.threads, own.job_timeout, own.time_limit)
         # As `Search.at_a_time` counts, but for a grid of fewer trials.
         at_a_time = own.trials * (own.folds if own.pruner == "none" else 1)
         blocks.prepare(max(0, at_a_time), given.get("servers", 0))
@@ -141,17 +124,9 @@ class TuneCommand(Command):
         found = tune_shown(search, folder, own.trials, blocks, sys.stdout)
 
         print_findings(found, sys.stdout, partial(train_command, block=own.block))
-        try:
-            print(f"report: {write_tune_page(found)}", flush=True)
-        except BadRunFolder:
-            raise
-        except UserError as error:
-            then = f"then run 'tutti report {folder.path}'"
-            print(f"tutti: warning: {error}; {then}", file=sys.stderr, flush=True)
+        print_page(lambda: write_tune_page(found), folder.path)
         if found.outcome is not None and found.outcome.stopped is not None:
-            how = f"go on by the same command with --resume --out {shlex.quote(str(folder.path))}"
-            print(f"stopped: {found.outcome.stopped}; {how}")
-            return EXIT_INTERRUPTED
+            return stopped(found.outcome.stopped, folder.path)
         return 0 if found.best else 1
 
 

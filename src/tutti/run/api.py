@@ -103,7 +103,7 @@ class TrainOptions(TypedDict, total=False):
     target: float | None
     restore_best: bool
     time_limit: str | None
-    batch_size: int | str
+    batch_size: int
     accumulate: int
     optimizer_options: Options
     lr: float | None
@@ -195,7 +195,7 @@ def train(
             this is the result.
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
-            written when `out` names one. precision, layout and batch_size may be "auto": then a measurement
+            written when `out` names one. precision and layout may be "auto": then a measurement
             of at most 20 s on the ranks chooses them first, and the result's configuration has what it chose.
 
     Returns:

@@ -30,7 +30,7 @@ Options = dict[str, Any]
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
 
-MEASURED: Final = ("precision", "layout", "batch_size")
+MEASURED: Final = ("precision", "layout")
 """The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
 
 BUDGET_S: Final = 20.0

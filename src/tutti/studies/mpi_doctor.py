@@ -178,9 +178,6 @@ def wrongs(seen: Sequence[Seen]) -> list[str]:
         if len(set(versions.values())) > 1:
             told = ", ".join(f"{host}: {version}" for host, version in versions.items())
             found.append(f"{name} differs ({told}): use one environment on all hosts")
-    for host, ranks in by_host(seen).items():
-        # A rank that sees no other knows nothing of the cores that others use.
-        found += _wrong_cores(host, ranks) if first.mpi_size == first.size else []
     return found + _wrong_networks(seen)
 
 
@@ -196,24 +193,6 @@ def _two_mpis(one: Seen) -> str:
             "of the allocation: tutti train --hosts slurm"
         )
     return text + f"Take the mpirun of {one.file or 'that library'}, or its own library: MPI4PY_LIBMPI=FILE"
-
-
-def _wrong_cores(host: str, ranks: Sequence[Seen]) -> list[str]:
-    used = sorted({cpu for one in ranks for cpu in one.cpus})
-    count, has = len(ranks), max(one.host_cpus for one in ranks)
-    more = "srun --cpus-per-task=N" if ranks[0].launcher == "srun" else "mpirun --bind-to none"
-    if len(used) < count <= has:
-        shared = f"{count} ranks share CPUs {_listed(used)}, of {has}"
-        return [f"host {host}: {shared}: let them use all of them, by {more}"]
-    if len(used) < count:
-        cpus = f"{len(used)} CPU{'s' * (len(used) > 1)}"
-        return [f"host {host}: {count} ranks share {cpus} and take turns: start fewer"]
-    if len(used) < has and all(len(one.cpus) == 1 for one in ranks):
-        return [
-            f"host {host}: each rank is bound to one CPU, and {has - len(used)} of {has} are idle: start "
-            f"more ranks, or let each use its share, by {more}"
-        ]
-    return []
 
 
 def _wrong_networks(seen: Sequence[Seen]) -> list[str]:

@@ -40,9 +40,6 @@ TUNE: Final = {
 }
 """Those of `tutti tune`, as arguments of `tutti.tune`."""
 
-_VALUE: Final = r"-?\d[\d.e+-]*(?<![.])|none|median|asha|hyperband|tpe|gp|cma-es|random|grid|genetic"
-"""Texts behind an option that are its value, and not the next word of the sentence."""
-
 
 def spelled(message: str, options: Mapping[str, str]) -> str:
     """Return a message with options as arguments; other words stay as they are.
@@ -51,16 +48,11 @@ def spelled(message: str, options: Mapping[str, str]) -> str:
         message: as the command line has it.
         options: the command's own, their names without dashes, and what to write for each.
     """
-    names = "|".join(options)
-    pattern = rf"(?<![\w-])--({names})(?:\.([a-z][\w.]*\w))?(?![\w-])(?: ({_VALUE})(?![\w=]))?"
+    pattern = rf"(?<![\w-])--({'|'.join(options)})(?:\.([a-z][\w.]*\w))?(?![\w-])"
 
     def argument(found: re.Match[str]) -> str:
-        name, key, value = options[found[1]], found[2], found[3]
-        name = name if key is None else f"{name}['{key}']"
-        if value is None:
-            return name
-        literal = value if value[-1].isdigit() else f"'{value}'"
-        return f"{name} {value}" if "=" in name or " " in name else f"{name}={literal}"
+        name, key = options[found[1]], found[2]
+        return name if key is None else f"{name}['{key}']"
 
     return in_python(re.sub(pattern, argument, message))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tutti.data.batches import Batches
 from tutti.data.columns import LENGTHS, MASK, Columns, Inputs, names_beside
@@ -120,7 +121,9 @@ def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Ari
 def _unwritten(module: nn.Module, together: bool) -> Iterator[None]:
     """Refuse a forward pass that replaces a weight, or, of workers who train together, that writes one."""
     trained = {
-        name: one for name, one in module.named_parameters() if one.requires_grad and type(one.data) is Tensor
+        name: one
+        for name, one in module.named_parameters()
+        if one.requires_grad and not is_lazy(one) and type(one.data) is Tensor
     }
     before = {name: (one.data_ptr(), one._version) for name, one in trained.items()}
     yield

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import copy
 import os
-import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-import psutil
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
@@ -45,13 +42,11 @@ from tutti.run.build import (
 )
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import load_job
-from tutti.studies.autotune.batch_size import Memory, climb, largest, with_batch
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.following import LEAST_UPDATES, ORDERS, Twins, updates_within
 from tutti.studies.autotune.plan import PlanJob
-from tutti.studies.autotune.race import FEW, HOPELESS, Contender, Fate, Timing, race
+from tutti.studies.autotune.race import FEW, Contender, Fate, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
-from tutti.studies.autotune.same_outputs import refuse_other_outputs
 from tutti.studies.autotune.short_training import short_trainings
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch, try_gradient
@@ -61,14 +56,8 @@ from tutti.training.trainer import Trainer
 WARM: Final = 10
 """One step in so many of a turn is made beforehand and does not count: caches and threads are another's."""
 
-FOR_BATCH: Final = 0.4
-"""The share of the time in which the batch grows, if it may."""
-
 FOR_CHOICE: Final = 0.4
-"""The share of what is left then for the race, if there are other precisions to be tried afterwards ..."""
-
-SMALL: Final = 4
-"""Samples of each rank in the first look at a precision."""
+"""The share of the time for the race, if there are other precisions to be tried afterwards ..."""
 
 FOR_SPEED: Final = 0.3
 """... and of what is left after that, for their speed. The rest is for short trainings."""
@@ -153,7 +142,7 @@ class Rehearsal:
             return BadOption(f"the GPU's memory is too small: {str(error).partition('.')[0]}")
 
     def _try(self, one: Candidate, parts: Assembly, team: Communicator) -> None:
-        """Refuse a way in which a step fails, or which gives other outputs (collective over its ranks).
+        """Refuse a way in which a step fails (collective over its ranks).
 
         It is tried apart from the others once: in a step that fails on one of them they would wait for it.
 
@@ -165,8 +154,6 @@ class Rehearsal:
             part, objective, fault = self._task.dataset.train, parts.task.objective, None
             try:
                 try_gradient(parts.task.module, part, objective)
-                if len(self._job.choices.layouts) > 1:
-                    refuse_other_outputs(self._task.module, part, objective.arithmetic)
             except UserError as error:
                 fault = error
             faults = cast("list[UserError | None]", team.all_gather_objects(fault))
@@ -248,7 +235,7 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
 
 
 def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehearsal) -> Recommendation:
-    """First the batch, then what may be chosen freely, then other precisions beside the best of these."""
+    """First what may be chosen freely, then other precisions beside the best of these."""
     choices, clock = job.choices, comm.clock
     if not has_images(task.module):
         choices = replace(choices, layouts=choices.layouts[:1])
@@ -262,27 +249,15 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
     def share(of: float) -> float:
         return clock() + (deadline - clock()) * of
 
-    ladder = None
-    if job.grows:
-        most = largest(len(task.dataset.train))
-        ladder = climb(
-            first, most, rehearsal.measure, clock, share(FOR_BATCH), partial(memory, job.config.device)
-        )
-        choices = replace(choices, batch_sizes=(ladder.pick,))
-        job = replace(job, config=with_batch(job.config, ladder.pick))
-
-    slow = first_look(rehearsal, replace(first, batch_size=choices.batch_sizes[0]), job.dared)
-    job = replace(job, dared=tuple(one for one in job.dared if one not in slow))
-
     def raced(candidates: list[Candidate], end: float) -> list[Contender[Candidate]]:
         return race(candidates, rehearsal.measure, clock, end, exhaustive=job.exhaustive)
 
     candidates = choices.candidates()
-    if len(candidates) > 1 or not (job.dared or job.grows):
+    if len(candidates) > 1 or not job.dared:
         ways = raced(candidates, share(FOR_CHOICE) if job.dared else deadline)
     else:
         ways = [Contender(candidates[0], Fate.RACING, rehearsal.measure(candidates[0], 1))]
-    found = Recommendation(ways, ladder=ladder, slow=slow)
+    found = Recommendation(ways)
     if not job.dared:
         return found
     best = found.pick.candidate
@@ -295,23 +270,6 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
     if faster is None:
         return found
     return replace(found, twins=compare_twins(job, task, rehearsal, faster.candidate, clock, deadline))
-
-
-def first_look(rehearsal: Rehearsal, one: Candidate, precisions: Sequence[str]) -> dict[str, float]:
-    """Return the precisions that are hopeless here, with their speed / that of a candidate.
-
-    A few samples show it: where a processor has no instructions for a precision, a step with a whole batch
-    may take minutes.
-    """
-    small = replace(one, batch_size=min(one.batch_size, SMALL * one.ranks))
-    found: dict[str, float] = {}
-    with suppress(UserError):  # Then the race finds it again.
-        for precision in precisions:
-            pair = small, replace(small, precision=precision)
-            own, other = ([rehearsal.measure(each, 1) for _ in range(2)][-1].seconds for each in pair)
-            if other > HOPELESS * own:
-                found[precision] = own / other
-    return found
 
 
 def compare_twins(
@@ -346,14 +304,6 @@ def compare_twins(
 def run_length(config: TrainConfig, samples: int) -> int:
     """Return how many updates a run makes, by its configuration."""
     return config.steps or (config.epochs or DEFAULT_EPOCHS) * max(1, -(-samples // config.batch_size))
-
-
-def memory(device: str) -> Memory:
-    """Look at the memory of this process and of its host, or of its GPU."""
-    if device != "cpu":
-        return Memory(torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Memory(peak, psutil.virtual_memory().available)
 
 
 def has_images(module: nn.Module) -> bool:

@@ -1,8 +1,8 @@
 """The fastest way to run a training on this machine, found by measuring. Needs no torch.
 
-                ranks, threads      layout      precision                    batch size
---plan auto     race                race        race, then short trainings   as given
---X auto        as in a run         as given    as given                     as given, but for X
+                ranks, threads      layout      precision
+--plan auto     race                race        race, then short trainings
+--X auto        as in a run         as given    as given, but for X
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.records.run_folder import check_writable
 from tutti.run.config import BUDGET_S as BEFORE_TRAINING_S
-from tutti.run.config import MEASURED, MOST_RANKS, TrainConfig
+from tutti.run.config import MEASURED, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.pickled import Pickled
 from tutti.run.start import announce, run
-from tutti.studies.autotune.batch_size import first_batch, with_batch
 from tutti.studies.autotune.candidates import Choices, choices_for
 from tutti.studies.autotune.recommendation import Recommendation
 
@@ -47,7 +46,6 @@ class PlanJob(Job):
     Attributes:
         choices: what may be chosen.
         dared: precisions that round more, which are picked if they are faster and their loss follows.
-        grows: the batch is doubled while that gains enough.
         cores: of this host, that the ranks share.
         deadline: when the measurements are to end, by the clock of the host's communicators.
         least_s: seconds that they get at least, however late they begin.
@@ -62,7 +60,6 @@ class PlanJob(Job):
     cores: Cores
     deadline: float
     least_s: float = 0.0
-    grows: bool = False
     exhaustive: bool = False
 
     @override
@@ -78,7 +75,6 @@ def plan(
     budget_s: float = BUDGET_S,
     precisions: Sequence[str] = (),
     batch_sizes: Sequence[int] = (),
-    grows: bool = False,
     exhaustive: bool = False,
     objects: Mapping[str, Pickled] = MappingProxyType({}),
     quiet: bool = False,
@@ -94,7 +90,6 @@ def plan(
         precisions: that may be chosen for their speed alone; by default that of `config`, or bf16 if it is
             faster and its loss follows.
         batch_sizes: that may be chosen; by default that of `config`, as another one trains differently.
-        grows: the batch is doubled from 32 on while that gains enough, and then chosen.
         exhaustive: measure all ways until the budget is used up, instead of stopping the slow ones early.
         objects: what was given as Python objects, as `Job` has them.
         quiet: print only what is measured for how long, and warnings.
@@ -111,10 +106,6 @@ def plan(
     began = time.monotonic()
     _refuse_elsewhere(config, budget_s)
     cores = allowed_cores()
-    if grows:
-        # The first batch has samples for all ranks, however many there are.
-        shapes = choices_for(replace(config, batch_size=MOST_RANKS), fixed, cores.usable).shapes
-        config = replace(config, batch_size=first_batch(max(ranks for ranks, _ in shapes)))
     choices = choices_for(config, fixed, cores.usable, precisions, batch_sizes)
     if not silent:
         warning = others_at_work(cores.usable)
@@ -130,7 +121,6 @@ def plan(
         cores,
         deadline=began + budget_s,
         least_s=LEAST * budget_s,
-        grows=grows,
         exhaustive=exhaustive,
         objects=dict(objects),
         quiet=quiet or silent,
@@ -143,7 +133,6 @@ def plan(
 def planned(
     config: TrainConfig,
     fixed: Collection[str],
-    grows: bool = False,
     budget_s: float = BEFORE_TRAINING_S,
     objects: Mapping[str, Pickled] = MappingProxyType({}),
     silent: bool = False,
@@ -153,7 +142,6 @@ def planned(
     Args:
         config: what to train.
         fixed: the fields of it that are decided.
-        grows: the batch size is to be chosen.
         budget_s: seconds that this may take.
         objects: what was given as Python objects, as `Job` has them.
         silent: print nothing.
@@ -165,18 +153,17 @@ def planned(
     _refuse_elsewhere(config, budget_s)
     if config.out is not None:
         check_writable(config.out)  # before time goes into the measurement
-    if not grows and ("precision" in fixed or config.precision != "fp32"):
+    if "precision" in fixed or config.precision != "fp32":
         only = choices_for(config, fixed, allowed_cores().usable).candidates()
         if len(only) == 1:
             if not silent:
                 announce(f"{only[0].shape}: the options leave nothing to choose")
             return only[0].applied_to(config)
-    found = plan(config, fixed, budget_s=budget_s, grows=grows, objects=objects, quiet=True, silent=silent)
+    found = plan(config, fixed, budget_s=budget_s, objects=objects, quiet=True, silent=silent)
     if not silent:
         for line in found.in_short():
             announce(line)
-    one = found.pick.candidate
-    return one.applied_to(with_batch(config, one.batch_size) if grows else config)
+    return found.pick.candidate.applied_to(config)
 
 
 def measured(
@@ -199,12 +186,10 @@ def measured(
         TuttiError: as `plan` does.
     """
     _refuse_elsewhere(config, budget_s)
-    grows = "batch_size" in asked
-    # A batch that may grow has samples for all ranks.
-    place = Job(replace(config, batch_size=MOST_RANKS) if grows else config).placement()
+    place = Job(config).placement()
     placed = replace(config, workers=str(place.workers), threads=place.threads)
-    fixed = {"workers", "threads", *MEASURED} - set(asked)
-    found = planned(placed, fixed, grows, budget_s, objects, silent)
+    fixed = {"workers", "threads", "batch_size", *MEASURED} - set(asked)
+    found = planned(placed, fixed, budget_s, objects, silent)
     return replace(found, workers=config.workers, threads=config.threads)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Final
 
-from tutti.studies.autotune.batch_size import Ladder
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.following import Twins
 from tutti.studies.autotune.race import Contender, Fate, equals, gap, leader, racing
@@ -36,16 +35,12 @@ class Recommendation:
     Attributes:
         ways: those to choose from.
         others: the best of them again, beside ways in another precision, which rounds more.
-        ladder: the batch sizes that were measured; None: it was given.
-        slow: precisions that a first look has ruled out, with their share of the speed.
         twins: short trainings in that other precision; None: it was not faster, or not tried.
         seconds: that all of it took, the start of the ranks included.
     """
 
     ways: Sequence[Way]
     others: Sequence[Way] = field(default_factory=list)
-    ladder: Ladder | None = None
-    slow: Mapping[str, float] = field(default_factory=dict)
     twins: Twins | None = None
     seconds: float = 0.0
 
@@ -71,17 +66,15 @@ class Recommendation:
         return None if way is reference or len(way.turns) < 2 or to.ratio - to.noise <= 1 else way
 
     def why(self) -> list[str]:
-        """The batch size, the reason for the pick, and what another precision brings, one sentence each."""
-        batch = [] if self.ladder is None else [self.ladder.why()]
-        return [*batch, self._reason(), *self._precision()]
+        """The reason for the pick, and what another precision brings, one sentence each."""
+        return [self._reason(), *self._precision()]
 
     def in_short(self) -> list[str]:
         """The measurements and the choice, one line for each choice that there was."""
-        batch = [] if self.ladder is None else [self.ladder.why()]
         measured = sum(way.rate is not None for way in self.ways)
         ways = f"{measured} combination{'' if measured == 1 else 's'}"
         raced = f"measured {ways} in {self.seconds:.0f} s: {self._reason()}"
-        others = [*batch, *self._precision()]
+        others = self._precision()
         return [raced, *others] if len(self.ways) > 1 or not others else others
 
     def _reason(self) -> str:
@@ -112,9 +105,6 @@ class Recommendation:
 
     def _precision(self) -> list[str]:
         """The gain by another precision, and whether it is chosen."""
-        if self.slow:
-            said = "{} is not chosen: it has {:.0%} of the speed here, by a few samples"
-            return [said.format(name, share) for name, share in self.slow.items()]
         reference, faster = self._reference(), self.faster
         rivals = [way for way in self.others if way is not reference and way.rate is not None]
         if reference is None or not rivals:
@@ -199,8 +189,6 @@ class Recommendation:
             "pick": asdict(self.pick.candidate),
             "why": self.why(),
             "seconds": self.seconds,
-            "batch_sizes": None if self.ladder is None else [self._record(way) for way in self.ladder.rungs],
-            "too_slow": dict(self.slow),
             "short_trainings": None if self.twins is None else self.twins.as_json(),
             "candidates": [self._record(way) for way in self.rows()],
         }

@@ -15,22 +15,18 @@ from numpy.typing import ArrayLike
 from torch import nn
 from torch.optim import Optimizer
 
-from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
-from tutti.farm.block_placement import place_blocks
+from tutti.errors import RunStopped, TuttiError, UnknownName
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS
 from tutti.run.api import (
     TrainOptions,
     other_floats,
-    refuse_built,
-    spell_class_weights,
-    weights_of,
-    without_loaders,
 )
-from tutti.run.config import OBJECT, TrainConfig
+from tutti.run.config import OBJECT
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
+from tutti.studies.arguments import Arguments
 from tutti.studies.cross_validation.asked_score import asked_score
 from tutti.studies.cross_validation.candidates import (
     NONE,
@@ -43,11 +39,10 @@ from tutti.studies.cross_validation.candidates import (
 )
 from tutti.studies.cross_validation.display import print_findings, print_scores, train_shown
 from tutti.studies.cross_validation.samples import samples_of
-from tutti.studies.cross_validation.scores import Scores
+from tutti.studies.cross_validation.scores import Scores, out_of_fold
 from tutti.studies.cross_validation.significance import Difference
 from tutti.studies.cross_validation.splits import splitter_of
 from tutti.studies.cross_validation.study import (
-    Blocks,
     CrossValidation,
     Findings,
     begin,
@@ -60,11 +55,8 @@ from tutti.studies.cross_validation.study import (
     without_groups,
     write_findings,
 )
-from tutti.studies.given_data import GivenData
-from tutti.studies.given_weights import with_kept_weights
 from tutti.studies.spelling import CV, as_arguments_of, spelled
 from tutti.terminal import lasting_output
-from tutti.training.intervals import seconds_of
 
 Model = str | nn.Module | Callable[..., nn.Module]
 Schedule = str | Callable[..., Any] | None
@@ -86,6 +78,7 @@ class CrossValidated:
     comparison: list[Difference] = field(repr=False)
     failed: dict[str, str]
     folder: Path
+    _findings: Findings = field(repr=False)
 
     @property
     def best(self) -> str:
@@ -111,16 +104,7 @@ class CrossValidated:
         folder = FarmFolder.open(self.folder)
         jobs = [folder.job(job_name(name, fold)) for fold in range(len(self.scores[name].folds))]
         found = [Predictions.read(job / PREDICTIONS) for job in jobs if (job / PREDICTIONS).is_file()]
-        rows = np.concatenate([one.rows for one in found])
-        order = np.argsort(rows, kind="stable")
-        outputs, targets = (
-            np.concatenate([getattr(one, part) for one in found])[order] for part in ("outputs", "targets")
-        )
-        return Predictions(rows[order], outputs, targets)
-
-    @property
-    def _findings(self) -> Findings:
-        return findings_of(FarmFolder.open(self.folder))
+        return out_of_fold(found)
 
     def __str__(self) -> str:
         text = StringIO()
@@ -196,37 +180,26 @@ def cross_validate(
         >>> result = tutti.cross_validate(["lenet", "mlp"], "mnist", cv=5, epochs=3)
         >>> print(result)
     """
-    _refuse_unknown(options)
     asked = asked_score(score, "--score", metrics)
-    metrics = asked.among(metrics)
-    out, limit = options.pop("out", None), options.pop("time_limit", None)
-    threads = options.pop("threads", None)
-    ranks = Blocks(
-        workers,
-        blocks,
-        threads,
-        None if job_timeout is None else seconds_of(job_timeout, "--job-timeout"),
-        None if limit is None else seconds_of(limit, "--time-limit"),
+    given: dict[str, object] = {"loss": loss, "metrics": asked.among(metrics), "strategy": strategy}
+    given |= {"optimizer": optimizer, "sampling": sampling, "augment": augment}
+    there = Arguments.of(
+        "cross_validate",
+        data,
+        given,
+        options,
+        workers=workers,
+        blocks=blocks,
+        job_timeout=job_timeout,
+        resume=resume,
+        quiet=quiet,
     )
-    place_blocks(workers, blocks, threads, None)
-    if resume and out is None:
-        raise BadOption("resume=True needs out: the folder of the cross-validation to go on with")
-    refuse_built(optimizer)
-    data = without_loaders(data, options, quiet)
-    spell_class_weights(options)
-    given: dict[str, object] = {"loss": loss, "metrics": metrics, "strategy": strategy or "auto"}
-    given |= {"optimizer": optimizer or "adam", "sampling": weights_of(sampling), "augment": augment}
-    values, objects = by_name(given)
-    config = TrainConfig.from_json({**values, **options})
-    refuse_own_folds(config)
-    there = GivenData.of(data, config)
+    refuse_own_folds(there.config)
     config = without_groups(there.config, groups if isinstance(groups, str) else None)
     chosen = _choices("model", models), _choices("schedule", schedules)
-    if resume and out is not None:
-        chosen = [_as_begun(Path(out), one) for one in chosen[0]], chosen[1]
-    candidates = contenders(config, *chosen, sweep or {}, objects)
+    candidates = contenders(config, *chosen, sweep or {}, there.objects)
     jobs = max(0, cv) * len(candidates) if isinstance(cv, int) else None
-    ranks.prepare(jobs, fewest_servers(candidates))
+    there.blocks.prepare(jobs, fewest_servers(candidates))
     if isinstance(cv, int):
         said: dict[str, Any] = {"folds": cv}
         cv = splitter_of(cv, seed=config.seed, grouped=groups is not None)
@@ -234,13 +207,13 @@ def cross_validate(
         said = {"cv": type(cv).__name__}
     known = groups if groups is None or isinstance(groups, str) else np.asarray(groups)
     question = CrossValidation(config, candidates, cv, said, known, asked.name, there.arrays, other_floats())
-    plan = plan_with(question, samples_of(samples_job(question, ranks), there.contents))
-    folder = begin(plan, out or plan.usual_folder(), resume)
+    plan = plan_with(question, samples_of(samples_job(question, there.blocks), there.contents))
+    folder = begin(plan, there.out or plan.usual_folder(), resume)
     # The folder has the splits now.
     del plan
     with lasting_output(), open(os.devnull, "w") as nothing:
         stream = nothing if quiet else sys.stdout
-        outcome = train_shown(question, folder, ranks, stream)
+        outcome = train_shown(question, folder, there.blocks, stream)
         found = findings_of(folder)
         write_findings(folder, found)
         print_findings(found, folder, outcome, stream)
@@ -251,24 +224,7 @@ def cross_validate(
         job, why = next(iter(found.failed.items()))
         why = spelled(why, CV)
         raise TuttiError(f"no fold has come to its end: {job} failed: {why}; see {folder.job(job)}")
-    return CrossValidated(found.scores, found.differences, found.failed, folder.path)
-
-
-def _as_begun(farm: Path, choice: Choice) -> Choice:
-    """Return a model with the weights that the folds which have finished have begun with."""
-    objects = {
-        field: with_kept_weights(farm, f"{field} {choice.name}", pickled)
-        for field, pickled in choice.objects.items()
-    }
-    return replace(choice, objects=objects)
-
-
-def _refuse_unknown(options: Mapping[str, object]) -> None:
-    for name in options:
-        if name not in TrainOptions.__annotations__:
-            raise UnknownName(
-                "argument", name, [*TrainOptions.__annotations__], "See help(tutti.cross_validate)."
-            )
+    return CrossValidated(found.scores, found.differences, found.failed, folder.path, found)
 
 
 def _choices(kind: str, given: object) -> list[Choice]:

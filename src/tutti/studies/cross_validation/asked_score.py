@@ -66,8 +66,6 @@ def asked_score(given: object, option: str, metrics: Metric | Sequence[Metric] =
     known = {_name(one) for one in _listed(metrics)}
     own = not isinstance(given, str) or names_object(text)
     if text == AUTO or (name in MEASURES and not own):
-        _refuse_other_direction(option, text, better)
-        _refuse_own_of_that_name(option, name, metrics)
         return AskedScore(text)
     if name in MEASURES:
         raise BadOption(
@@ -87,21 +85,6 @@ def asked_score(given: object, option: str, metrics: Metric | Sequence[Metric] =
     if name in known or name == LOSS:
         return AskedScore(label)
     return AskedScore(label, text or given)
-
-
-def _refuse_other_direction(option: str, name: str, better: str) -> None:
-    if better and (name == AUTO or MEASURES[name].better != better):
-        raise BadOption(f"{option} says that {better} values of '{name}' are better; leave ':{better}' out")
-
-
-def _refuse_own_of_that_name(option: str, name: str, metrics: Metric | Sequence[Metric]) -> None:
-    """Refuse the name of a figure that a function of the user's has, too."""
-    own = [one for one in _listed(metrics) if not isinstance(one, str) or names_object(one)]
-    if name in map(_name, own):
-        raise BadOption(
-            f"{option} {name} may mean the figure of that name, or the function among the metrics; call that "
-            "otherwise"
-        )
 
 
 def _listed(metrics: Metric | Sequence[Metric]) -> list[Metric]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from statistics import mean
 from typing import IO, Final
@@ -12,12 +11,12 @@ from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import ERROR
 from tutti.records.texts import duration
 from tutti.records.untrusted import printable
+from tutti.studies.blocks import Blocks
 from tutti.studies.cross_validation.page import shown
 from tutti.studies.cross_validation.significance import none_told
 from tutti.studies.cross_validation.study import (
     COMPARISON,
     SCORES,
-    Blocks,
     CrossValidation,
     Findings,
     Plan,
@@ -57,13 +56,11 @@ def train_shown(
         return train_folds(question, folder, blocks, hear)
 
 
-def print_scores(found: Findings, stream: IO[str], classes: bool = False) -> None:
+def print_scores(found: Findings, stream: IO[str]) -> None:
     """Print the scores, and what they tell."""
     console = console_on(stream)
     if found.scores:
         console.print(score_table(found))
-        if classes:
-            console.print(class_table(found))
     shown = found.differences
     if len(shown) > 1 and not any(one.told or one.why for one in shown):
         print(printable(none_told(shown)), file=stream)
@@ -77,11 +74,9 @@ def print_scores(found: Findings, stream: IO[str], classes: bool = False) -> Non
         print(f"{len(found.differences) - len(shown)} further comparisons are in {COMPARISON}", file=stream)
 
 
-def print_findings(
-    found: Findings, folder: FarmFolder, outcome: FarmOutcome, stream: IO[str], classes: bool = False
-) -> None:
+def print_findings(found: Findings, folder: FarmFolder, outcome: FarmOutcome, stream: IO[str]) -> None:
     """Print the scores, what they tell, what has failed, and how long it took."""
-    print_scores(found, stream, classes)
+    print_scores(found, stream)
     print_failures(found, folder, stream)
     if outcome.seconds > 0 and outcome.busy_s > 0:
         times = outcome.busy_s / outcome.seconds
@@ -122,17 +117,4 @@ def score_table(found: Findings) -> TextTable:
         cells = [shown(value, one.metric) for value in (one.mean, one.deviation, one.out_of_fold)]
         folds = f"{len(one.known)}" if not one.missing else f"{len(one.known)} of {len(one.folds)}"
         table.add_row(name, *cells, folds, f"{mean(seconds):.2f}" if seconds else "")
-    return table
-
-
-def class_table(found: Findings) -> TextTable:
-    """Return the table of the accuracy of each class."""
-    names = best_first(found)
-    classes = max(len(one.per_class) for one in found.scores.values())
-    labels = [found.labels[at] if at < len(found.labels) else str(at) for at in range(classes)]
-    table = TextTable(["candidate", *labels], drop=labels[::-1])
-    for name in names:
-        shares = found.scores[name].per_class
-        cells = ["" if math.isnan(share) else f"{share:.1%}" for share in shares]
-        table.add_row(name, *cells)
     return table

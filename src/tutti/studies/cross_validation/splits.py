@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -29,7 +28,6 @@ from sklearn.model_selection import (
 )
 
 from tutti.errors import BadData, BadOption
-from tutti.records.npz import read_npz
 from tutti.records.splits import Split
 
 Array = NDArray[Any]
@@ -68,31 +66,6 @@ class RepeatedGroups:
         seeds = np.random.SeedSequence(self.seed).generate_state(self.repeats, np.uint32)
         for seed in seeds:
             yield from kind(self.folds, shuffle=True, random_state=int(seed)).split(X, y, groups)
-
-
-@dataclass(frozen=True)
-class Bootstraps:
-    """Bags of as many samples as there are, drawn with replacement; held out is what a bag has not drawn.
-
-    Where there are groups, these are drawn, each with all of its samples.
-
-    Args:
-        bags: how many.
-        seed: decides what is drawn.
-    """
-
-    bags: int
-    seed: int
-
-    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Array, Array]]:
-        """Yield (train, test) for each bag."""
-        every = np.arange(len(X))
-        _, drawable = np.unique(every if groups is None else groups, return_inverse=True)
-        count = int(drawable.max()) + 1
-        for seed in np.random.SeedSequence(self.seed).spawn(self.bags):
-            drawn = np.random.default_rng(seed).integers(0, count, count)
-            times = np.bincount(drawn, minlength=count)[drawable]
-            yield np.repeat(every, times), np.flatnonzero(times == 0)
 
 
 def splitter_of(
@@ -170,23 +143,6 @@ def make_splits(
     return found
 
 
-def read_groups(path: Path, key: str, samples: int) -> Array:
-    """Read the group of each sample from an NPZ file.
-
-    Args:
-        path: of the file.
-        key: of the array in it.
-        samples: how many there are.
-
-    Raises:
-        BadData: it cannot be read, or does not fit the samples.
-    """
-    found = read_npz(path, [key])
-    if key not in found:
-        raise BadData(f"{path} has no array '{key}' with the group of each sample; name one that it has")
-    return _checked(found[key], samples)
-
-
 def _checked(groups: ArrayLike, samples: int) -> Array:
     found: Array = np.asarray(groups)
     if found.shape != (samples,):
@@ -221,14 +177,11 @@ def _refuse_rare(cv: Splitter, targets: Array, labels: Sequence[str]) -> None:
     classes, counts = np.unique(targets, return_counts=True)
     rarest = int(counts.argmin())
     if counts[rarest] < folds:
-        label, count = int(classes[rarest]), int(counts[rarest])
+        label = int(classes[rarest])
         name = f"'{labels[label]}'" if 0 <= label < len(labels) else str(label)
         raise BadOption(
-            f"--folds is {folds}, but class {name} has {count} sample{'' if count == 1 else 's'}: one for "
-            f"each fold is needed; give --folds {count} or fewer, or leave --stratified out"
-            if count > 1
-            else f"--folds is {folds}, but class {name} has a single sample, which cannot be in every fold; "
-            "leave --stratified out, or that class"
+            f"--folds is {folds}, but class {name} has {counts[rarest]} of the samples, and each fold needs "
+            "one; give fewer --folds, or leave --stratified out"
         )
 
 

@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 
 from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.farm.block_placement import place_blocks
-from tutti.farm.blocks import ENTRY
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.farm.work import work_on
-from tutti.launch.fork_server_client import prepare_ranks
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.files import make_file, refusing
 from tutti.records.json_lines import Json
-from tutti.records.npz import npz_bytes, open_data_file
+from tutti.records.npz import npz_bytes, read_npz
 from tutti.records.predictions import Predictions
 from tutti.records.run import Summary
 from tutti.records.run_folder import PREDICTIONS, RunFolder, folder_name
@@ -36,6 +34,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
+from tutti.studies.blocks import Blocks
 from tutti.studies.cross_validation.asked_score import AUTO, LOSS
 from tutti.studies.cross_validation.candidates import Contender
 from tutti.studies.cross_validation.jobs import FoldJobs
@@ -56,12 +55,6 @@ KIND: Final = "cv"
 SCORES: Final = "scores.csv"
 COMPARISON: Final = "compare.csv"
 
-_TELLING: Final = (
-    *("model", "model_options", "optimizer", "optimizer_options", "schedule", "schedule_options"),
-    *("lr", "batch_size", "seed"),
-)
-"""The options that tell one job from another; runs keep them as they are given."""
-
 FOLDER: Final = Path("farms")
 """The folder of farms without a path of their own."""
 
@@ -78,30 +71,6 @@ OF_CLASSES: Final = ("auto", "cross_entropy", "nll", "focal")
 """The losses of classes: each output weighs a class, and is no amount."""
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The ranks of a farm, and how long they may work; as in `tutti.farm.work.work_on`."""
-
-    block: int = 1
-    blocks: int | None = None
-    threads: int | None = None
-    job_timeout_s: float | None = None
-    time_limit_s: float | None = None
-
-    def prepare(self, jobs: int | None, servers: int = 0) -> None:
-        """Start what the ranks will come from: it imports torch while this process does other things.
-
-        Args:
-            jobs: as in `tutti.farm.work.work_on`.
-            servers: likewise.
-
-        Raises:
-            BadOption: this host has no room for such blocks.
-        """
-        placement, _ = place_blocks(self.block, self.blocks, self.threads, jobs, servers)
-        prepare_ranks(ENTRY, placement.threads or 1, bool(placement.warnings))
-
-
 def fewest_servers(candidates: Mapping[str, Contender]) -> int:
     """Return the number of ranks of a block that train none of the candidates."""
     return min(one.config.servers for one in candidates.values())
@@ -116,7 +85,7 @@ class CrossValidation:
         contenders: the candidates by name.
         cv: what divides the samples, as `make_splits` takes it.
         said: how it divides them, as JSON values.
-        groups: of the samples: an array, or as `read_grouping` takes it; None: there are none.
+        groups: of the samples: an array, or the name of a column or array of the data; None: there are none.
         score: "auto", or as `measure_of` takes it; the contenders compute it, if they must.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
         floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
@@ -134,7 +103,7 @@ class CrossValidation:
     @property
     def grouped_by_column(self) -> bool:
         """Whether the groups are a column of the data's files."""
-        return isinstance(self.groups, str) and names_column(self.groups, self.config.data)
+        return isinstance(self.groups, str) and names_column(self.config.data)
 
     @property
     def objects(self) -> dict[str, Pickled]:
@@ -244,7 +213,7 @@ def plan_with(question: CrossValidation, samples: Samples) -> Plan:
     if question.grouped_by_column:
         groups = samples.groups
     elif isinstance(groups, str):
-        groups = read_grouping(groups, question.config.data, len(samples.targets))
+        groups = read_groups(groups, question.config.data)
     splits = make_splits(question.cv, samples.targets, groups, samples.labels)
     return Plan(question, splits, samples.fingerprint, _record(question, samples, splits))
 
@@ -262,11 +231,6 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
     folder = FarmFolder.begin(out, KIND, plan.record, jobs, resume=resume)
     if plan.question.arrays is not None:
         keep_data(folder, plan.question.arrays)
-    if plan.question.objects:
-        # Imports torch, which who gave objects has.
-        from tutti.studies.given_weights import keep_weights
-
-        keep_weights(folder.path, plan.question.objects)
     if not folder.splits.is_file():
         write_splits(folder.splits, plan.splits, plan.fingerprint, plan.question.config.seed)
     return folder
@@ -369,13 +333,11 @@ def findings_of(folder: FarmFolder) -> Findings:
             job = job_name(name, number)
             state, run = folder.state(job), RunFolder(folder.job(job))
             if state is JobState.FINISHED:
-                config = run.config()
-                _refuse_exchanged(run, plan.jobs[job], config)
                 found.append(predictions_of(run, splits[number]))
                 summary = run.read(Summary)
                 said.append(summary)
                 seconds[name].append(summary.seconds)
-                losses[name] = str(config.get("loss"))
+                losses[name] = str(run.config().get("loss"))
                 continue
             found.append(None)
             said.append(None)
@@ -418,21 +380,6 @@ def _computed(score: str, run: Summary | None) -> float:
     return values[name]
 
 
-def _refuse_exchanged(run: RunFolder, planned: Json, config: Json) -> None:
-    """Refuse the run of another job, in a folder that was renamed or copied."""
-    # Without a learning rate a run has that of its optimizer.
-    left_out = {"lr"} if planned.get("lr") is None else set[str]()
-    names = [name for name in _TELLING if name not in left_out]
-    differ = [name.replace("_", "-") for name in names if config.get(name) != planned.get(name)]
-    if _fold_of(config) != _fold_of(planned):
-        differ.append("split")
-    if differ:
-        raise BadRunFolder(
-            f"{run.path} has the run of another job in it, by {', '.join(differ)}; put back what belongs "
-            "there, or delete it and go on with --resume"
-        )
-
-
 def predictions_of(run: RunFolder, split: Split) -> Predictions:
     """Read the predictions of a fold.
 
@@ -448,10 +395,6 @@ def predictions_of(run: RunFolder, split: Split) -> Predictions:
             "there, or delete that folder and go on with --resume"
         )
     return found
-
-
-def _fold_of(config: Json) -> str:
-    return str(config.get("split")).rpartition(":")[2]
 
 
 def of_labels(predicted: Mapping[str, Sequence[Predictions | None]], losses: Mapping[str, str]) -> bool:
@@ -484,49 +427,31 @@ def best_first(found: Findings) -> list[str]:
     return sorted(found.scores, key=place)
 
 
-def names_column(groups: str, data: str) -> bool:
-    """Tell whether groups are a column of the files of data, and no NPY file or array of an NPZ file."""
-    there = "://" in data or "{" in data or Path(data).expanduser().exists()
-    return there and not groups.endswith(".npy") and not data.endswith(".npz")
+def names_column(data: str) -> bool:
+    """Return whether the groups of data are a column of their files, and no array of an NPZ file."""
+    return not data.endswith(".npz") and ("://" in data or "{" in data or Path(data).expanduser().exists())
 
 
 def without_groups(config: TrainConfig, groups: str | None) -> TrainConfig:
     """Return a configuration whose inputs leave out the column by which samples are grouped."""
-    if groups is None or not names_column(groups, config.data):
+    if groups is None or not names_column(config.data):
         return config
     return replace(config, data_options={**config.data_options, "group": groups})
 
 
-def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
-    """Read the group of each sample.
-
-    Args:
-        text: an NPY file, or the key of an array in the data's own NPZ file.
-        data: the data set, as in a configuration.
-        samples: how many there are.
+def read_groups(key: str, data: str) -> NDArray[Any]:
+    """Read the group of each sample from the NPZ file of the data.
 
     Raises:
-        BadData: there are no such groups, or they do not fit the samples.
+        BadData: there are no such groups.
     """
-    if not text.endswith(".npy"):
-        path = Path(data).expanduser()
-        if path.suffix != ".npz":
-            raise BadData(
-                f"--group-by {text} is the name in a file of the data, and the data are '{data}'; "
-                "give FILE.npy with the group of each sample"
-            )
-        from tutti.studies.cross_validation.splits import read_groups
-
-        return read_groups(path, text, samples)
-    path = Path(text).expanduser()
-    with open_data_file(path) as file:
-        try:
-            found: NDArray[Any] = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise BadData(
-                f"{path} is no file of an array: {error}; write it with numpy.save, as numbers or texts"
-            ) from error
-    return found
+    found = read_npz(Path(data).expanduser(), [key]) if data.endswith(".npz") else {}
+    if key not in found:
+        raise BadData(
+            f"{data} has no array '{key}' with the group of each sample (--group-by); name one that it has, "
+            "or give an array of groups to tutti.cross_validate"
+        )
+    return found[key]
 
 
 def _refuse_score(question: CrossValidation, targets: NDArray[Any]) -> None:

@@ -13,27 +13,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import nn
 from torch.optim import Optimizer
 
-from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName
-from tutti.farm.block_placement import place_blocks
+from tutti.errors import BadOption, RunStopped, TuttiError
 from tutti.run.api import (
     TrainOptions,
     other_floats,
-    refuse_built,
-    spell_class_weights,
-    weights_of,
-    without_loaders,
 )
 from tutti.run.config import TrainConfig
-from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
-from tutti.studies.cross_validation.study import Blocks
-from tutti.studies.given_data import GivenData
-from tutti.studies.given_weights import with_kept_weights
+from tutti.studies.arguments import Arguments
 from tutti.studies.search.objectives import aims_of, with_own
 from tutti.studies.search.space import read_space, space_of
 from tutti.studies.spelling import TUNE, as_arguments_of, spelled
 from tutti.terminal import lasting_output
-from tutti.training.intervals import seconds_of
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -142,26 +133,21 @@ def tune(
     from tutti.studies.search.display import print_findings, print_question, tune_shown
     from tutti.studies.search.study import Search, begin, look, samples_job
 
-    for name in options:
-        if name not in TrainOptions.__annotations__:
-            raise UnknownName("argument", name, TrainOptions.__annotations__, "See help(tutti.tune).")
-    out, limit = options.pop("out", None), options.pop("time_limit", None)
-    threads = options.pop("threads", None)
-    place_blocks(workers, blocks, threads, None)
-    if resume and out is None:
-        raise BadOption("resume=True needs out: the folder of the search to go on with")
-    refuse_built(optimizer)
-    data = without_loaders(data, options, quiet)
-    spell_class_weights(options)
     several = [objective] if isinstance(objective, str) or callable(objective) else objective
     names, metrics = with_own(several, metrics)
-    given: dict[str, object] = {"model": model, "loss": loss, "metrics": metrics}
-    given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
-    given |= {"sampling": weights_of(sampling), "augment": augment}
-    values, objects = by_name(given)
-    if resume and out is not None:
-        objects = {name: with_kept_weights(Path(out), name, one) for name, one in objects.items()}
-    there = GivenData.of(data, TrainConfig.from_json({**values, **options}))
+    given: dict[str, object] = {"model": model, "loss": loss, "metrics": metrics, "strategy": strategy}
+    given |= {"optimizer": optimizer, "schedule": schedule, "sampling": sampling, "augment": augment}
+    there = Arguments.of(
+        "tune",
+        data,
+        given,
+        options,
+        workers=workers,
+        blocks=blocks,
+        job_timeout=job_timeout,
+        resume=resume,
+        quiet=quiet,
+    )
     search = Search(
         there.config,
         space_of(read_space(space) if isinstance(space, str | Path) else space or {}),
@@ -170,28 +156,21 @@ def tune(
         pruner,
         folds,
         stratified,
-        objects,
+        there.objects,
         there.arrays,
         other_floats(),
-    )
-    ranks = Blocks(
-        workers,
-        blocks,
-        threads,
-        None if job_timeout is None else seconds_of(job_timeout, "--job-timeout"),
-        None if limit is None else seconds_of(limit, "--time-limit"),
     )
     search.check()
     search.count(trials)
     if there.contents is None:
-        samples = look(search, ranks, trials)
+        samples = look(search, there.blocks, trials)
     else:
-        samples = samples_of(samples_job(search, ranks), there.contents)
-    folder = begin(search, samples, out, resume)
+        samples = samples_of(samples_job(search, there.blocks), there.contents)
+    folder = begin(search, samples, there.out, resume)
     with lasting_output(), open(os.devnull, "w") as nothing:
         stream = nothing if quiet else sys.stdout
         print_question(search, trials, stream)
-        tuned = tune_shown(search, folder, trials, ranks, stream)
+        tuned = tune_shown(search, folder, trials, there.blocks, stream)
         print_findings(tuned, stream)
     if tuned.outcome is not None and tuned.outcome.stopped is not None:
         where = f"resume=True and out={str(folder.path)!r}"

@@ -11,7 +11,7 @@ from tutti.records.farm_folder import FarmFolder
 from tutti.records.texts import duration, metric_text
 from tutti.records.untrusted import printable
 from tutti.run.config import TrainConfig
-from tutti.studies.cross_validation.study import Blocks
+from tutti.studies.blocks import Blocks
 from tutti.studies.search.study import Search, Tuned, tune
 from tutti.studies.search.trials import JOURNAL
 from tutti.studies.showing import farm_shown

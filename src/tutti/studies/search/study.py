@@ -35,9 +35,10 @@ from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
+from tutti.studies.blocks import Blocks
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
 from tutti.studies.cross_validation.splits import Splitter, make_splits, splitter_of
-from tutti.studies.cross_validation.study import Blocks, keep_data, numbers_of
+from tutti.studies.cross_validation.study import keep_data, numbers_of
 from tutti.studies.crossing import refuse_single_run, with_options
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.methods import GRID, check_pruner, check_sampler
@@ -264,11 +265,6 @@ def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool
     question = {**search.record(), **numbers_of(search.objects), "fingerprint": samples.fingerprint}
     path = out or FOLDER / folder_name(search.config.model, samples.name)
     folder = FarmFolder.begin(path, KIND, question, resume=resume)
-    if search.objects:
-        # Imports torch, which who gave objects has.
-        from tutti.studies.given_weights import keep_weights
-
-        keep_weights(folder.path, search.objects)
     if search.folds > 1 and not folder.splits.is_file():
         splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
         write_splits(folder.splits, splits, samples.fingerprint, search.config.seed)

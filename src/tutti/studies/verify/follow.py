@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from operator import methodcaller
 from typing import cast
@@ -260,17 +260,11 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
         # Samples are dealt as the sequential run has them, whatever the speeds of ranks.
         even = replace(job, config=replace(config, balance="none"))
         parallel = Parallel(assemble(even, comm, task, strategy, portion), names)
-        verdict = _compare(job, comm, parallel, sequential, _changed(strategy))
+        verdict = _compare(job, comm, parallel, sequential)
         if comm.rank == 0:
             way = strategy.name if layout is None else layout.describe()
             _print(job, comm.size, task, way, verdict)
     return verdict
-
-
-def _changed(strategy: Strategy) -> str:
-    """The options of a strategy that are not as by default, in words."""
-    given = ((f, getattr(strategy, f.name)) for f in fields(strategy))
-    return ", ".join(f"{f.name}={value}" for f, value in given if value != f.default)
 
 
 def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
@@ -284,9 +278,7 @@ def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
     return "rank's own part of the batch" if ranks > 1 else None
 
 
-def _compare(
-    job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Runs | None, options: str
-) -> Verdict:
+def _compare(job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Runs | None) -> Verdict:
     """Train both ways; the verdict is equal on all ranks (collective)."""
     config, peers = job.config, parallel.portion.peers
     clip = Clip(config.clip_norm, config.clip_value)
@@ -301,7 +293,7 @@ def _compare(
     parallel.worker.finish()
     verdict = None
     if sequential is not None:
-        verdict = Verdict(found, sequential.reasons, sequential.causes, options)
+        verdict = Verdict(found, sequential.reasons, sequential.causes)
     return cast("Verdict", comm.broadcast_object(verdict))
 
 

@@ -130,13 +130,11 @@ class Verdict:
         deviations: of loss, gradient and weights.
         reasons: what makes the two differ by design.
         causes: what was seen to make them differ, and should not.
-        options: those of the strategy that are not as by default, in words.
     """
 
     deviations: dict[str, Deviation]
     reasons: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
-    options: str = ""
 
     @property
     def follows(self) -> bool:
@@ -188,6 +186,5 @@ def describe(verdict: Verdict, dtype: str) -> str:
     if not causes:
         when = "loss or gradient differ from the first step on, which is no rounding"
         late = "they differ by more than rounding, and nothing that was tried on model and loss explains it"
-        remedy = f"the strategy has the options {verdict.options}: compare without them"
-        causes = (when if verdict.at_once else late, *([remedy] if verdict.options else []))
+        causes = (when if verdict.at_once else late,)
     return "\n  ".join(["verdict: parallel training does NOT follow sequential training:", *causes])
