@@ -1,4 +1,4 @@
-"""Every error that tutti raises on purpose.
+"""The errors that tutti raises on purpose, the most frequent ones.
 
     TuttiError                    exit code
     ├── UserError                     2      the input is wrong; the message says what to change

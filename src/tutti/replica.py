@@ -94,8 +94,8 @@ NONE_MISSING: Final[Missing] = frozenset()
 class Gradients:
     """The gradients of a replica.
 
-    Dense ones are in the vectors, zero where nothing was added. Those kept apart are `parameter.grad` alone,
-    if there is one: the rows of an embedding table that a batch has looked up, or a part of a DTensor.
+    Dense gradients are in the vectors; entries without a gradient are zero. Sparse gradients of embeddings and
+    parts of DTensors exist only as `parameter.grad`.
 
     Each parameter's view of the vector has a version counter of its own, which counts what autograd adds: so
     nobody has to look at the numbers to tell which parameters have got a gradient.

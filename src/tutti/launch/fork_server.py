@@ -56,7 +56,7 @@ class EndRanks:
 
 @dataclass(frozen=True)
 class NewGroup:
-    """Fork the ranks of a group for whom the socket has that is sent with it."""
+    """Start a group of ranks. A socket is sent with this message: its peer sends the commands of the group."""
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ LONG_STEPS: Final = 10.0
 """The multiple of its longest step so far that a rank may take for one."""
 
 ALLOWANCE: Final = 10.0
-"""The multiple of the time-out that a rank may take for its first step, in which code may be compiled.
+"""Factor on the time-out for the first step, in which code may be compiled.
 
-So long may it do nothing where it does not train, as behind a file system that takes a break."""
+Also for a rank that is idle outside of training steps, for example on a stalled file system."""
 
 PAUSE_S: Final = 5.0
 """A longer time between two looks: this process was stopped itself, as by Ctrl-Z, and the ranks with it.
@@ -96,9 +96,9 @@ class _Course:
     """The course of a rank.
 
     Attributes:
-        beat: its last beat.
-        since: the time since when it is that.
-        seen: the time of the last look, at which it was that.
+        beat: the last step word that was read.
+        since: when it last changed.
+        seen: when it was last read.
         longest_s: the longest time of a step so far; None: it has finished none.
         stopped_at: the time since when it is stopped by a signal; None: it is not.
         idle: what it does where it neither trains nor waits; None: it does one of them.

@@ -1,8 +1,8 @@
 """What the starts of ranks share in a job that goes on after the loss of a rank. No torch.
 
-crew 0   works ✝            orders, crew = first, None
-crew 1           works ✝    while a policy has orders: start a crew, wait for its end
-crew 2                      works ── the result
+ranks 0   train ✝
+ranks 1            train ✝    after each loss `run/recovery_policy.py` says which ranks go on
+ranks 2                       train ── the result
 """
 
 from __future__ import annotations

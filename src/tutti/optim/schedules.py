@@ -35,7 +35,7 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
 """Shorter names, and the options that they stand for. A class's own name may be written without its "LR"."""
 
 WHOLE = ("constantlr", "linearlr")
-"""Classes that may not, as what is left means something else."""
+"""Names whose "LR" must stay: "constant" and "linear" are names of our own."""
 
 LENGTHS = ("total_steps", "T_max", "total_iters")
 """Options that say how long a schedule is: the length of the run, where the user gives none."""

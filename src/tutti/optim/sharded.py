@@ -91,9 +91,8 @@ class ShardedOptimizer:
     read again at every step, so that a learning-rate scheduler attached to it takes effect. State that it has
     already is carried over.
 
-    Where the slices are all of the model, it is the user's optimizer that steps, in a loop of the user's, so
-    that its state and hooks are there where the loop looks for them; and anywhere if it is not known to treat
-    each parameter by itself.
+    If this rank's slices cover the whole model, the user's optimizer itself is stepped in two cases: in a loop
+    of the user's, where its state and hooks are looked for, and for an optimizer that may combine parameters.
 
     Args:
         optimizer: the user's optimizer, over parameters of the replica.

@@ -93,7 +93,7 @@ def load_optimizer(
     fits = length.has_length_of(training.shared) and schedule["state"] is not None
     # What ReduceLROnPlateau has set came of the losses so far: to step it anew would not give that.
     if lr is not None and not isinstance(lr, ReduceLROnPlateau) and not fits:
-        # As far as it is sure to stand: the rest of the way is known when the batches are.
+        # As far as is certain now: the trainer makes the other steps once it knows the batches.
         begun = training.shared["epoch"] * length.batches.updates
         stepped = min(schedule["made"], max(1, begun), length.updates)
         announce(optimizer)

@@ -95,11 +95,11 @@ class Worker(ABC):
         """
 
     def skip(self) -> None:
-        """Take part in a round, in place of `step`, without a gradient; what there is of one is dropped.
+        """Take part in a round without a gradient, in place of `step`.
 
-        That is when the worker has no sample in it and the pace is not TOGETHER, when it is `late`, or when a
-        gradient is not finite: this rank's, or under the pace TOGETHER any rank's. Workers that step abreast
-        take part in the exchange all the same. The gradients are zero when it returns.
+        Called when the worker has no samples and the pace is not TOGETHER, when it is `late`, or when a
+        gradient is not finite: this rank's, or under the pace TOGETHER any rank's. Drop the gradient, and
+        take part in the exchange if the pace is ABREAST. The gradients are zero when it returns.
         """
         return
 
@@ -127,9 +127,9 @@ class Worker(ABC):
     def adopt(self, optimizer: bool = False) -> None:
         """Go on from the replica's weights, which were overwritten from outside (collective).
 
-        They are the same on all ranks, and take the place of all that the strategy itself remembers of the
-        way so far: a centre, an outer momentum, gradients that were not used yet. Between `settle` and
-        `resume`, they are what training goes on from later.
+        They are the same on all ranks. Reset all state of the strategy that depends on the old weights: a
+        centre, an outer momentum, gradients that were not used yet. Between `settle` and `resume`, training
+        goes on from the new weights.
 
         Args:
             optimizer: it is the state of the user's optimizer that was overwritten, in a loop of the user's,
@@ -172,8 +172,8 @@ class Strategy(ABC):
         home: the place of the workers' weights.
         pace: the relation of their steps to each other.
         needs: what there must be besides the workers, such as a parameter centre.
-        joint_norm: whether its workers limit the norm of a model that several ranks hold together: by
-            `clip_gradients`, or as `Gradients.share` says.
+        joint_norm: whether clipping by norm works when several ranks hold one model together: by
+            `clip_gradients`, or by `Gradients.share`.
         joins_gradients: whether it does nothing but to give all workers the gradient of the whole update.
         most_workers: the largest world size that it can use; None: any.
         most_hosts: the largest number of hosts; None: any.

@@ -43,7 +43,7 @@ class Computed:
 
 
 Compute = Callable[[Batch], Computed]
-"""Adds the gradient of a batch, weighted by its share of the update, to that which is there."""
+"""Computes the gradient of a batch and adds it, times the batch's share of the update, to the gradients."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Schedule:
         epochs: passes over the training samples; or
         steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
             need be. Give one of the two.
-        lr: a learning-rate scheduler of torch, stepped after each update; where each rank makes its own,
-            after each round of them; one that follows the loss after each epoch.
+        lr: a learning-rate scheduler of torch. It is stepped once for each update, or each round of the ranks'
+            own updates; ReduceLROnPlateau once for each epoch.
         balance: splits each update over the ranks by their speeds.
         stepped: how often `lr` was stepped before.
         skip_nonfinite: so many updates in a row may be skipped because a gradient is not finite; 0: none is
@@ -107,7 +107,7 @@ class Schedule:
         return self.steps or (self.epochs or 0) * self.batches.updates
 
     def has_length_of(self, training: Values) -> bool:
-        """Tell whether a run whose trainer shares this of its state was to make as many, in an epoch too."""
+        """Return whether the run that saved `training` had as many updates, in total and in each epoch."""
         per_epoch = training.get("per_epoch", self.batches.updates)
         return (training["updates"], per_epoch) == (self.updates, self.batches.updates)
 

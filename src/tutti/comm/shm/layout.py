@@ -1,7 +1,7 @@
 """The places of a host communicator's control words and buffers in the arena; the supervisor reads it.
 
     block ┌────────────────┐
-          │ header line    │  who is lost, whether all are prepared
+          │ header line    │  who is lost
           ├────────────────┤
           │ line of rank 0 │  phases, calls, process id, left: written by that rank only
           │ line of rank 1 │
@@ -31,18 +31,24 @@ LINE: Final = 8
 """Words in a cache line."""
 
 LOST: Final = 0
-"""Word of the header line: 0, or 1 + the rank that was found dead first. The supervisor may set it too.
+"""Word of the header line: 0, or 1 + the rank that was found dead first.
 
 -(1 + rank) is a rank of another host, numbered in the whole job. Two processes that find 0 at the same time
 may both store: either rank is dead, and all that matters is that the word stays other than 0.
 """
 
 PHASE, CALL, PID, LEFT, BEAT, WAITS = 0, 2, 4, 5, 6, 7
-"""Words of a rank's line: twice the number of its latest phase of the barrier, plus 1 if it called more than
-a barrier; the call; the process id; 1 after `close`; 1 + its steps while it trains, else 0, and with
-`FIRST_STEP` until it has made one itself; 1 while it waits for others, and has for more than a moment.
-PHASE and CALL are two words each, for even and odd phases: a slow rank still finds the call of a rank that
-has gone on."""
+"""Words of a rank's line.
+
+PHASE: twice the number of its latest phase of the barrier, plus 1 if the call is more than a barrier.
+CALL: the packed call.
+PID: the process id.
+LEFT: 1 after `close`.
+BEAT: 1 + its steps while it trains, else 0; with `FIRST_STEP` until its first step is done.
+WAITS: 1 after it has waited for others for about 10 ms.
+
+PHASE and CALL have two words each, for even and odd phases: a slow rank still finds the call of a rank that has
+gone on."""
 
 FIRST_STEP: Final = 1 << 62
 """The bit of BEAT of a rank that makes its first step, whatever the number of that is."""
