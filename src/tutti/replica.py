@@ -94,8 +94,8 @@ NONE_MISSING: Final[Missing] = frozenset()
 class Gradients:
     """The gradients of a replica.
 
-    Dense gradients are in the vectors; entries without a gradient are zero. Sparse gradients of embeddings and
-    parts of DTensors exist only as `parameter.grad`.
+    Dense gradients are in the vectors; entries without a gradient are zero. Sparse gradients of embeddings
+    and parts of DTensors exist only as `parameter.grad`.
 
     Each parameter's view of the vector has a version counter of its own, which counts what autograd adds: so
     nobody has to look at the numbers to tell which parameters have got a gradient.

@@ -56,7 +56,7 @@ class EndRanks:
 
 @dataclass(frozen=True)
 class NewGroup:
-    """Start a group of ranks. A socket is sent with this message: its peer sends the commands of the group."""
+    """Start a group of ranks. A socket comes with this message: its peer sends the group's commands."""
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ class ShardedOptimizer:
     read again at every step, so that a learning-rate scheduler attached to it takes effect. State that it has
     already is carried over.
 
-    If this rank's slices cover the whole model, the user's optimizer itself is stepped in two cases: in a loop
-    of the user's, where its state and hooks are looked for, and for an optimizer that may combine parameters.
+    If this rank's slices cover the whole model, the user's optimizer itself is stepped in two cases: in a
+    loop of the user's, where its state and hooks are looked for, and for an optimizer that may combine parameters.
 
     Args:
         optimizer: the user's optimizer, over parameters of the replica.

@@ -85,8 +85,8 @@ class Schedule:
         epochs: passes over the training samples; or
         steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
             need be. Give one of the two.
-        lr: a learning-rate scheduler of torch. It is stepped once for each update, or each round of the ranks'
-            own updates; ReduceLROnPlateau once for each epoch.
+        lr: a learning-rate scheduler of torch. It is stepped once for each update, or each round of the
+            ranks' own updates; ReduceLROnPlateau once for each epoch.
         balance: splits each update over the ranks by their speeds.
         stepped: how often `lr` was stepped before.
         skip_nonfinite: so many updates in a row may be skipped because a gradient is not finite; 0: none is

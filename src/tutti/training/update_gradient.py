@@ -142,8 +142,8 @@ class UpdateGradient:
 def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float, samples: int) -> float:
     """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
 
-    For a loss with a denominator of its own, each pass adds the gradient of its sum of losses / the samples of
-    the update. The denominator over all ranks and passes is known after the last pass.
+    For a loss with a denominator of its own, each pass adds the gradient of its sum of losses / the samples
+    of the update. The denominator over all ranks and passes is known after the last pass.
 
     Args:
         replica: its gradients are scaled. They become zero where nothing has a weight.

@@ -47,8 +47,8 @@ LEFT: 1 after `close`.
 BEAT: 1 + its steps while it trains, else 0; with `FIRST_STEP` until its first step is done.
 WAITS: 1 after it has waited for others for about 10 ms.
 
-PHASE and CALL have two words each, for even and odd phases: a slow rank still finds the call of a rank that has
-gone on."""
+PHASE and CALL have two words each, for even and odd phases: a slow rank still finds the call of a rank that
+has gone on."""
 
 FIRST_STEP: Final = 1 << 62
 """The bit of BEAT of a rank that makes its first step, whatever the number of that is."""
