@@ -92,7 +92,8 @@ class ShardedOptimizer:
     already is carried over.
 
     If this rank's slices cover the whole model, the user's optimizer itself is stepped in two cases: in a
-    loop of the user's, where its state and hooks are looked for, and for an optimizer that may combine parameters.
+    loop of the user's, where its state and hooks are looked for, and for an optimizer that may combine
+    parameters.
 
     Args:
         optimizer: the user's optimizer, over parameters of the replica.
