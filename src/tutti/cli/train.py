@@ -80,9 +80,9 @@ class TrainCommand(Command):
         began = time.time()
         given, asked = without_auto(given)
         resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
-        if resume is not None and resume.goes_on:
+        if resume is not None:
             config = _resumed(own, resume, given, dotted)
-            if outcome_again(resume, config) is not None:
+            if resume.goes_on and outcome_again(resume, config) is not None:
                 return 0
             given, asked = {**given, "precision": config.precision}, set()
         else:
@@ -132,4 +132,5 @@ def _resumed(
         raise BadOption("--resume goes on with the configuration of the run; leave --config out")
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
     now = replace(config_from(given, dotted, placed(before, given)), out=str(resume.folder))
-    return going_on(before, now)
+    # Before its first checkpoint a run has learned nothing that other options would change.
+    return going_on(before, now) if resume.goes_on else now

@@ -320,10 +320,13 @@ class Stepper(ABC):
         native = self.optimizer.step
 
         def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
             found = self.step(native, closure)
             self.loop.note_step()
             return found
 
+        # A scheduler that was made before warns of an optimizer whose step lacks its mark.
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
 
     @abstractmethod

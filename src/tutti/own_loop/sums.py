@@ -1,17 +1,20 @@
 """Recognise a loss that is a sum over the samples, from the last nodes of its graph.
 
 A loss function with reduction="sum", or a sum over the samples, is one; so it is if it is negated, scaled, or
-beside other terms. What is divided on the way is taken for a mean.
+beside other terms. What is divided by the number of samples on the way is taken for a mean.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 SUM: Final = 2
 """The number of reduction="sum" in torch's loss functions."""
+
+_ROUNDING: Final = 1e-6
 
 LINEAR: Final = frozenset(
     f"{name}Backward{number}"
@@ -38,7 +41,8 @@ def is_sum(root: Any, own: int) -> bool:
             continue
         seen.add(node)
         name, sizes = node.name(), _summed(node)
-        is_over_samples = own in sizes.values() or (0 in sizes and sizes[0] % own == 0)
+        is_of_torch = getattr(node, "_saved_reduction", None) == SUM
+        is_over_samples = is_of_torch or own in sizes.values() or (0 in sizes and sizes[0] % own == 0)
         if is_over_samples and _is_of_batch(node, own):
             return True
         is_scaled = name.startswith("Mul") and len(_below(node)) == 1 and not _divides(node, own)
@@ -78,9 +82,16 @@ def _is_of_batch(node: Any, own: int) -> bool:
 
 def _divides(node: Any, own: int) -> bool:
     """Return whether a node may divide by the number of samples, also as it multiplies by weights."""
-    if not node.name().startswith("Mul") or len(_below(node)) > 1:
-        return bool(node.name().startswith("Div"))
-    factor = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
-    if isinstance(factor, Tensor):
-        factor = factor.item() if factor.numel() == 1 else 0
-    return bool(abs(factor or 0) * own <= 1)
+    is_quotient = node.name().startswith("Div")
+    if not is_quotient and not node.name().startswith("Mul"):
+        return False
+    if len(_below(node)) > 1 or (is_quotient and node.next_functions[0][0] is None):
+        return is_quotient
+    found = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
+    if not isinstance(found, Tensor):
+        found = torch.tensor(0.0 if found is None else found)
+    factors = found.detach().double().abs()
+    if is_quotient:
+        factors = factors.reciprocal()
+    # Weights of the samples that add up to 1, or one factor for all of them.
+    return bool(factors.sum() * (own if factors.numel() == 1 else 1) <= 1 + _ROUNDING)

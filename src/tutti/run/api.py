@@ -257,11 +257,12 @@ def _job(
     config = TrainConfig.from_json({**values, **plain})
     found = None if resume is None else Resume.find(resume, config.out)
     outcome = None
-    if found is not None and found.goes_on:
+    if found is not None:
         before = TrainConfig.read(found.folder, trust=True)
         chosen = {**values, **plain}
-        config = going_on(before, replace(placed(before, chosen).changed(chosen), out=str(found.folder)))
-        outcome = outcome_again(found, config, quiet)
+        config = replace(placed(before, chosen).changed(chosen), out=str(found.folder))
+        config = going_on(before, config) if found.goes_on else config
+        outcome = outcome_again(found, config, quiet) if found.goes_on else None
         if outcome is not None:
             outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
     elif asked:
