@@ -13,7 +13,9 @@ from hypothesis import strategies as some
 
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import divided, open_pool
+from tutti.data.contents import Contents
 from tutti.data.sources import check_named, read_source
+from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, UnknownName, UserError
 from tutti.records.splits import Split, write_splits
 
@@ -54,6 +56,19 @@ def test_a_column_of_texts_is_refused_with_the_names_of_those_that_hold_numbers(
         BadData, match=r"row 1, column 'city' has 'Rome'; mend it, or .* --data\.columns age,income$"
     ):
         read("age,city,income,bought\n31,Rome,2.5,yes\n42,Oslo,3,no\n", target="bought")
+
+
+def test_texts_behind_a_space_are_missing_or_numbers_as_without_it(read):
+    text = "a, b, y\n1, 2, x\n2, ?, z\n3, 4, NA\n5, 6, z\n"
+    inputs, targets, contents = read(text, missing="drop")
+    assert (inputs.tolist(), targets.tolist(), contents.labels) == ([[1, 2], [5, 6]], [0, 1], ("x", "z"))
+
+
+def test_names_of_classes_that_look_like_numbers_are_met_again_by_name():
+    parts = {"train": (np.zeros((2, 1), np.float32), np.array([2, 1]))}
+    known = KnownClasses(3, ("1", "2", "A"))
+    found = with_checked_targets(Contents("it", parts), None, known)
+    assert found.parts["train"][1].tolist() == [1, 0]
 
 
 def test_columns_are_chosen_by_name_in_the_order_given_or_by_position(read):
@@ -137,6 +152,7 @@ def test_more_rows_than_one_block_stay_in_order(read):
         ("a,y\n1,0\ninf,1\n", {"missing": "mean"}, "NaN or inf"),
         ("a,y\n", {}, "has no row below"),
         ("a,a,y\n1,2,0\n", {"columns": "a"}, "2 columns called 'a'"),
+        ("a,a,y\n1,2,0\n", {}, "2 columns called 'a'"),
         ("y\n1\n", {}, "no column but the target"),
         ("a,b,y\n1,2,0\n", {"target": ["a", "y"], "columns": "bb"}, "did you mean 'b'"),
     ],

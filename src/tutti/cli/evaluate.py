@@ -75,8 +75,11 @@ def _evaluate_ensemble(own: argparse.Namespace, given: dict[str, Any], dotted: d
     if own.weights is not None:
         raise BadOption("--weights is for a single network; an ensemble has those of its members")
     record = read_trusted(Path(own.folder), own.trust)
-    config = config_from({**ELSEWHERE, **given}, dotted, TrainConfig.from_json(record.members[0].config))
-    run_job(EnsembleJob(config, record, own.folder, own.part))
+    other = "data" in given or bool(dotted)
+    whole = {"validation": 0.0} if other and own.part in (None, "train") else {}
+    trained = TrainConfig.from_json(record.members[0].config)
+    config = config_from({**ELSEWHERE, **whole, **given}, dotted, trained)
+    run_job(EnsembleJob(config, record, own.folder, own.part, whole=other))
 
 
 def _fits(config: TrainConfig) -> bool:

@@ -75,6 +75,11 @@ def with_checked_targets(
     kinds = {values.dtype.kind for values in flat.values()}
     if kinds <= {"U", "S"}:
         return _named(contents, flat, classes) if known is None else _numbered(contents, flat, known)
+    if known is not None and known.names and not contents.labels:
+        # Names such as 1, 2 and A: data without the class A hold numbers.
+        named = {part: values.astype(str) for part, values in flat.items()}
+        if all(np.isin(values, known.names).all() for values in named.values()):
+            return _numbered(contents, named, known)
     for part, values in flat.items():
         if values.dtype.kind not in "biuf":
             raise BadData(

@@ -82,7 +82,7 @@ def _is_of_batch(node: Any, own: int) -> bool:
 
 def _divides(node: Any, own: int) -> bool:
     """Return whether a node may divide by the number of samples, also as it multiplies by weights."""
-    is_quotient = node.name().startswith("Div")
+    is_quotient = bool(node.name().startswith("Div"))
     if not is_quotient and not node.name().startswith("Mul"):
         return False
     if len(_below(node)) > 1 or (is_quotient and node.next_functions[0][0] is None):

@@ -327,7 +327,7 @@ def _as_part(inputs: object, data: TrainedOn) -> Part:
 
     found = [column.changed(kept) for column in columns]
     stored = found[0].rows if given.single else Columns(tuple(found), given.names)
-    return aligned("the inputs", Part(stored, torch.zeros(count)), (), data)
+    return aligned("this call", Part(stored, torch.zeros(count)), (), data)
 
 
 def _in_order(inputs: object, data: TrainedOn) -> object:

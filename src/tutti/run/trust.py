@@ -59,6 +59,5 @@ def check(path: Path, config: Mapping[str, Any], replaced: Collection[str] = ())
     if left:
         listed = ", ".join(f"{printable(field)} '{printable(name)}'" for field, name in left.items())
         raise Untrusted(
-            f"{path} would have code run: {listed}. Look at that code, then give --trust if it may run, or "
-            "name it on the command line"
+            f"{path} would have code run: {listed}. Look at that code, then give --trust if it may run"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.formats.parquet import Table, arrow_package, read_table
 from tutti.data.formats.texts import PACKED, open_text, stem_of
-from tutti.data.tables import ABSENT, is_number
+from tutti.data.tables import ABSENT, choose, is_number
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -59,7 +60,15 @@ class Csv(Format):
                 f"{path} has no line with the names of its {len(names)} columns: say which column is to be "
                 "predicted by its number, --data.target 0 for the first, -1 for the last"
             )
-        found = _read(path, separator, names, named)
+        choice = choose(names, target, columns, str(path), labelled, group)
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise BadData(
+                f"{path} has {names.count(twice)} columns called '{twice}'; give them different names"
+            )
+        # Not as Arrow guesses them: names of classes may look like numbers, and 1 is not 1.0.
+        texts = [names[at] for at in (*choice.targets, choice.group) if at is not None]
+        found = _read(path, separator, names, named, texts)
         if not found.num_rows:
             raise BadData(f"{path} has no row below its column names; give a row for each sample")
         table = Table.of(path, found)
@@ -95,8 +104,8 @@ def _head(path: Path) -> tuple[str, list[str], bool]:
     return separator, [*map(str, range(len(names)))], False
 
 
-def _read(path: Path, separator: str, names: list[str], named: bool) -> Any:
-    """Return the rows of a file as a table of Arrow."""
+def _read(path: Path, separator: str, names: list[str], named: bool, texts: list[str]) -> Any:
+    """Return the rows of a file as a table of Arrow, in which the columns `texts` were read as texts."""
     from pyarrow import compute
     from pyarrow import csv as arrow_csv
 
@@ -106,17 +115,37 @@ def _read(path: Path, separator: str, names: list[str], named: bool) -> Any:
             path,
             arrow_csv.ReadOptions(column_names=names, skip_rows_after_names=int(named)),
             arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=True),
+            arrow_csv.ConvertOptions(
+                null_values=_NULLS,
+                strings_can_be_null=True,
+                column_types=dict.fromkeys(texts, arrow.string()),
+            ),
         )
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         raise BadData(f"{path} is broken: {str(error)[:200]}; mend it") from error
     for at, field in enumerate(found.schema):
-        if arrow.types.is_string(field.type):
-            column = compute.utf8_trim_whitespace(found.column(at))
-            found = found.set_column(at, field.name, column)
+        column = found.column(at)
+        if arrow.types.is_null(field.type):
+            column = column.cast(arrow.float64())
         elif arrow.types.is_temporal(field.type):
-            found = found.set_column(at, field.name, found.column(at).cast(arrow.string()))
+            column = column.cast(arrow.string())
+        elif arrow.types.is_string(field.type):
+            column = compute.utf8_trim_whitespace(column)
+            absent = compute.is_in(compute.utf8_lower(column), value_set=arrow.array(sorted(ABSENT)))
+            column = _as_numbers(compute.if_else(absent, None, column))
+        else:
+            continue
+        found = found.set_column(at, field.name, column)
     return found
+
+
+def _as_numbers(column: Any) -> Any:
+    """Return a column of texts as whole numbers, if all are such, else as numbers, else as it is."""
+    arrow = arrow_package()
+    for kind in (arrow.int64(), arrow.float64()):
+        with suppress(arrow.ArrowInvalid):
+            return column.cast(kind)
+    return column
 
 
 def _are_names(first: list[str], rows: list[list[str]]) -> bool:

@@ -55,7 +55,10 @@ def work(comm: Communicator, payload: bytes) -> None:
     with seeded(job.config.seed):
         opened = _opened(job, comm)
         dataset = None if opened is None else opened.with_parts(ensemble.given)
-    part = None if dataset is None else getattr(dataset, job.part or "test")
+    name = job.part or "test"
+    if dataset is not None and job.whole and job.part is None and dataset.test is None:
+        name = "train"  # Other data of one part are evaluated whole.
+    part = None if dataset is None else getattr(dataset, name)
     if dataset is not None and part is not None:
         arithmetic = Arithmetic(device=device)
         objective = _objective(job, dataset, ensemble, arithmetic)
@@ -70,7 +73,7 @@ def work(comm: Communicator, payload: bytes) -> None:
             )
         return
     found = _predicted(ensemble, part, comm, arithmetic)
-    what = f"{job.part or 'test'} part of {dataset.name}"
+    what = f"{name} part of {dataset.name}"
     if found is not None:
         _say(what, found, objective, dataset)
     if job.making is None:
@@ -113,7 +116,7 @@ def _opened(job: EnsembleJob, comm: Communicator) -> DataSet | None:
     data = open_seen(job, comm, replace(trained, mean=(), std=(), fill=(), inputs=plain))
     if getattr(data, job.part or "test") is None:
         if job.part is None:
-            return None
+            return data if job.whole else None
         have = ", ".join(name for name in PARTS if getattr(data, name) is not None)
         raise BadData(f"{data.name} has no {job.part} part; it has: {have}. Choose one with --part")
     return data

@@ -36,6 +36,7 @@ class EnsembleJob(Job):
         folder: of the ensemble.
         part: that is to be evaluated; None: the test part, if there is one.
         making: write it first; None: it is there.
+        whole: the data are others, of which all samples are evaluated if they have no test part.
     """
 
     entry: ClassVar[str] = "tutti.studies.ensemble.evaluation:work"
@@ -44,6 +45,7 @@ class EnsembleJob(Job):
     folder: str
     part: str | None
     making: Making | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)
