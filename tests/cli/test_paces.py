@@ -35,7 +35,7 @@ def test_a_run_from_a_queue_with_validation_beside_it(
     ("words", "message"),
     [
         ("--strategy sync --balance queue", "--balance queue is for strategies whose workers"),
-        ("--strategy sync --validate background", "use --validate pause"),
+        ("--strategy sync --validate background", "leave --validate out"),
         ("--balance fast", "unknown value 'fast' of --balance"),
         ("--validate later", "unknown value 'later' of --validate"),
     ],

@@ -43,7 +43,7 @@ def test_a_run_leaves_a_folder_that_evaluate_reads(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--parallel tensor --strategy hogwild", "those of 'hogwild' do not; leave --strategy out"),
+        ("--parallel tensor --strategy hogwild", "unlike strategy 'hogwild'; use --strategy sync"),
         ("--parallel pipeline --parallel.microbatches 16", "a pipeline gets 15 samples of a batch"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_dry_run_prints_the_jobs(data: str, tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("further", "message"),
     [
-        (("--folds", "50", "--stratified"), "class 0 has 40 samples"),
+        (("--folds", "50", "--stratified"), "class 0 has 40 of the samples"),
         (("--folds", "1"), "--folds is 1"),
         (("--split", "x:0"), "--split"),
         (("--score", "accurcy"), "did you mean 'accuracy'"),

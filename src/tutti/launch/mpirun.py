@@ -145,6 +145,8 @@ def answering(
         patience_s: the time of all of them to answer.
         over: tells whether nobody waits for them any more.
     """
+    if not hosts:
+        return []
     mpirun, given_up = find_mpirun(), threading.Event()
     deadline = time.monotonic() + patience_s
     with ThreadPoolExecutor(len(hosts)) as pool:

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from tutti.errors import BadModel, BadOption
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import (
+    COUNTERS,
     GroupOptimizer,
     ParameterSlice,
     is_elementwise,
@@ -173,6 +174,10 @@ class ShardedOptimizer:
             for run in piece.runs:
                 run.add_state(held, names)
         return held
+
+    def counters(self) -> Held:
+        """Return what the optimizer counts for the parameters of the slices."""
+        return Held([one for one in self.state().pieces if one.name.rpartition("/")[2] in COUNTERS])
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""

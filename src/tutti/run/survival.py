@@ -79,5 +79,5 @@ def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
             if place.folder is not None:
                 place.write_last_copy(place.folder / checkpoints.FOLDER, job.config.keep)
         except (OSError, BadRunFolder, BadCheckpoint) as error:
-            warn_on_stderr(f"no checkpoint was made of the last copy of the state: {error}")
+            warn_on_stderr(f"no checkpoint was made of the last copy of the state, which is lost: {error}")
         raise

@@ -29,7 +29,7 @@ from tutti.optim.clipping import clip_values, scale_for
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
 from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
-from tutti.state import Saved, State
+from tutti.state import Held, Saved, State
 from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.joint_gradients import (
     JointGradients,
@@ -204,7 +204,9 @@ class SyncWorker(Worker):
     def state(self) -> State:
         """Return the optimizer's state for this rank's slice, and what its reductions remember."""
         kept = [reduction.state() for reduction in self._reductions]
-        return State(self._optimizer.state(), own={"reductions": kept, "node_sizes": self._sizes})
+        # Of a parameter without a gradient, compression may have left something in some slices alone.
+        alone = self._optimizer.counters() if any(kept) else Held()
+        return State(self._optimizer.state(), alone, own={"reductions": kept, "node_sizes": self._sizes})
 
     @override
     def load_state(self, saved: Saved) -> None:
