@@ -53,7 +53,7 @@ def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_oth
 
 def test_ranks_come_from_what_was_prepared_for_them() -> None:
     fork_server_client.end_ranks()
-    fork_server_client.prepare_ranks(OF_A_FARM, 1, crowded=False)
+    fork_server_client.prepare_ranks(OF_A_FARM)
     (prepared,) = fork_server_client._kept
     assert [one["of a farm"] for one in circumstances()] == [True, True]
     assert fork_server_client._kept == [prepared]
@@ -89,12 +89,11 @@ def test_ranks_see_folder_path_arguments_and_environment_as_they_are_now(
     assert (before["variable"], now["variable"], now["bound"]) == (None, "now", None)
 
 
-def test_another_number_of_threads_takes_another_server() -> None:
+def test_other_numbers_of_ranks_and_threads_take_the_same_server() -> None:
     before = circumstances()[0]["server"]
     assert start("tests.launch.entries:sum_of_ranks", b"", Placement(3, 1)) == 3
-    assert circumstances()[0]["server"] == before
     assert start("tests.launch.entries:sum_of_ranks", b"", Placement(2, 2)) == 1
-    assert not lives(before)
+    assert circumstances()[0]["server"] == before
 
 
 def test_a_server_outlives_the_thread_that_started_it() -> None:
@@ -165,7 +164,7 @@ def waiting(folder: Path) -> list[int]:
 def test_groups_of_ranks_begin_and_end_without_each_other(tmp_path: Path) -> None:
     waits, entry = "tests.launch.entries:wait_for_ever", "tests.launch.entries:sum_of_ranks"
     stop = StopPage.make_file()
-    with fork_server_client.fork_server(1, crowded=False) as server:
+    with fork_server_client.fork_server() as server:
         first = server.group()
         ended = Crew(first, waits, str(tmp_path).encode(), RANKS, stop)
         processes = waiting(tmp_path)
@@ -181,7 +180,7 @@ def test_groups_of_ranks_begin_and_end_without_each_other(tmp_path: Path) -> Non
 
 def test_what_has_ended_the_server_of_a_group_is_told(tmp_path: Path) -> None:
     entry, stop = "tests.launch.entries:wait_for_ever", StopPage.make_file()
-    with fork_server_client.fork_server(1, crowded=False) as server:
+    with fork_server_client.fork_server() as server:
         group = server.group()
         crew = Crew(group, entry, str(tmp_path).encode(), RANKS, stop)
         waiting(tmp_path)

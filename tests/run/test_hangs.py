@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ import tutti
 from tests.run.test_survival import OPTIONS, model
 from tutti.comm.shm.layout import FIRST_STEP
 from tutti.errors import PeerLost
-from tutti.launch.hangs import HangWatch, Sign
+from tutti.launch.hangs import HangWatch, RankStatus
 
 
 class Hanging(tutti.Callback):
@@ -72,69 +69,6 @@ def test_a_stopped_rank_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "lost rank 1: it was stopped by a signal (SIGSTOP)" in capfd.readouterr().err
 
 
-class Doing(tutti.Callback):
-    """Takes its time on rank 1 before the first step, and on rank 0 behind an epoch.
-
-    Args:
-        what: it does meanwhile.
-        when: "begin" or "epoch".
-    """
-
-    def __init__(self, what: Callable[[], object], when: str) -> None:
-        self._what, self._when = what, when
-
-    def begin(self, course: tutti.Course) -> None:
-        if self._when == "begin" and course.rank == 1:
-            self._what()
-
-    def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
-        if self._when == "epoch" and course.rank == 0 and record.epoch == 2:
-            self._what()
-
-
-def deadlock() -> None:
-    threading.Event().wait()
-
-
-@pytest.mark.parametrize(
-    ("when", "rank", "options"),
-    [
-        ("begin", 1, {}),
-        ("epoch", 0, {}),
-        ("epoch", 0, {"strategy": "downpour", "servers": 1}),
-    ],
-)
-def test_a_deadlock_outside_of_training_is_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str, rank: int, options: dict[str, Any]
-) -> None:
-    with pytest.raises(PeerLost, match=f"lost rank {rank}: it did nothing at all for 5 s, and waited for no"):
-        tutti.train(
-            model(),
-            workers=2,
-            callbacks=Doing(deadlock, when),
-            hang_timeout="0.5s",
-            out=str(tmp_path / "run"),
-            **{**OPTIONS, **options},
-        )
-    assert capfd.readouterr().err.count("in deadlock") == 1
-
-
-def compute() -> None:
-    until = time.monotonic() + 7
-    while time.monotonic() < until:
-        pass
-
-
-def have_a_child_compute() -> None:
-    subprocess.run([sys.executable, "-c", f"from {__name__} import compute; compute()"], check=True)
-
-
-@pytest.mark.parametrize("what", [compute, have_a_child_compute])
-def test_one_that_works_before_its_first_step_may_take_any_time(what: Callable[[], object]) -> None:
-    result = tutti.train(model(), workers=2, callbacks=Doing(what, "begin"), hang_timeout="0.5s", **OPTIONS)
-    assert len(result.history) == OPTIONS["epochs"]
-
-
 class Slow(tutti.Callback):
     """Takes its time after an epoch, and for its first step, as compilers do."""
 
@@ -157,14 +91,14 @@ def test_a_time_without_a_unit_is_refused() -> None:
         tutti.train(model(), workers=2, hang_timeout="soon", **OPTIONS)
 
 
-def look(watch: HangWatch, now: float, *signs: Sign | None) -> list[int]:
-    """The ranks that hang by now; one that gives no sign has given its last one before."""
-    found = {rank: replace(sign, at=sign.at or now) for rank, sign in enumerate(signs) if sign is not None}
-    return list(watch.look(found, now))
+def look(watch: HangWatch, now: float, *found: RankStatus | None) -> list[int]:
+    """The ranks that hang by now."""
+    known = {rank: replace(one, at=one.at or now) for rank, one in enumerate(found) if one is not None}
+    return list(watch.look(known, now))
 
 
-def steps(made: int, *, waits: bool = False, at: float = 0.0) -> Sign:
-    return Sign(1 + made, waits, at)
+def steps(made: int, *, waits: bool = False, at: float = 0.0) -> RankStatus:
+    return RankStatus(1 + made, waits, at)
 
 
 @pytest.fixture
@@ -210,7 +144,7 @@ def test_nobody_hangs_while_the_whole_job_was_suspended(watch: HangWatch) -> Non
 
 
 def test_a_rank_that_was_stopped_is_lost_though_it_makes_no_steps_yet(watch: HangWatch) -> None:
-    stopped = Sign(0, False, stopped=True)
+    stopped = RankStatus(0, False, stopped=True)
     for now in range(11, 32):
         assert look(watch, now, steps(now), stopped) == []
     assert look(watch, 32, steps(32), stopped) == [1]
@@ -233,6 +167,5 @@ def test_a_rank_that_has_made_a_step_between_two_looks_has_no_first_one_to_make(
 
 
 def test_one_that_waits_for_another_that_does_not_train_does_not_hang(watch: HangWatch) -> None:
-    working = Sign(0, False, process=os.getpid())
     for now in range(11, 200, 4):
-        assert look(watch, now, steps(10, waits=True), working) == []
+        assert look(watch, now, steps(10, waits=True), RankStatus(0, False)) == []

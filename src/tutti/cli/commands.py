@@ -23,8 +23,8 @@ from tutti.errors import (
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
 from tutti.launch.launcher import started_by
-from tutti.launch.malloc import keep_memory
 from tutti.launch.orphans import refuse_ended_launcher
+from tutti.launch.runtime_settings import keep_memory, start_settings
 from tutti.records.untrusted import printable
 from tutti.registry import Registry
 from tutti.terminal import lasting_output
@@ -57,6 +57,7 @@ def run(words: Sequence[str]) -> int:
         what is printed.
     """
     keep_memory()
+    os.environ.update(start_settings(os.environ))
     with lasting_output():
         return _run(words)
 

@@ -30,9 +30,9 @@ from tutti.launch.fork_server import (
     send,
     signal_all,
 )
-from tutti.launch.malloc import start_settings
 from tutti.launch.orphans import command_of
 from tutti.launch.rank_main import MARK, Descriptors, RankPlace
+from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import held_back
 
 _POLL_S: Final = 0.01
@@ -89,13 +89,10 @@ class ForkServer(RankGroup):
     """A fork server.
 
     Args:
-        threads: how many threads a rank has.
-        crowded: whether ranks share cores.
-        entry: the function that they will run, as far as it is known.
+        entry: the function that its ranks will run, if it is known.
     """
 
-    def __init__(self, threads: int, crowded: bool, entry: str = "") -> None:
-        self._made_for = threads, crowded
+    def __init__(self, entry: str = "") -> None:
         self._mark, self._ready = uuid.uuid4().hex, False
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
@@ -111,7 +108,7 @@ class ForkServer(RankGroup):
                     entry=entry,
                 ),
                 stdin=subprocess.DEVNULL,
-                env={**_environment(threads, crowded), MARK: self._mark},
+                env={**_environment(), MARK: self._mark},
                 pass_fds=(theirs.fileno(),),
             )
             unless_started.pop_all()
@@ -123,12 +120,11 @@ class ForkServer(RankGroup):
             self._send(NewGroup(), [theirs.fileno()])
         return RankGroup(control, self)
 
-    def suits(self, threads: int, crowded: bool) -> bool:
-        """Return whether this server was made for such ranks, and still runs."""
+    def runs(self) -> bool:
+        """Return whether this server still runs."""
         hung_up = select.poll()
         hung_up.register(self.control, 0)
-        runs = self._process.poll() is None and not hung_up.poll(0)
-        return runs and self._made_for == (threads, crowded)
+        return self._process.poll() is None and not hung_up.poll(0)
 
     def clear(self, grace_s: float) -> bool:
         """Kill all ranks and end what they have started; returns whether the server can take others.
@@ -170,12 +166,10 @@ class ForkServer(RankGroup):
             _end_processes_of(self._mark)
 
 
-def _environment(threads: int, crowded: bool) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in BINDING}
-    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
-    if crowded:
-        # Threads that spin while they wait would keep those from working that they wait for.
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Each rank sets its own number.
+    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = "1"
     return environment | start_settings(environment)
 
 
@@ -199,9 +193,9 @@ _kept: Final[list[ForkServer]] = []
 
 
 @contextmanager
-def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
-    """Yield a fork server for one job: the kept one, if it suits, else a new one; it is kept afterwards."""
-    server = _taken_or_new(threads, crowded)
+def fork_server() -> Iterator[ForkServer]:
+    """Yield a fork server for one job: the kept one, or a new one; it is kept afterwards."""
+    server = _taken_or_new()
     usable = False
     try:
         yield server
@@ -216,23 +210,21 @@ def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
                 server.close()
 
 
-def prepare_ranks(entry: str, threads: int, crowded: bool) -> None:
+def prepare_ranks(entry: str) -> None:
     """Start the process that ranks will come from, unless it is kept: it imports what they need from here on.
 
     Args:
         entry: the function that they will run.
-        threads: as for `fork_server`, which they will be started with.
-        crowded: likewise.
     """
-    _kept.append(_taken_or_new(threads, crowded, entry))
+    _kept.append(_taken_or_new(entry))
 
 
-def _taken_or_new(threads: int, crowded: bool, entry: str = "") -> ForkServer:
+def _taken_or_new(entry: str = "") -> ForkServer:
     server = _take()
-    if server is not None and not server.suits(threads, crowded):
+    if server is not None and not server.runs():
         server.close()
         server = None
-    return server or ForkServer(threads, crowded, entry)
+    return server or ForkServer(entry)
 
 
 def _take() -> ForkServer | None:

@@ -1,7 +1,7 @@
 """Connections between the launching process and the ranks that mpirun starts, on any host. Needs no torch.
 
     launching process ──┬── rank 0      ── RemoteJob, STOP, STACKS ──►
-                        ├── rank 1      ◄── its number, Started, Sign (each second), Stoppable, Report ──
+                        ├── rank 1      ◄── its number, Started, RankStatus, Stoppable, Report ──
                         └── rank 2
 
 A rank that ends closes its connection, whatever it ends by. A host without power or network closes none: so
@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Final, cast
 
 from tutti.launch.exit_reports import Report
-from tutti.launch.hangs import Sign, print_stacks
+from tutti.launch.hangs import RankStatus, print_stacks
 from tutti.launch.placement import own_addresses
 from tutti.launch.stop_request import StopPage
 
@@ -36,8 +36,8 @@ QUICK_S: Final = 3
 PATIENT_S: Final = 30
 """The same where the run ends with it: a switch that restarts is silent for so long."""
 
-SIGN_S: Final = 1.0
-"""Time between two signs of a rank."""
+STATUS_S: Final = 1.0
+"""Time between two messages of a rank about its status."""
 
 STOP: Final = "stop"
 """Asks a rank to save and stop."""
@@ -113,7 +113,7 @@ class RemoteRank:
     Attributes:
         rank: its number.
         connection: to it.
-        sign: its last sign; None: it has given none.
+        status: its last one; None: it has sent none.
         report: how it has ended, as it says itself.
         segments: the files in /dev/shm that MPI made for it.
         ended_at: when its connection ended, by the monotonic clock; None: it has not.
@@ -122,7 +122,7 @@ class RemoteRank:
 
     rank: int
     connection: Connection
-    sign: Sign | None = None
+    status: RankStatus | None = None
     report: Report | None = None
     segments: tuple[str, ...] = ()
     ended_at: float | None = None
@@ -221,8 +221,8 @@ class RankConnections:
     def _take(self, one: RemoteRank, message: object) -> None:
         # The clocks of other hosts are not this one's: the time of arrival counts.
         now = time.monotonic()
-        if isinstance(message, Sign):
-            one.sign = replace(message, at=now)
+        if isinstance(message, RankStatus):
+            one.status = replace(message, at=now)
         elif isinstance(message, Report):
             one.report = replace(message, at=now)
         elif isinstance(message, Started):
@@ -236,15 +236,15 @@ class LauncherConnection:
 
     Attributes:
         job: of the ranks.
-        course: returns the beat of this rank, and whether it waits for others; None: MPI has not started.
+        status: returns the word STEPS of this rank, and whether it waits; None: MPI has not started.
     """
 
     def __init__(self, connection: Connection, job: RemoteJob) -> None:
         self._connection, self.job = connection, job
         self._lock, self._leaves = threading.Lock(), False
-        self.course: Callable[[], tuple[int, bool]] | None = None
+        self.status: Callable[[], tuple[int, bool]] | None = None
 
-    def send(self, message: Started | Stoppable | Sign) -> None:
+    def send(self, message: Started | Stoppable | RankStatus) -> None:
         """Send a message; that nobody is there any more is noticed by `watch`."""
         with self._lock, suppress(OSError):
             self._connection.send(message)
@@ -256,7 +256,7 @@ class LauncherConnection:
             self._connection.send(report)
 
     def watch(self, page: StopPage, end: Callable[[], None]) -> None:
-        """Give signs and hear requests from now on, in a thread.
+        """Send the status and receive requests from now on, in a thread.
 
         Args:
             page: takes the request to stop.
@@ -267,15 +267,15 @@ class LauncherConnection:
     def _watch(self, page: StopPage, end: Callable[[], None]) -> None:
         while True:
             try:
-                asked = self._connection.recv() if self._connection.poll(SIGN_S) else None
+                asked = self._connection.recv() if self._connection.poll(STATUS_S) else None
             except (EOFError, OSError):
                 break
             if asked == STOP:
                 page.request()
             elif asked == STACKS:
                 print_stacks()
-            elif self.course is not None:
-                self.send(Sign(*self.course()))
+            elif self.status is not None:
+                self.send(RankStatus(*self.status()))
         if not self._leaves:
             end()
 

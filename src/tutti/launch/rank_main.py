@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tutti.launch import launcher
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import done, failure, without_launcher
-from tutti.launch.malloc import keep_memory
+from tutti.launch.runtime_settings import keep_memory
 from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.terminal import lasting_output, say_last
 
@@ -212,11 +212,9 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     from tutti.comm.shm.arena import Arena
     from tutti.comm.shm.communicator import HostCommunicator
     from tutti.comm.shm.layout import HostGroup
-    from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.world import adopt
 
     torch.set_num_threads(start.setting.threads)
-    CoreWatch(start.setting.threads, warns=start.rank == 0)
     comm = HostCommunicator(HostGroup(Arena.attach(arena), start.block, start.rank, range(start.size)))
     adopt(comm)
     return comm

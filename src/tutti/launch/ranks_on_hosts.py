@@ -28,7 +28,6 @@ from typing import Final, Self
 from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, RankHung, TuttiError
 from tutti.launch.exit_reports import Death, cause, killed_by, output_closed
 from tutti.launch.hangs import HangWatch
-from tutti.launch.malloc import TUNABLES, start_settings
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import (
     EXTRA_ARGUMENTS,
@@ -41,6 +40,7 @@ from tutti.launch.mpirun import (
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.launch.rank_connections import PATIENT_S, QUICK_S, STACKS, STOP, RankConnections, RemoteJob
 from tutti.launch.recovery import Recovery, Replaced
+from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.terminal import warn_on_stderr
@@ -162,14 +162,15 @@ class RanksOnHosts:
 
     def _launch(self, prefix: bool) -> subprocess.Popen[bytes]:
         mpirun = find_mpirun()
+        started = start_settings(os.environ)
         environment = {
             **inherited(),
             **settings(mpirun, self._hosts, os.environ),
-            **start_settings(os.environ),
+            **started,
             START: MpiStart(self._connections.address, [str(folder) for folder in sys.path]).encode(),
         }
         exported = [
-            name for name in environment if name.startswith("TUTTI_") or name in ("PYTHONPATH", TUNABLES)
+            name for name in environment if name.startswith("TUTTI_") or name in ("PYTHONPATH", *started)
         ]
         extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
         return subprocess.Popen(
@@ -237,8 +238,8 @@ class RanksOnHosts:
         if self._deadline is None and any(one.ended_at is not None and one.report is None for one in ranks):
             self._deadline = now + CAUSE_S
         if self._hangs is not None and self._deadline is None:
-            signs = {one.rank: one.sign for one in self._connections.left if one.sign is not None}
-            self._hung = self._hangs.look(signs, now)
+            found = {one.rank: one.status for one in self._connections.left if one.status is not None}
+            self._hung = self._hangs.look(found, now)
             if self._hung:  # They print their stacks until then.
                 self._connections.send(STACKS, self._hung)
                 self._deadline = now + CAUSE_S

@@ -28,11 +28,7 @@ class Recovery:
     Attributes:
         stopping: receives the signals of all starts; the caller acts on the last one.
         is_due: called every `DUE_S`; returns whether the ranks are to be ended, by `Replaced`.
-        threads: for `fork_server`, so that each start gets the same one.
-        crowded: likewise.
     """
 
     stopping: Stopping
     is_due: Callable[[], bool]
-    threads: int
-    crowded: bool

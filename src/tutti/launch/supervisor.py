@@ -24,7 +24,7 @@ from tutti.comm.shm.arena import Arena
 from tutti.errors import PeerLost, TuttiError
 from tutti.launch.exit_reports import cause
 from tutti.launch.fork_server_client import RankGroup, fork_server
-from tutti.launch.hangs import LOOK_S, HangWatch, HostSigns
+from tutti.launch.hangs import LOOK_S, HangWatch, HostStatus
 from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
@@ -63,12 +63,9 @@ def supervise(
         stop = StopPage.make_file()
         page = StopPage(stop)
         stopping.pass_to(page, None)
-        threads, crowded = placement.threads or 1, bool(placement.warnings)
-        if recovery is not None:
-            threads, crowded = recovery.threads, recovery.crowded
         with ExitStack() as stack:
             stack.callback(os.close, stop)
-            server = stack.enter_context(fork_server(threads, crowded))
+            server = stack.enter_context(fork_server())
             settings = _settings(placement, prefix)
             crew = stack.enter_context(closing(Crew(server, entry, payload, settings, stop, hang_timeout_s)))
             end = crew.wait(stopping, None if recovery is None else recovery.is_due)
@@ -109,7 +106,7 @@ class Crew:
         with ExitStack() as stack:
             arena = stack.enter_context(closing(Arena.create()))
             self._ranks = start_ranks(stack, server, entry, payload, settings, stop, arena)
-            self._signs = HostSigns(arena, len(self._ranks))
+            self._status = HostStatus(arena, len(self._ranks))
             self._hangs = None if hang_timeout_s is None else HangWatch(hang_timeout_s)
             self._opened = stack.pop_all()
 
@@ -177,12 +174,12 @@ class Crew:
         if any(one.hung for one in self._ranks):
             return
         now = time.monotonic()
-        signs = self._signs.read([one.rank for one in self._ranks if not one.ended], now)
-        hung = watch.look(signs, now)
+        found = self._status.read([one.rank for one in self._ranks if not one.ended], now)
+        hung = watch.look(found, now)
         for rank, why in hung.items():
             self._ranks[rank].hung = why
         if hung:
-            self._signs.kill(hung)
+            self._status.kill(hung)
 
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from tutti.errors import PeerLost, TuttiError, says_all
 from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, started_by
-from tutti.launch.malloc import keep_memory
 from tutti.launch.mpi_library import Stranger, refuse_unloadable
 from tutti.launch.orphans import follow_launcher, mpi_segments, refuse_ended_launcher
+from tutti.launch.runtime_settings import keep_memory
 from tutti.terminal import say_last, warn_on_stderr
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def _join_given(threads: int | None) -> Communicator:
     """The communicator of the ranks that the user's launcher has started."""
     import torch
 
-    from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.cores import allowed_cores, share_of
 
     _end_job_on_exceptions()
@@ -81,7 +80,6 @@ def _join_given(threads: int | None) -> Communicator:
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     threads = threads or share_of(comm.node.rank, here)
     torch.set_num_threads(threads)
-    CoreWatch(threads, warns=comm.rank == 0)
     return comm
 
 

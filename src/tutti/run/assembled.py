@@ -80,15 +80,15 @@ class Pulse(Progress):
 
     def doing(self, what: str) -> None:
         """The rank does something else."""
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended; callbacks are to be told."""
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
     def end(self) -> None:
         """Training has ended."""
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
 
 @dataclass(frozen=True)

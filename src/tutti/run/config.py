@@ -335,8 +335,7 @@ class TrainConfig:
     hang_timeout: str = option(
         "60s",
         "a rank that makes no step for so long and waits for no other is lost: its stacks are printed, and "
-        "it is killed; ten times its longest step if that is longer; outside of steps one that does nothing "
-        "at all for ten times as long; or off",
+        "it is killed; ten times its longest step if that is longer; or off",
     )
     skip_nonfinite: int = option(
         0,

@@ -47,7 +47,7 @@ def _survive(
         memory = stack.enter_context(closing(StateMemory()))
         stack.enter_context(_last_copy_kept(job, memory.place))
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
-        recovery = Recovery(stopping, policy.is_due, placement.threads or 1, bool(placement.warnings))
+        recovery = Recovery(stopping, policy.is_due)
         while not stopping.ended_by:
             try:
                 result = start(

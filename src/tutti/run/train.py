@@ -61,7 +61,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
-        context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)
+        context = replace(context, follower=Pulse(comm), on_step=comm.peers.publish_steps)
     return train(comm, job, context)
 
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from tutti.activity import be_bystander
 from tutti.errors import no_thread
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, SAVING, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
@@ -121,7 +120,6 @@ class HeartbeatThread(Progress):
         self._beat = replace(self._beat, moved=time.time(), **found)
 
     def _write_often(self) -> None:
-        be_bystander()
         # A run that is over before has only its last heartbeat, which it writes itself.
         if self._over.wait(FIRST_S):
             return

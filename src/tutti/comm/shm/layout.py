@@ -37,21 +37,21 @@ LOST: Final = 0
 may both store: either rank is dead, and all that matters is that the word stays other than 0.
 """
 
-PHASE, CALL, PID, LEFT, BEAT, WAITS = 0, 2, 4, 5, 6, 7
+PHASE, CALL, PID, LEFT, STEPS, WAITS = 0, 2, 4, 5, 6, 7
 """Words of a rank's line.
 
 PHASE: twice the number of its latest phase of the barrier, plus 1 if the call is more than a barrier.
 CALL: the packed call.
 PID: the process id.
 LEFT: 1 after `close`.
-BEAT: 1 + its steps while it trains, else 0; with `FIRST_STEP` until its first step is done.
+STEPS: 1 + its steps while it trains, else 0; with `FIRST_STEP` until its first step is done.
 WAITS: 1 after it has waited for others for about 10 ms.
 
 PHASE and CALL have two words each, for even and odd phases: a slow rank still finds the call of a rank that
 has gone on."""
 
 FIRST_STEP: Final = 1 << 62
-"""The bit of BEAT of a rank that makes its first step, whatever the number of that is."""
+"""The bit of STEPS of a rank that makes its first step, whatever the number of that is."""
 
 ROW: Final = 1 << 20
 """Bytes of a row; longer vectors pass in pieces, which stay in the caches."""

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import BEAT, FIRST_STEP, LOST, PID, WAITS, HostGroup
+from tutti.comm.shm.layout import FIRST_STEP, LOST, PID, STEPS, WAITS, HostGroup
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
@@ -104,21 +104,20 @@ class Peers:
             self._watch.ended(LONGEST_NAP_S)
             self.check()
 
-    def beat(self, steps: int | None) -> None:
-        """Publish the number of steps that this rank has made; None: it does something else."""
-        if steps is None:
-            beat = 0
-        else:
+    def publish_steps(self, steps: int | None) -> None:
+        """Publish the number of steps that this rank has made; None: it does not train."""
+        word = 0
+        if steps is not None:
             self._first_step = steps if self._first_step is None else self._first_step
-            beat = 1 + steps + (FIRST_STEP if steps == self._first_step else 0)
-        self._words[self.group.layout.line(self.group.rank) + BEAT] = beat
+            word = 1 + steps + (FIRST_STEP if steps == self._first_step else 0)
+        self._words[self.group.layout.line(self.group.rank) + STEPS] = word
 
-    def course(self) -> tuple[int, bool]:
-        """What `beat` and `waits` have told: the word BEAT, and whether this rank waits."""
+    def status(self) -> tuple[int, bool]:
+        """Return the published word STEPS, and whether this rank waits."""
         line = self.group.layout.line(self.group.rank)
-        return int(self._words[line + BEAT]), bool(self._words[line + WAITS])
+        return int(self._words[line + STEPS]), bool(self._words[line + WAITS])
 
-    def waits(self, long: bool) -> None:
+    def publish_waiting(self, long: bool) -> None:
         """Publish whether this rank has been waiting for others for more than a moment."""
         self._words[self.group.layout.line(self.group.rank) + WAITS] = long
 
@@ -232,7 +231,7 @@ def wait(
         while not ready():
             if not pause.rest():
                 continue
-            peers.waits(True)
+            peers.publish_waiting(True)
             try:
                 peers.check()  # [6]
                 missing = needed()
@@ -244,7 +243,7 @@ def wait(
                     raise
                 return
     finally:
-        peers.waits(False)
+        peers.publish_waiting(False)
 
 
 class ProcessWatch:
