@@ -21,7 +21,7 @@ _FILE: Final = "tutti_file_"
 
 
 def names_object(spec: str) -> bool:
-    """Tell whether `spec` has the form `package.module:object` or `file.py:object`, or names a .py file.
+    """Return whether `spec` has the form `package.module:object` or `file.py:object`, or names a .py file.
 
     An address, such as 's3://bucket/folder', does not.
     """
@@ -43,12 +43,9 @@ def load_object(spec: str, kind: str) -> object:
         BadOption: `spec` has another form, names a missing file, or importing the module failed.
         UnknownName: the module has no such object.
     """
-    where, colon, path = spec.rpartition(":")
-    if not colon or not where or not path:
-        example = spec.rstrip(":") if spec.rstrip(":").endswith(".py") else "package.module"
-        raise BadOption(
-            f"the {kind} '{spec}' names no object; write it as '{example}:NAME' (a function or a class)"
-        )
+    where, _, path = spec.rpartition(":")
+    if not where or not path:
+        raise BadOption(f"the {kind} '{spec}' names no object; write 'package.module:NAME' or 'file.py:NAME'")
     # Keras, if that module imports it: its own default is TensorFlow.
     os.environ.setdefault("KERAS_BACKEND", "torch")
     module = _from_file(where, spec, kind) if where.endswith(".py") else _from_name(where, spec, kind)
@@ -124,7 +121,7 @@ def optional_package(name: str, purpose: str, extra: str = "data") -> ModuleType
 
 
 def takes_option(factory: object, name: str) -> bool:
-    """Tell whether `factory` can be called with the keyword `name` (bare **kwargs do not count)."""
+    """Return whether `factory` can be called with the keyword `name` (bare **kwargs do not count)."""
     parameters = _parameters(factory) if callable(factory) else None
     return parameters is not None and name in parameters
 
@@ -173,8 +170,8 @@ def _from_file(where: str, spec: str, kind: str) -> ModuleType:
         return sys.modules[name]
     _let_import_from(file.parent)
     layout = importlib.util.spec_from_file_location(name, file)
-    if layout is None or layout.loader is None:
-        raise BadOption(f"the {kind} '{spec}' cannot be imported: {file} is no Python file")
+    assert layout is not None, "the name ends with .py"
+    assert layout.loader is not None
     module = importlib.util.module_from_spec(layout)
     sys.modules[name] = module
     try:
@@ -189,13 +186,6 @@ def _from_name(where: str, spec: str, kind: str) -> ModuleType:
     _let_import_from(Path.cwd())
     try:
         return importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
-            raise _import_failed(spec, kind, error) from error
-        raise BadOption(
-            f"the {kind} '{spec}' cannot be found: no module '{error.name}'; install its package, start "
-            f"from the folder that holds it, or name a file: 'path/to/file.py:NAME'"
-        ) from error
     except Exception as error:
         raise _import_failed(spec, kind, error) from error
 
@@ -209,6 +199,4 @@ def _let_import_from(folder: Path) -> None:
 def _import_failed(spec: str, kind: str, error: Exception) -> BadOption:
     last = traceback.extract_tb(error.__traceback__)[-1]
     at = "" if isinstance(error, SyntaxError) else f" (at {last.filename}, line {last.lineno})"
-    return BadOption(
-        f"importing the {kind} '{spec}' failed: {type(error).__name__}: {error}{at}; mend that module first"
-    )
+    return BadOption(f"importing the {kind} '{spec}' failed: {type(error).__name__}: {error}{at}")

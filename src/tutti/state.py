@@ -15,7 +15,6 @@ parameter, so that it can be held by another number of ranks, in other slices:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -241,22 +240,6 @@ def find(joint: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
 def name_of(prefix: str, parameter: str, key: str = "") -> str:
     """Return the name of a tensor that belongs to a parameter. The key has no slash; a parameter's may."""
     return f"{prefix}/{parameter}/{key}" if key else f"{prefix}/{parameter}"
-
-
-def saved_by(states: Sequence[State], ranks: int | None = None) -> list[Saved]:
-    """Return what each rank of a run is given to go on from, after these states of all ranks.
-
-    Args:
-        states: of the ranks that stop, in order; all is copied.
-        ranks: how many go on; None: as many.
-    """
-    states = deepcopy(list(states))
-    joint, shared = named(state.joint for state in states), states[0].shared
-    if ranks is None or ranks == len(states):
-        found = [Saved(joint, named([state.alone]), shared, state.own) for state in states]
-    else:
-        found = [Saved(joint, None, shared, None)] * ranks
-    return [deepcopy(saved) for saved in found]
 
 
 def named(held: Iterable[Held]) -> Named:

@@ -128,7 +128,7 @@ def test_the_run_goes_on_when_those_who_are_asked_for_cannot_train(
     assert "batch" in said["asked-3"]
     assert "somebody asked for 7 ranks, in vain: " in capfd.readouterr().err
     assert said["asked-4"] == ""
-    assert "50,000 ranks need more than" in said["asked-5"]
+    assert "50,000 ranks are too many" in said["asked-5"]
     assert torch.equal(weights_of(found), weights_of(tutti.train(model(), workers=2, **OPTIONS)))
 
 

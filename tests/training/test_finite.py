@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from tests.states import saved_by
 from tests.trainers import trainer_of
 from tests.training.blobs import blobs
 from tutti.comm.base import Communicator
@@ -21,7 +22,7 @@ from tutti.errors import BadOption, NotFinite
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.run.config import TrainConfig
-from tutti.state import Saved, State, saved_by
+from tutti.state import Saved, State
 from tutti.strategies import (
     EASGD,
     STRATEGIES,

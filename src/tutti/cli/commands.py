@@ -17,8 +17,7 @@ from tutti.errors import (
     TuttiError,
     UnknownName,
     UserError,
-    no_room,
-    too_many,
+    with_remedy,
 )
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
@@ -76,7 +75,7 @@ def _run(words: Sequence[str]) -> int:
     except TuttiError as error:
         return _say(error)
     except OSError as error:
-        known = no_room(error) or too_many(error)
+        known = with_remedy(error)
         if known is None:
             raise
         return _say(known)

@@ -21,9 +21,8 @@ from tutti.errors import (
     RankHung,
     TuttiError,
     UserError,
-    no_room,
-    no_thread,
     says_all,
+    with_remedy,
 )
 
 _RUNPY = "<frozen runpy>"
@@ -137,10 +136,7 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
     """The report of an exception, with the traceback of these frames."""
     if isinstance(error, BrokenPipeError) and output_closed():
         error = OutputClosed("nobody reads standard output any more")
-    if isinstance(error, OSError):
-        error = no_room(error) or error
-    if isinstance(error, RuntimeError):
-        error = no_thread(error) or error
+    error = with_remedy(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
     pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
     lost = isinstance(error, PeerLost) or _says_lost(error)

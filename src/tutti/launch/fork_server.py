@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from tutti.errors import no_process
+from tutti.errors import with_remedy
 from tutti.launch.leaving import leave, prepare_fork
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 from tutti.launch.rank_main import Descriptors, RankPlace, run
@@ -227,7 +227,7 @@ class ForkServerProcess:
             try:
                 process = os.fork()
             except OSError as error:
-                say_last(f"tutti: error: {no_process(error)}\n")
+                say_last(f"tutti: error: {with_remedy(error) or error}\n")
                 os._exit(1)
         if process == 0:
             # The server forks in its main thread: so this signal comes when the process ends, not before.

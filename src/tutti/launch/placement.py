@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from tutti.errors import BadOption
-from tutti.free_memory import free_bytes
 from tutti.launch.allocation import find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
@@ -25,8 +24,8 @@ from tutti.launch.orphans import refuse_ended_launcher
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
 
-RANK_BYTES: Final = 128 << 20
-"""A rank takes more than this for itself, whatever it trains: Python and torch alone do."""
+MOST_PER_CORE: Final = 32
+"""Limit on the ranks per core: the start of more may fill the memory and stop the machine."""
 
 SLURM: Final = "slurm"
 """What `--hosts` takes for all nodes of Slurm's allocation, with as many ranks as that has tasks."""
@@ -119,7 +118,6 @@ def place_ranks(
     *,
     hosts: str | None = None,
     servers: int = 0,
-    memory_bytes: int | None = None,
 ) -> Placement:
     """Decide which ranks run where.
 
@@ -132,14 +130,12 @@ def place_ranks(
         hosts: "a:4,b:4", the path of a host file, or "slurm" for the nodes of Slurm's allocation, to start
             the ranks with mpirun; their workers.
         servers: the number of ranks for a parameter centre, besides the workers; spread over the hosts.
-        memory_bytes: what the ranks of this host may use; by default what is available now.
 
     Returns:
         The placement.
 
     Raises:
-        BadOption: a number that cannot be used, that contradicts the hosts or the launcher, or that this
-            host has no memory for.
+        BadOption: a number that cannot be used, or that contradicts the hosts or the launcher.
         UserError: this process was started by a launcher that tutti cannot work under, or that has ended.
     """
     wanted = _wanted(workers)
@@ -156,31 +152,17 @@ def place_ranks(
         return _on_hosts(given_hosts(hosts), wanted, threads, servers)
     cores = cores or allowed_cores()
     count = wanted or cores.usable
-    if count + servers > cores.usable:
-        refuse_too_many(count + servers, memory_bytes)
+    refuse_too_many(count + servers, cores)
     placed = share_host(cores, count, threads)
     return replace(placed, servers=servers, warnings=(*placed.warnings, *_of_slurm(count, cores)))
 
 
-def refuse_too_many(ranks: int, memory_bytes: int | None = None) -> None:
-    """Refuse more ranks than the memory has room for: their start alone would stop the machine.
-
-    Args:
-        ranks: how many are to be started on this host.
-        memory_bytes: what they may use; by default what this machine and its control groups have left.
-
-    Raises:
-        BadOption: they are too many.
-    """
-    free = free_bytes() if memory_bytes is None else memory_bytes
-    if free is None:
-        return
-    most = max(1, free // RANK_BYTES)
+def refuse_too_many(ranks: int, cores: Cores) -> None:
+    """Raise BadOption for a mistyped number of ranks."""
+    most = MOST_PER_CORE * cores.usable
     if ranks > most:
         raise BadOption(
-            f"{ranks:,} ranks need more than {ranks * RANK_BYTES / 2**30:.1f} GiB of memory before they "
-            f"train anything, but {free / 2**30:.1f} GiB are available; give at most {most:,}, better one "
-            "for each core"
+            f"{ranks:,} ranks are too many for {_count(cores.usable, 'core')}; give at most {most:,}"
         )
 
 
@@ -348,7 +330,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def read_hosts(given: str) -> tuple[Host, ...]:
-    """The hosts that the option `--hosts` names.
+    """Read the option `--hosts`.
 
     Args:
         given: "a:4,b:4", or the path of a host file, whose lines read "a slots=4", "a:4" or "a"; a # begins a
@@ -360,49 +342,30 @@ def read_hosts(given: str) -> tuple[Host, ...]:
     Raises:
         BadOption: there is no host in it, a name or number cannot be used, or a host is named twice.
     """
-    path = Path(given)
+    entries, path = given.split(","), Path(given)
     if path.is_file() or "/" in given:
-        entries = _lines_of(path)
-    else:
-        entries = [(f"--hosts '{given}'", entry.strip()) for entry in given.split(",")]
-    hosts = tuple(_host(where, entry) for where, entry in entries)
-    if not hosts:
-        raise BadOption(
-            f"the host file {path} names no host; write one on each line, such as 'node1 slots=4'"
-        )
-    names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
+        try:
+            lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
             raise BadOption(
-                f"--hosts names '{name}' {names.count(name)} times; name it once, with all its ranks"
-            )
+                f"cannot read the host file {path}: {error}; or give --hosts node1:4,node2:4"
+            ) from None
+        entries = [line for line in lines if line]
+    hosts = tuple(map(_host, entries))
+    names = [host.name for host in hosts]
+    if not names or len(set(names)) < len(names):
+        raise BadOption(f"--hosts '{given}' names no host, or one twice; name each once: node1:4,node2:4")
     return hosts
 
 
-def _lines_of(path: Path) -> list[tuple[str, str]]:
-    """(where it stands, the text) of each line of a host file that is not empty."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+def _host(entry: str) -> Host:
+    name, colon, number = re.sub(r"\s+slots\s*=\s*", ":", entry.strip()).partition(":")
+    ranks = number if colon else "1"
+    if not _HOST_NAME.fullmatch(name) or not ranks.isdecimal() or int(ranks) < 1:
         raise BadOption(
-            f"cannot read the host file {path}: {error}; give a file with a line such as 'node1 slots=4' "
-            "for each host, or --hosts node1:4,node2:4"
-        ) from None
-    texts = [(f"{path}, line {number}", line.split("#")[0].strip()) for number, line in enumerate(lines, 1)]
-    return [(where, text) for where, text in texts if text]
-
-
-def _host(where: str, entry: str) -> Host:
-    name, _, number = re.sub(r"\s+slots\s*=\s*", ":", entry).partition(":")
-    if not _HOST_NAME.fullmatch(name) or not (number or ":" not in entry):
-        raise BadOption(
-            f"{where}: '{entry}' is not a host; write a name and its number of ranks, such as node1:4"
+            f"'{entry}' of --hosts is not a host; write a name and its number of ranks, such as node1:4"
         )
-    if number and not (number.isdecimal() and int(number) >= 1):
-        raise BadOption(
-            f"{where}: '{name}' has '{number}' ranks; give a whole number of at least 1: {name}:4"
-        )
-    return Host(name, int(number or 1))
+    return Host(name, int(ranks))
 
 
 def servers_per_host(hosts: int, servers: int) -> list[int]:

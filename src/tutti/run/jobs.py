@@ -61,7 +61,7 @@ class Job:
             )
         return value
 
-    def placement(self, memory_bytes: int | None = None) -> Placement:
+    def placement(self) -> Placement:
         """The ranks to start."""
         config = self.config
         workers, free = config.workers, config.workers == "auto" and config.hosts is None
@@ -70,9 +70,7 @@ class Job:
             workers = str(asked) if free and asked is not None else workers
         elif free and (config.device == "cuda" or config.strategy == "solo"):
             workers = "1"
-        placement = place_ranks(
-            workers, config.threads, hosts=config.hosts, servers=config.servers, memory_bytes=memory_bytes
-        )
+        placement = place_ranks(workers, config.threads, hosts=config.hosts, servers=config.servers)
         if config.parallel is not None:
             layout_of(config, placement.workers)
             return placement

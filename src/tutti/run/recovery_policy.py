@@ -10,7 +10,6 @@ anything else                             none
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -151,8 +150,7 @@ class RecoveryPolicy:
             placement = replace(before, workers=workers, hosts=fill(before.places, workers))
             return self._on_hosts(placement), placement
         job = replace(self.job, config=self.job.config.changed({"workers": str(workers)}))
-        # Ranks that were lost may hold their memory still, and fewer need no more.
-        return job, job.placement(memory_bytes=sys.maxsize if workers < before.workers else None)
+        return job, job.placement()
 
     def _on_hosts(self, placement: Placement) -> TrainJob:
         """The job of other ranks on hosts; it names the hosts that are left, for those who resume it."""

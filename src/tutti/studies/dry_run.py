@@ -19,7 +19,7 @@ from tutti.data import DataSet
 from tutti.data.pictures import shapes_alone
 from tutti.data.streaming.part import StreamedPart
 from tutti.exports.sources import load_from
-from tutti.launch.placement import RANK_BYTES, Placement
+from tutti.launch.placement import Placement
 from tutti.model_parallel.layout import Layout, portion_of
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step, state_per_byte
 from tutti.parameter_server.base import Centre
@@ -44,6 +44,9 @@ from tutti.studies.dry_run_job import DryRunJob
 from tutti.studies.layouts import need_of
 
 MB: Final = 1e6
+
+RANK_BYTES: Final = 128 << 20
+"""Python and torch take at least this much in a rank."""
 
 
 def work(comm: Communicator, payload: bytes) -> dict[str, float]:

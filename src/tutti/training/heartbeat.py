@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from tutti.errors import no_thread
+from tutti.errors import with_remedy
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, SAVING, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -54,7 +54,7 @@ class HeartbeatThread(Progress):
         try:
             self._thread.start()
         except RuntimeError as error:
-            self._warn(f"does not write its heartbeat: {no_thread(error) or error}")
+            self._warn(f"does not write its heartbeat: {with_remedy(error) or error}")
         return self
 
     def __exit__(
