@@ -24,7 +24,7 @@ from tutti.launch.rank_main import RankSetting
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopPage, Stopping
-from tutti.launch.supervisor import Crew
+from tutti.launch.supervisor import Supervisor
 
 TWO = Placement(2, 1)
 RANKS = [RankSetting(1, tuple(os.sched_getaffinity(0)))] * 2
@@ -148,7 +148,7 @@ def test_a_process_that_the_program_forks_leaves_the_server_to_its_parent() -> N
     assert circumstances()[0]["server"] == server
 
 
-def end_of(crew: Crew) -> object:
+def end_of(crew: Supervisor) -> object:
     """The end of its work."""
     with SignalWatch() as signals:
         return crew.wait(Stopping(signals))
@@ -166,10 +166,10 @@ def test_groups_of_ranks_begin_and_end_without_each_other(tmp_path: Path) -> Non
     stop = StopPage.make_file()
     with fork_server_client.fork_server() as server:
         first = server.group()
-        ended = Crew(first, waits, str(tmp_path).encode(), RANKS, stop)
+        ended = Supervisor(first, waits, str(tmp_path).encode(), RANKS, stop)
         processes = waiting(tmp_path)
         second = server.group()
-        lasting = Crew(second, entry, b"", RANKS, stop)
+        lasting = Supervisor(second, entry, b"", RANKS, stop)
         first.close()
         assert wait_until_gone(processes) == []
         assert pickle.loads(cast("bytes", end_of(lasting))) == 1
@@ -182,7 +182,7 @@ def test_what_has_ended_the_server_of_a_group_is_told(tmp_path: Path) -> None:
     entry, stop = "tests.launch.entries:wait_for_ever", StopPage.make_file()
     with fork_server_client.fork_server() as server:
         group = server.group()
-        crew = Crew(group, entry, str(tmp_path).encode(), RANKS, stop)
+        crew = Supervisor(group, entry, str(tmp_path).encode(), RANKS, stop)
         waiting(tmp_path)
         os.kill(server._process.pid, signal.SIGILL)
         end = end_of(crew)

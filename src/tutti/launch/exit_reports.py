@@ -69,7 +69,6 @@ class Death:
         rank: which one.
         at: when it was noticed, by the clock of the reports.
         returncode: its exit code, or minus the number of the signal that killed it; None: it is not known.
-        out_of_memory: whether the kernel has ended a process of this machine for lack of memory meanwhile.
         after: it had reported that it was done, and failed in what follows: exit functions, threads, files
             that were left open.
         hung: in what it hung, if it was killed for that.
@@ -78,7 +77,6 @@ class Death:
     rank: int
     at: float
     returncode: int | None
-    out_of_memory: bool = False
     after: bool = False
     hung: str = ""
 
@@ -92,10 +90,11 @@ class Death:
             when = "after it was done, in what it does at its end" if self.after else "before it was done"
             return f"exited with code {self.returncode} {when}"
         text, number = killed_by(-self.returncode), -self.returncode
-        if self.out_of_memory:
-            text += "; the kernel ran out of memory: use fewer workers or a smaller model or batch"
-        elif number == signal.SIGKILL:
-            text += "; if nobody sent it, the memory may have run out: look for 'oom' in the output of dmesg"
+        if number == signal.SIGKILL:
+            text += (
+                "; if no user sent it, the memory may have run out: look for 'oom' in the output of dmesg, "
+                "and use fewer workers or a smaller model or batch"
+            )
         elif number == signal.SIGBUS:
             text += (
                 "; a file that it had mapped into memory was cut off, or its disk failed, or there was no "
@@ -165,8 +164,8 @@ def _pickled(error: TuttiError) -> bytes:
     return data
 
 
-def cause(reports: Iterable[Report], deaths: Iterable[Death]) -> tuple[TuttiError | None, bool]:
-    """The failure that came first, as the error to raise, and whether it is certain.
+def first_failure(reports: Iterable[Report], deaths: Iterable[Death]) -> tuple[TuttiError | None, bool]:
+    """Return the failure that came first, as the error to raise, and whether it is certain.
 
     That a rank lost a peer is a consequence of what happened to the peer: uncertain, until nothing else turns
     up.

@@ -10,10 +10,8 @@ import signal
 import socket
 import subprocess
 import time
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from typing_extensions import override
@@ -28,15 +26,13 @@ from tutti.launch.fork_server import (
     Ready,
     receive,
     send,
-    signal_all,
 )
 from tutti.launch.orphans import command_of
-from tutti.launch.rank_main import MARK, Descriptors, RankPlace
+from tutti.launch.rank_main import Descriptors, RankPlace
 from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import held_back
 
 _POLL_S: Final = 0.01
-_ROUNDS: Final = 5
 
 
 class RankGroup:
@@ -93,7 +89,7 @@ class ForkServer(RankGroup):
     """
 
     def __init__(self, entry: str = "") -> None:
-        self._mark, self._ready = uuid.uuid4().hex, False
+        self._ready = False
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
@@ -108,7 +104,7 @@ class ForkServer(RankGroup):
                     entry=entry,
                 ),
                 stdin=subprocess.DEVNULL,
-                env={**_environment(), MARK: self._mark},
+                env=_environment(),
                 pass_fds=(theirs.fileno(),),
             )
             unless_started.pop_all()
@@ -161,9 +157,7 @@ class ForkServer(RankGroup):
         if not self._ready:
             # It may take seconds until it listens.
             self._process.kill()
-        if self._process.wait() != 0:
-            # It did not come to it itself; its ranks ended with it.
-            _end_processes_of(self._mark)
+        self._process.wait()
 
 
 def _environment() -> dict[str, str]:
@@ -171,21 +165,6 @@ def _environment() -> dict[str, str]:
     # Each rank sets its own number.
     environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = "1"
     return environment | start_settings(environment)
-
-
-def _end_processes_of(mark: str) -> None:
-    """Kill every process that carries a mark."""
-    # Several rounds: a process may have forked after the look at /proc, before it got its signal.
-    for _ in range(_ROUNDS):
-        signal_all(_processes_of(mark), signal.SIGKILL)
-        time.sleep(_POLL_S)
-
-
-def _processes_of(mark: str) -> Iterator[int]:
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError):  # It has ended, or belongs to another user.
-            if folder.name.isdecimal() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                yield int(folder.name)
 
 
 _kept: Final[list[ForkServer]] = []

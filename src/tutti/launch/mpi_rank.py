@@ -17,7 +17,7 @@ from tutti.errors import UserError
 from tutti.launch.cores import allowed_cores, leave_binding_to_tutti
 from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.launcher import started_by
-from tutti.launch.orphans import end_with_daemon, follow_launcher, mpi_segments
+from tutti.launch.orphans import end_at_once, follow_launcher, mpi_segments
 from tutti.launch.placement import share_host
 from tutti.launch.rank_connections import (
     LauncherAddress,
@@ -67,7 +67,7 @@ def main() -> None:
         say_last(f"tutti: error: host {socket.gethostname()} cannot reach {where}: is there a firewall?\n")
         os._exit(1)
     page.tell = lambda value: connection.send(Stoppable(value))
-    connection.watch(page, end_with_daemon)
+    connection.watch(page, end_at_once)
     sys.path += [folder for folder in start.path if folder not in sys.path]
     sys.argv[:] = connection.job.arguments
     with lasting_output():

@@ -83,9 +83,6 @@ LAUNCHERS: Final = (
 )
 """The programs that start ranks, on the first host and on others, as the kernel names them."""
 
-DAEMONS: Final = ("prted", "orted", "hydra_pmi_proxy")
-"""Those of one job on other hosts than the first."""
-
 ANSWER_S: Final = 2.0
 """Time of a launcher to accept a connection before it is taken to be there, and busy."""
 
@@ -183,20 +180,6 @@ def end_at_once() -> None:
         with suppress(psutil.Error):
             one.kill()
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_with_daemon() -> None:
-    """End what has started this rank on its host, and this rank at once.
-
-    A daemon of Open MPI's whose mpirun cannot be reached any more, but is there, would never end.
-    """
-    import psutil
-
-    with suppress(psutil.Error):
-        for process in psutil.Process().parents():
-            if _called(process) in DAEMONS:
-                process.terminate()  # It removes its files, then.
-    end_at_once()
 
 
 def mpi_segments() -> tuple[str, ...]:

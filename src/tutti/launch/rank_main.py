@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tutti.launch import launcher
 from tutti.launch.cores import leave_binding_to_tutti
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from tutti.comm.base import Communicator
-
-
-MARK: Final = "TUTTI_JOB"
-"""The environment variable that marks a fork server, and all processes that its ranks start."""
 
 
 class RankSetting(NamedTuple):
@@ -196,10 +192,8 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     np.random.seed()
     os.chdir(job.folder)
     sys.path[:], sys.argv[:] = job.path, job.arguments
-    # What has started the ranks has a mark, which their children inherit.
-    kept = {name: os.environ[name] for name in (MARK,) if name in os.environ}
     os.environ.clear()
-    os.environ.update(job.environment, **kept)
+    os.environ.update(job.environment)
     leave_binding_to_tutti()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.setting.threads)
     return job

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, RankHung, TuttiError
-from tutti.launch.exit_reports import Death, cause, killed_by, output_closed
+from tutti.launch.exit_reports import Death, first_failure, killed_by, output_closed
 from tutti.launch.hangs import HangWatch
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import (
@@ -275,7 +275,7 @@ class RanksOnHosts:
     def _failure(self) -> TuttiError | None:
         ranks = self._connections.ranks
         reports = [one.report for one in ranks.values() if one.report is not None]
-        error, _ = cause(reports, self._first_death())
+        error, _ = first_failure(reports, self._first_death())
         if error is not None and not isinstance(error, PeerLost):
             return error
         returncode = self._process.returncode

@@ -12,7 +12,7 @@ from tutti.errors import UserError
 from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-from tutti.launch.world import end_mpi_job, join, refuse_stranger, warn_of_crowding
+from tutti.launch.world import end_mpi_job, join, refuse_stranger
 
 if TYPE_CHECKING:
     from tutti.launch.recovery import Recovery
@@ -113,7 +113,6 @@ def _in_mpi_job(
     comm = join(placement.threads)
     if announce is not None and comm.rank == 0:
         announce(replace(placement, threads=torch.get_num_threads()).describe())
-    warn_of_crowding(comm, placement.servers)
     try:
         return resolve_name(entry)(comm, payload)
     except BaseException as error:

@@ -22,7 +22,7 @@ from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
 from tutti.errors import PeerLost, TuttiError
-from tutti.launch.exit_reports import cause
+from tutti.launch.exit_reports import first_failure
 from tutti.launch.fork_server_client import RankGroup, fork_server
 from tutti.launch.hangs import LOOK_S, HangWatch, HostStatus
 from tutti.launch.placement import Placement
@@ -30,7 +30,6 @@ from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
     RankProcess,
     note_server_message,
-    out_of_memory_kills,
     start_ranks,
 )
 from tutti.launch.recovery import DUE_S, Recovery, Replaced
@@ -67,8 +66,10 @@ def supervise(
             stack.callback(os.close, stop)
             server = stack.enter_context(fork_server())
             settings = _settings(placement, prefix)
-            crew = stack.enter_context(closing(Crew(server, entry, payload, settings, stop, hang_timeout_s)))
-            end = crew.wait(stopping, None if recovery is None else recovery.is_due)
+            supervisor = stack.enter_context(
+                closing(Supervisor(server, entry, payload, settings, stop, hang_timeout_s))
+            )
+            end = supervisor.wait(stopping, None if recovery is None else recovery.is_due)
             if recovery is not None and isinstance(end, PeerLost | Replaced):
                 server.clear(0.0)  # Others wait for the cores of those that are left.
     if recovery is None:
@@ -78,7 +79,7 @@ def supervise(
     return None if end is None else pickle.loads(end)
 
 
-class Crew:
+class Supervisor:
     """The ranks, from their start on.
 
     Args:
@@ -100,7 +101,6 @@ class Crew:
         hang_timeout_s: float | None = None,
     ) -> None:
         self._server = server
-        self._kills_before = out_of_memory_kills()
         self._deadline: float | None = None
         self._all_ended_at_once = False
         with ExitStack() as stack:
@@ -152,7 +152,7 @@ class Crew:
         """Return how the work has ended; None: it goes on."""
         reports = [one.report for one in self._ranks if one.report]
         deaths = [one.death for one in self._ranks if one.death]
-        error, certain = cause(reports, deaths)
+        error, certain = first_failure(reports, deaths)
         if certain:
             if self._all_ended_at_once:
                 return PeerLost([], f"the process that forked all ranks ended: {deaths[0].why()}")
@@ -183,7 +183,7 @@ class Crew:
 
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)
-        there = note_server_message(self._ranks, self._server, self._kills_before)
+        there = note_server_message(self._ranks, self._server)
         self._all_ended_at_once = self._all_ended_at_once or (worked and not there)
 
 

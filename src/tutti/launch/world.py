@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, sta
 from tutti.launch.mpi_library import Stranger, refuse_unloadable
 from tutti.launch.orphans import follow_launcher, mpi_segments, refuse_ended_launcher
 from tutti.launch.runtime_settings import keep_memory
-from tutti.terminal import say_last, warn_on_stderr
+from tutti.terminal import say_last
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -81,29 +80,6 @@ def _join_given(threads: int | None) -> Communicator:
     threads = threads or share_of(comm.node.rank, here)
     torch.set_num_threads(threads)
     return comm
-
-
-def warn_of_crowding(comm: Communicator, servers: int = 0) -> None:
-    """Warn of a host whose cores the user's launcher has given too many threads (collective).
-
-    Args:
-        comm: all ranks that the launcher has started.
-        servers: how many of them are going to be servers, which sleep most of the time.
-    """
-    import torch
-
-    from tutti.launch.cores import allowed_cores, crowding
-    from tutti.launch.placement import servers_among
-
-    serves = comm.rank in servers_among(comm, servers)
-    found = comm.node.all_gather_objects(None if serves else (allowed_cores(), torch.get_num_threads()))
-    workers = [one for one in cast("list[tuple[Cores, int] | None]", found) if one is not None]
-    if not workers or comm.node.rank != 0:
-        return
-    text = crowding([cores for cores, _ in workers], max(threads for _, threads in workers))
-    if text:
-        more = " or let them use more, by srun --cpus-per-task=N" * (started_by().launcher is Launcher.SRUN)
-        warn_on_stderr(f"on {socket.gethostname()}, {text}; start fewer{more}")
 
 
 def _all_of_mpi() -> Communicator:
