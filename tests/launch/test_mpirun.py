@@ -15,7 +15,7 @@ import pytest
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import forked_mpi_ranks, interpreter
-from tutti.errors import BadData, HostLost, LauncherLost, PeerLost, RankFailed, TuttiError, UserError
+from tutti.errors import BadData, LauncherLost, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import mpirun, ranks_on_hosts
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import Mpirun, command_line, find_mpirun, settings
@@ -116,7 +116,6 @@ def test_a_user_error_stays_what_it_is() -> None:
 @pytest.mark.mpi
 @pytest.mark.usefixtures("_forked")
 def test_a_killed_rank_is_named() -> None:
-    # Either mpirun says so first, which knows the signal, or the other rank, which does not.
     with pytest.raises(PeerLost) as caught:
         start("tests.launch.entries:die", b"kill", place_ranks(hosts="localhost:2"))
     assert caught.value.ranks == [1]
@@ -130,17 +129,11 @@ def started_as(monkeypatch: pytest.MonkeyPatch, program: str) -> RanksOnHosts:
     return RanksOnHosts("package:entry", b"", place_ranks(1, hosts="localhost:1"))
 
 
-LOST = "PRTE has lost communication with a remote daemon.\n  Remote daemon: [prterun-a-2673@0,1] on node b\n"
-KILLED = "process rank 0 with PID 7 on node a exited on\nsignal 11 (Segfault)."
-
-
 @pytest.mark.parametrize(
     ("program", "error", "said"),
     [
-        ("printf 'last words\\n\\0' >&2; sleep 300 & exit 7", LauncherLost, "mpirun ended with exit code 7"),
+        ("sleep 300 & exit 7", LauncherLost, "mpirun ended with exit code 7"),
         ("kill -9 $$", LauncherLost, "was killed by signal 9"),
-        (f"echo '{LOST}' >&2; exit 0", HostLost, "lost host b: mpirun's daemon"),
-        (f"echo '{KILLED}' >&2; exit 139", PeerLost, "lost rank 0: killed by signal 11"),
         ("exit 0", LauncherLost, "mpirun ended with exit code 0"),
     ],
 )

@@ -202,28 +202,23 @@ def _children_of(process: int) -> list[int]:
     return found
 
 
-def end_mpirun(process: subprocess.Popen[bytes], patience_s: float = 0.0, *, at_once: bool = False) -> None:
-    """End mpirun, which ends its ranks, and close what it could be heard by.
+def end_mpirun(process: subprocess.Popen[bytes], *, at_once: bool = False) -> None:
+    """End mpirun, which ends its ranks.
 
     Args:
-        process: that of mpirun, the leader of its own session.
-        patience_s: how long it may take to end by itself.
-        at_once: its ranks are ended without it, so that it need not see to that.
+        process: mpirun, the leader of its own session.
+        at_once: its ranks are ended without it, so that it gets no time to do that.
     """
     if not at_once:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     if process.poll() is None:
-        # Those by which it reaches other hosts, such as ssh, are each the leader of a group of their own.
+        # The programs by which it reaches other hosts, such as ssh, each lead a process group.
         agents = _children_of(process.pid)
         for group in (process.pid, *agents):
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         process.wait()
-    for pipe in filter(None, (process.stdout, process.stderr)):
-        pipe.close()
     # Open MPI removes its folder itself, unless it is killed.
     remove_session(Path(tempfile.gettempdir(), f"ompi.{process.pid}"))

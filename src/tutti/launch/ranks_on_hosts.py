@@ -4,8 +4,8 @@ end of the ranks                                     error
 ───────────────────────────────────────────────────  ─────────────────────────────────────────────
 a rank reports an exception                          that exception
 a rank makes no step for too long                    RankHung
-a connection ends without a report                   PeerLost, with the signal if mpirun names it
-a host is silent, or mpirun says that it is gone     HostLost
+a connection ends without a report                   PeerLost
+a host is silent, or starts no rank                  HostLost
 mpirun ends before all ranks have reported           LauncherLost
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 import os
 import pickle
-import re
 import selectors
 import shlex
 import subprocess
@@ -52,23 +51,12 @@ LATE_S: Final = 120.0
 """Time of all ranks to begin, where the run goes on without a host that does not."""
 
 CAUSE_S: Final = 1.0
-"""Time of mpirun to say by what a rank ended."""
+"""Time after a loss in which other ranks may report its cause, or print their stacks."""
 
 SETTLE_S: Final = 3.0
 """Time of ranks to end after mpirun has, where their host can be reached."""
 
-FINISH_S: Final = 10.0
-"""Time of mpirun to exit once it says no more."""
-
 _LOOK_S: Final = 0.1
-_TAIL_BYTES: Final = 64 << 10
-
-_KILLED: Final = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
-_HOST_LOST: Final = re.compile(
-    r"lost communication with a remote daemon.*Remote daemon:.*? on node (\S+)"
-    r"|A daemon failed to report back.*Remote host: +(\S+)",
-    re.DOTALL,
-)
 
 
 class End(enum.Enum):
@@ -152,7 +140,6 @@ class RanksOnHosts:
         self._hung: dict[int, str] = {}
         self._deadline: float | None = None
         self._end: End | None = None
-        self._said = bytearray()
         with ExitStack() as stack:
             stack.callback(self._connections.close)
             # Ranks end when they lose the connection, and mpirun with them: a SIGKILL leaves nothing behind.
@@ -176,7 +163,6 @@ class RanksOnHosts:
         return subprocess.Popen(
             command_line(mpirun, self._hosts, exported, extra, prefix=prefix),
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
@@ -198,14 +184,14 @@ class RanksOnHosts:
         stopping.pass_to(self._page, lambda: self._connections.send(STOP))
         self._began = time.monotonic()
         with selectors.DefaultSelector() as selector, open(os.pidfd_open(self._process.pid)) as ended:
-            for one in (stopping, self._process.stderr, ended, self._connections):
-                selector.register(one, selectors.EVENT_READ)  # type: ignore[arg-type]
+            for one in (stopping, ended, self._connections):
+                selector.register(one, selectors.EVENT_READ)
             while self._end is None:
-                ready = [key.fileobj for key, _ in selector.select(_LOOK_S)]
+                selector.select(_LOOK_S)
                 self._connections.look()
                 if stopping.over():
                     self._end = End.SIGNAL
-                elif not self._copy_stderr(self._process.stderr in ready, ended in ready):
+                elif self._process.poll() is not None:
                     self._end = End.MPIRUN
                 elif is_due is not None and is_due():
                     self._end = End.REPLACED
@@ -214,17 +200,6 @@ class RanksOnHosts:
         if self._end is End.MPIRUN:
             self._connections.settle(SETTLE_S)
         return self._end
-
-    def _copy_stderr(self, ready: bool, ended: bool) -> bool:
-        """Copy what mpirun says, which may name the signal of a rank; returns whether it goes on."""
-        if not ready:  # Something that it has started may hold its stderr, and never end.
-            return not ended
-        assert self._process.stderr is not None
-        data = os.read(self._process.stderr.fileno(), 1 << 16).replace(b"\0", b"")
-        sys.stderr.write(data.decode(errors="replace"))
-        sys.stderr.flush()
-        self._said = (self._said + data)[-_TAIL_BYTES:]
-        return bool(data)
 
     def _look(self, now: float, first_s: float) -> End | None:
         """Return why the ranks are to be ended; None: they go on."""
@@ -243,15 +218,14 @@ class RanksOnHosts:
             if self._hung:  # They print their stacks until then.
                 self._connections.send(STACKS, self._hung)
                 self._deadline = now + CAUSE_S
-        if self._deadline is None or (now < self._deadline and not self._killed()):
+        if self._deadline is None or now < self._deadline:
             return None
         return End.HUNG if self._hung else End.LOST
 
     def _end_ranks(self) -> None:
         # Ranks of all hosts end at once, whatever holds mpirun up.
         self._connections.close()
-        patience_s = FINISH_S if self._end is End.MPIRUN else 0.0
-        end_mpirun(self._process, patience_s, at_once=self._end not in (End.MPIRUN, End.SIGNAL))
+        end_mpirun(self._process, at_once=self._end not in (End.MPIRUN, End.SIGNAL))
         for one in self._connections.ranks.values():
             for segment in one.segments:
                 if is_this_machine(self._host_of[one.rank]):
@@ -284,18 +258,13 @@ class RanksOnHosts:
         return self._lost_host() or error or self._launcher_failure(len(reports), returncode)
 
     def _lost_host(self) -> HostLost | None:
-        """Return the hosts that are gone: silent ones, or one that mpirun names, or those without a rank."""
+        """Return the hosts that are gone: silent ones, or hosts without a rank."""
         ranks = self._connections.ranks
         # Where mpirun has ended, so have the ranks of all hosts that it reached.
         left = [one.rank for one in self._connections.left if one.report is None]
         silent = [one.rank for one in ranks.values() if one.silent] or left * (self._end is End.MPIRUN)
         if silent:
             return HostLost(self._hosts_of(silent), silent, "it cannot be reached any more")
-        found = _HOST_LOST.search(self._said.decode(errors="replace"))
-        if found is not None:  # mpirun's exit code is then 0.
-            host = found[1] or found[2]
-            own = [rank for rank, name in enumerate(self._host_of) if name == host]
-            return HostLost([host], own, "mpirun's daemon there has ended, or cannot be reached any more")
         missing = [rank for rank in range(len(self._host_of)) if rank not in ranks]
         if self._end is End.LOST and missing:
             why = f"no rank of it has begun within {LATE_S:g} s"
@@ -314,20 +283,12 @@ class RanksOnHosts:
 
     def _first_death(self) -> list[Death]:
         """Return the death that came first: others may be consequences of it."""
-        ended = [one for one in self._connections.ranks.values() if one.report is None and not one.silent]
-        ends = sorted((one.ended_at, one.rank) for one in ended if one.ended_at is not None)
-        killed = self._killed()
-        if not ends:
-            return [] if killed is None else [killed]
-        at, rank = ends[0]
-        if killed is not None and killed.rank == rank:
-            return [Death(rank, at, killed.returncode)]
-        return [Death(rank, at, None)]
-
-    def _killed(self) -> Death | None:
-        """Return the death by a signal that mpirun tells of."""
-        found = _KILLED.search(self._said.decode(errors="replace"))
-        return None if found is None else Death(int(found[1]), time.monotonic(), -int(found[2]))
+        deaths = [
+            Death(one.rank, one.ended_at, None)
+            for one in self._connections.ranks.values()
+            if one.ended_at is not None and one.report is None and not one.silent
+        ]
+        return sorted(deaths, key=lambda death: death.at)[:1]
 
     def _hosts_of(self, ranks: Iterable[int]) -> list[str]:
         return list(dict.fromkeys(self._host_of[rank] for rank in ranks))
