@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -184,20 +183,6 @@ def test_a_program_keeps_its_own_sigusr1_and_its_sigterm_is_called_at_the_end(cl
         assert came == [SIGUSR1, SIGTERM]
 
 
-@pytest.mark.usefixtures("_handlers")
-def test_a_thread_can_be_in_a_section_without_any_handlers() -> None:
-    entered: list[object] = []
-
-    def train() -> None:
-        with stoppable():
-            entered.append(signal.getsignal(SIGINT))
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    assert entered == [signal.default_int_handler]
-
-
 @dataclass
 class Job:
     """A run of `stopping.py`, and what it needs to be asked to stop.
@@ -310,22 +295,6 @@ def test_ranks_under_our_supervisor_save_and_stop_or_are_ended(tmp_path: Path, r
         assert job.saved == saved, job.folder.name
         asked = moment == "training"
         assert job.said.count("tutti: saving, then stopping") == asked
-
-
-def test_a_signal_to_every_process_of_a_job_is_one_request(tmp_path: Path, running: list[Job]) -> None:
-    """As systemd and Slurm send it, in any order."""
-    signals = [SIGTERM, SIGTERM, SIGUSR1]
-    for number in range(len(signals)):
-        running.append(Job(tmp_path / str(number), "training", forked=True))
-        running[-1].start()
-    for number, (job, signum) in enumerate(zip(running, signals, strict=True)):
-        job.wait_for("training")
-        # A stub, which is no part of the job, would pass its signal on to the program: that is a second one.
-        family = [one for one in job.family() if one.pid != job.process.pid]
-        for one in reversed(family) if number % 2 else family:
-            one.send_signal(signum)
-        assert end_with(job) == EXIT_INTERRUPTED
-        assert job.saved
 
 
 @needs_mpirun
