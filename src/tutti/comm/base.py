@@ -211,12 +211,6 @@ def keep_servers(
 ) -> Communicator:
     """Keep some ranks for parameter centres (collective).
 
-    Args:
-        comm: all ranks of the job.
-        ranks: those to keep, numbered in `comm`; at least one rank must be left to work.
-        levels: as in `Servers`.
-        server_period: as in `Servers`.
-
     Returns:
         On a worker the communicator of the workers, on a server that of the servers; `servers` of both says
         how they reach each other. Without `ranks`, `comm` itself.

@@ -151,10 +151,6 @@ class Network:
 
         Each rank of a host reduces its slice, the owners of a slice all-reduce it between the hosts (all
         slices of a host go through one link, so it carries n bytes), and each host gathers.
-
-        Args:
-            hosts: how many ranks each host has.
-            nbytes: the length of one rank's vector, in bytes.
         """
         if len(hosts) == 1:
             return all_reduce_s(self.local, hosts[0], nbytes)

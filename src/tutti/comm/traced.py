@@ -19,13 +19,7 @@ Method = Callable[..., Any]
 
 
 def traced(comm: Communicator, trace: Trace, name: str = "all") -> Communicator:
-    """`comm`, with all that passes through it, and through what is split off it, in `trace` (collective).
-
-    Args:
-        comm: any communicator.
-        trace: this rank's.
-        name: of the communicator, the same on all its ranks and no other's.
-    """
+    """`comm`, with all that passes through it, and through what is split off it, in `trace` (collective)."""
     leader = cast("int", comm.node.broadcast_object(comm.rank))
     return TracedCommunicator(comm, trace, name, leader)
 

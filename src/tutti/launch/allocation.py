@@ -76,13 +76,7 @@ def cpus_here(environ: Mapping[str, str]) -> int | None:
 
 
 def cores_of(cpus: int, physical: int, logical: int) -> int | None:
-    """Return how many cores so many allocated CPUs are; None if they are all that the process may use.
-
-    Args:
-        cpus: what Slurm has allocated, hyperthreads included.
-        physical: the physical cores that this process may use.
-        logical: their logical CPUs.
-    """
+    """Return the cores that `cpus` allocated hyperthreads are; None if the process may use no others."""
     return None if cpus >= logical else max(1, cpus * physical // logical)
 
 

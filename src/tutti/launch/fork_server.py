@@ -97,14 +97,7 @@ def receive(control: socket.socket) -> tuple[Message | None, list[int]]:
 
 
 def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
-    """Be the fork server, and in every process that it forks a rank.
-
-    Args:
-        supervisor: the process that has started this one.
-        control: the descriptor of the socket between them.
-        idle_s: after how long without ranks to end.
-        entry: the function that ranks will run, as far as it is known.
-    """
+    """Be the fork server, and in every process that it forks a rank."""
     # While it imports torch, it does not watch the supervisor's pidfd: the kernel does that for it.
     die_with_parent(supervisor)
     # Ctrl-C reaches the whole foreground group, and systemd and Slurm send the others to all processes of a
@@ -138,13 +131,7 @@ def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
 
 
 class ForkServerProcess:
-    """The fork server's own side.
-
-    Args:
-        supervisor: the process that has started this one, and sends messages.
-        control: the socket between them.
-        idle_s: after how long without ranks to end.
-    """
+    """The fork server's own side; it ends after `idle_s` seconds without ranks."""
 
     def __init__(self, supervisor: int, control: socket.socket, idle_s: float) -> None:
         self._supervisor, self._control, self._idle_s = supervisor, control, idle_s

@@ -36,15 +36,7 @@ _POLL_S: Final = 0.01
 
 
 class RankGroup:
-    """The socket by which a fork server is asked for ranks that begin and end together.
-
-    Args:
-        control: the socket.
-        server: the fork server; None: it is this object.
-
-    Attributes:
-        control: the same.
-    """
+    """The socket by which a fork server is asked for ranks that begin and end together."""
 
     def __init__(self, control: socket.socket, server: ForkServer | None = None) -> None:
         self.control, self._server = control, server
@@ -82,11 +74,7 @@ class RankGroup:
 
 
 class ForkServer(RankGroup):
-    """A fork server.
-
-    Args:
-        entry: the function that its ranks will run, if it is known.
-    """
+    """A fork server, which imports the module of the `entry` that its ranks will run."""
 
     def __init__(self, entry: str = "") -> None:
         self._ready = False
@@ -123,11 +111,7 @@ class ForkServer(RankGroup):
         return self._process.poll() is None and not hung_up.poll(0)
 
     def clear(self, grace_s: float) -> bool:
-        """Kill all ranks and end what they have started; returns whether the server can take others.
-
-        Args:
-            grace_s: how long processes of ranks may take to exit on SIGTERM, before SIGKILL.
-        """
+        """Kill all ranks and end what they have started; returns whether the server can take others."""
         if not self._ready:
             # No rank is there yet.
             return False
@@ -190,11 +174,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 def prepare_ranks(entry: str) -> None:
-    """Start the process that ranks will come from, unless it is kept: it imports what they need from here on.
-
-    Args:
-        entry: the function that they will run.
-    """
+    """Start the process that forks ranks, unless it is kept; it imports what they need."""
     _kept.append(_taken_or_new(entry))
 
 

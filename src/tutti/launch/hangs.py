@@ -123,11 +123,7 @@ class _History:
 
 
 class HangWatch:
-    """The watch over the ranks of a job.
-
-    Args:
-        timeout_s: the time in which each rank that trains has to make a step.
-    """
+    """The watch over the ranks of a job."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -135,12 +131,7 @@ class HangWatch:
         self._looked_at: float | None = None
 
     def look(self, found: Mapping[int, RankStatus], now: float) -> dict[int, str]:
-        """Return the ranks that hang, each with the reason; none while one may still make progress.
-
-        Args:
-            found: the status of each rank that has not ended.
-            now: the time, by the monotonic clock.
-        """
+        """Return the ranks that hang, each with the reason; none while one may still make progress."""
         passed, self._looked_at = now - (self._looked_at or now), now
         histories = {rank: self._histories.setdefault(rank, _History()) for rank in found}
         if passed > PAUSE_S:
@@ -167,12 +158,7 @@ class HangWatch:
 
 
 class HostStatus:
-    """The status of the ranks of this machine.
-
-    Args:
-        arena: theirs.
-        size: the number of ranks, servers included.
-    """
+    """The status of the ranks of this machine."""
 
     def __init__(self, arena: Arena, size: int) -> None:
         self._layout = ControlLayout(size)

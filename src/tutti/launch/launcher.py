@@ -69,12 +69,6 @@ def become_rank(rank: int, size: int) -> None:
 def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
     """Find the launcher of this process.
 
-    Args:
-        environ: the environment to read; by default this process's.
-
-    Returns:
-        The launcher and this process's place in its job.
-
     Raises:
         UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
     """

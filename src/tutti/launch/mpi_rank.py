@@ -40,12 +40,7 @@ START_S: Final = 300
 
 @dataclass(frozen=True)
 class MpiStart:
-    """The first words to a rank.
-
-    Attributes:
-        launcher: the address of the process that ran mpirun.
-        path: `sys.path` of that process.
-    """
+    """The address of the process that ran mpirun, and its `sys.path`."""
 
     launcher: LauncherAddress
     path: list[str]

@@ -136,13 +136,7 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
 def answering(
     hosts: Sequence[str], patience_s: float = PROBE_S, over: Callable[[], bool] = lambda: False
 ) -> list[str]:
-    """Return the hosts on which mpirun can start something; all are asked at the same time.
-
-    Args:
-        hosts: their names.
-        patience_s: the time of all of them to answer.
-        over: returns whether to give up.
-    """
+    """Return the hosts on which mpirun can start something; all are asked at the same time."""
     if not hosts:
         return []
     mpirun, given_up = find_mpirun(), threading.Event()
@@ -203,12 +197,7 @@ def _children_of(process: int) -> list[int]:
 
 
 def end_mpirun(process: subprocess.Popen[bytes], *, at_once: bool = False) -> None:
-    """End mpirun, which ends its ranks.
-
-    Args:
-        process: mpirun, the leader of its own session.
-        at_once: its ranks are ended without it, so that it gets no time to do that.
-    """
+    """End mpirun, the leader of its session, which ends its ranks unless they are ended `at_once`."""
     if not at_once:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -58,12 +58,7 @@ def adopt_orphans() -> None:
 
 
 def command_of(module: str, **settings: object) -> list[str]:
-    """The command of a process that calls `main(**settings)` of a module of ours, found as it is here.
-
-    Args:
-        module: its full name.
-        settings: what JSON can hold.
-    """
+    """The command of a process that calls `main(**settings)` of a module of ours, found as it is here."""
     program = (
         "import json, sys; sys.path[:], settings = json.loads(sys.argv[1]); "
         f"from {module} import main; main(**settings)"

@@ -35,12 +35,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many ranks it gets.
-
-    Attributes:
-        name: its name in the network, or its IPv4 address.
-        ranks: the number of ranks that run there.
-    """
+    """A machine and how many ranks it gets."""
 
     name: str
     ranks: int
@@ -231,9 +226,6 @@ def _launched(
 def given_hosts(given: str) -> tuple[Host, ...]:
     """The hosts of `--hosts`.
 
-    Args:
-        given: as in `read_hosts`, or "slurm" for the nodes of the allocation.
-
     Raises:
         BadOption: there is no allocation to take them from, or as in `read_hosts`.
     """
@@ -336,9 +328,6 @@ def read_hosts(given: str) -> tuple[Host, ...]:
         given: "a:4,b:4", or the path of a host file, whose lines read "a slots=4", "a:4" or "a"; a # begins a
             comment.
 
-    Returns:
-        The hosts in the order given.
-
     Raises:
         BadOption: there is no host in it, a name or number cannot be used, or a host is named twice.
     """
@@ -409,12 +398,6 @@ def split_off_servers(
     comm: Communicator, servers: int, levels: int = 1, server_period: int | None = None
 ) -> Communicator:
     """Keep the last ranks of every host for the parameter centre (collective).
-
-    Args:
-        comm: all ranks of the job.
-        servers: how many of them are to be servers.
-        levels: of centres, as in `Servers`.
-        server_period: as in `Servers`; None: its default.
 
     Returns:
         The workers' communicator, or the servers' on a server; `comm` itself where there are no servers.

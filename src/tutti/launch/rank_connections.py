@@ -256,12 +256,7 @@ class LauncherConnection:
             self._connection.send(report)
 
     def watch(self, page: StopPage, end: Callable[[], None]) -> None:
-        """Send the status and receive requests from now on, in a thread.
-
-        Args:
-            page: takes the request to stop.
-            end: called when the launching process is gone, or cannot be reached any more.
-        """
+        """Send the status and receive requests from now on, in a thread."""
         threading.Thread(target=self._watch, args=(page, end), name="tutti-launcher", daemon=True).start()
 
     def _watch(self, page: StopPage, end: Callable[[], None]) -> None:

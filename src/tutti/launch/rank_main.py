@@ -64,17 +64,7 @@ class RankPlace:
 
 
 class Descriptors(NamedTuple):
-    """The open files that a rank gets.
-
-    Attributes:
-        arena: the host's shared memory.
-        job: the file with the pickled `RankJob`.
-        reports: the pipe for its report.
-        stop: the file of the `StopPage`.
-        output: what becomes its standard output.
-        errors: what becomes its standard error.
-        channel: a connection to the process that started it; None: it has none.
-    """
+    """The open files that a rank gets."""
 
     arena: int
     job: int
@@ -87,15 +77,7 @@ class Descriptors(NamedTuple):
 
 @dataclass(frozen=True)
 class RankJob:
-    """The job of all ranks, and the supervisor's circumstances.
-
-    Attributes:
-        payload: handed to the entry.
-        path: `sys.path` of the supervisor.
-        arguments: `sys.argv` of the supervisor.
-        folder: the working directory of the supervisor.
-        environment: of the supervisor.
-    """
+    """The job of all ranks, and the supervisor's circumstances."""
 
     payload: bytes
     path: list[str]
@@ -105,12 +87,7 @@ class RankJob:
 
 
 class PrefixedFile(io.FileIO):
-    """A file that a rank prints to; a prefix is written before each line.
-
-    Args:
-        descriptor: of the file; it stays open.
-        prefix: such as "[rank 1] ".
-    """
+    """A file that a rank prints to; a prefix is written before each line."""
 
     def __init__(self, descriptor: int, prefix: bytes) -> None:
         super().__init__(descriptor, "w", closefd=False)

@@ -62,17 +62,7 @@ def start_ranks(
     stop: int,
     arena: Arena | None = None,
 ) -> list[RankProcess]:
-    """Have the ranks of a group forked, with an arena of their own.
-
-    Args:
-        stack: closes the pipes of their reports.
-        server: forks them.
-        entry: the function to run, as "package.module:function".
-        payload: handed to it.
-        settings: of each rank.
-        stop: the file of their `StopPage`.
-        arena: a new one, for those who look into it: their control block is its first allocation.
-    """
+    """Have the ranks of a group forked, with an arena of their own."""
     if arena is None:
         with closing(Arena.create()) as made:
             return start_ranks(stack, server, entry, payload, settings, stop, made)

@@ -103,16 +103,7 @@ def run_on_hosts(
 
 
 class RanksOnHosts:
-    """Ranks that mpirun starts; leaving the context ends them.
-
-    Args:
-        entry: the function that each calls.
-        payload: handed to it.
-        placement: of the ranks.
-        prefix: print whole lines of the ranks, each with its rank before it.
-        goes_on: others take over from lost ranks, so a host that is silent is soon taken for lost.
-        hang_timeout_s: the time in which each rank that trains has to make a step; None: any.
-    """
+    """Ranks that mpirun starts; leaving the context ends them."""
 
     def __init__(
         self,
@@ -174,13 +165,7 @@ class RanksOnHosts:
         self._opened.close()
 
     def wait(self, stopping: Stopping, first_s: float, is_due: Callable[[], bool] | None) -> End:
-        """Wait until the ranks have ended, or are to be ended.
-
-        Args:
-            stopping: tells of signals.
-            first_s: the time in which one rank has to begin.
-            is_due: see `Recovery`.
-        """
+        """Wait until the ranks have ended, or are to be ended."""
         stopping.pass_to(self._page, lambda: self._connections.send(STOP))
         self._began = time.monotonic()
         with selectors.DefaultSelector() as selector, open(os.pidfd_open(self._process.pid)) as ended:

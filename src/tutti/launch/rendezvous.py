@@ -56,10 +56,6 @@ _CREDENTIALS: Final = struct.Struct("3i")
 def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
     """Return an address of rank 0's host, and a port that is free there (collective).
 
-    Args:
-        size: how many ranks the launcher started.
-        port: on rank 0 one that is free here; of others it does not count.
-
     Returns:
         Address and port; None if the ranks cannot talk by MPI.
     """
@@ -92,11 +88,6 @@ def describe_mpi_rank(
 
     Inside one host the port follows from the job's name, as the ranks need not talk. With several hosts the
     address is that of the first in Slurm's list; under mpirun the ranks find it out together.
-
-    Args:
-        environ: what is read and set.
-        find: called on all ranks, with their number and, on rank 0, a free port; finds rank 0's address
-            and port.
 
     Returns:
         This process's place, where all was left to us; None where somebody has said where the ranks meet.
@@ -156,9 +147,6 @@ def set_rendezvous_file(file: int, environ: Mapping[str, str] = os.environ) -> N
 def rendezvous_file(timeout_s: float) -> int | None:
     """Describe this rank to torch, if it is one and nobody has, and find the ranks' rendezvous (collective).
 
-    Args:
-        timeout_s: how long to wait for rank 0.
-
     Returns:
         The descriptor of the store's file; None: the rendezvous is where the environment says.
 
@@ -201,12 +189,6 @@ def reserved_port(interface: str = "") -> Iterator[int]:
 
 def shared_file(job: str, rank: int, size: int, timeout_s: float) -> int:
     """Return a descriptor of the anonymous file that all ranks of a job on this host share (collective).
-
-    Args:
-        job: equal on all ranks of the job, and on no others of this user.
-        rank: this process's number among them.
-        size: their number.
-        timeout_s: how long to wait for rank 0.
 
     Raises:
         UserError: the socket's name is taken, or belongs to another user.

@@ -34,11 +34,7 @@ SPINS: Final = {"GOMP_SPINCOUNT": "10000"}
 
 
 def start_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables to start a rank with; what the user has set stays.
-
-    Args:
-        environ: its environment without them.
-    """
+    """Return the environment variables to start a rank with; what the user has set stays."""
     chosen = environ.get(TUNABLES, "")
     settings = {} if {*SPINS, "OMP_WAIT_POLICY"} & environ.keys() else dict(SPINS)
     if not _is_chosen(environ) and "glibc.malloc." not in chosen:

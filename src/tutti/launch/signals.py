@@ -30,9 +30,6 @@ class SignalWatch:
 
     Only the main thread can receive signals in Python: elsewhere this does nothing.
 
-    Args:
-        signals: which ones.
-
     Attributes:
         waiting: those that came and are not acknowledged yet, each once, in their order.
         newest_s: when the newest of them came, by the monotonic clock.

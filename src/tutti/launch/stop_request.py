@@ -42,10 +42,6 @@ _SECTION: Final = 1
 class StopPage:
     """Two bytes that say how far the stop of a job is; the supervisor and the ranks of its host share them.
 
-    Args:
-        file: the descriptor of the memory that they share, which may be closed afterwards; None: this
-            process is alone.
-
     Attributes:
         tell: called when `stoppable` is set.
     """
@@ -102,10 +98,6 @@ def _promise(signum: int) -> str:
 class Stopping:
     """The supervisor's side: decides for each signal whether it is a request or the end.
 
-    Args:
-        signals: those that have come.
-        page: that of the ranks; None: there are none yet.
-
     Attributes:
         page: that of the ranks.
         forward: called when the ranks are asked, for those that cannot see the page; None: all can.
@@ -120,12 +112,7 @@ class Stopping:
         self.ended_by: int | None = None
 
     def pass_to(self, page: StopPage, forward: Callable[[], None] | None) -> None:
-        """Ask other ranks from here on, which go on where those before them were: a request is for them.
-
-        Args:
-            page: theirs.
-            forward: called when they are asked.
-        """
+        """Ask other ranks from here on, which go on where those before them were: a request is for them."""
         page.stoppable = page.stoppable or self.page.stoppable
         self.page, self.forward = page, forward
         if self._asked_by is not None:
@@ -193,11 +180,7 @@ def stop_requested() -> bool:
 
 
 def be_supervised(page: StopPage) -> None:
-    """In a rank that tutti has started, leave it to the supervisor when a signal is the end.
-
-    Args:
-        page: that of the job.
-    """
+    """In a rank that tutti has started, leave it to the supervisor when a signal is the end."""
     global _page, _supervised
     _page, _supervised = page, True
     signal.signal(signal.SIGUSR1, _note)

@@ -80,16 +80,7 @@ def supervise(
 
 
 class Supervisor:
-    """The ranks, from their start on.
-
-    Args:
-        server: forks them.
-        entry: the function that each calls, as "package.module:function".
-        payload: handed to the entry.
-        settings: of each rank.
-        stop: the file of their `StopPage`.
-        hang_timeout_s: the time in which each has to make a step; None: any.
-    """
+    """The ranks, from their start on."""
 
     def __init__(
         self,
@@ -114,10 +105,6 @@ class Supervisor:
         self, stopping: Stopping, is_due: Callable[[], bool] | None = None
     ) -> bytes | TuttiError | Replaced | None:
         """Wait for the end of the work.
-
-        Args:
-            stopping: tells of signals.
-            is_due: see `Recovery`.
 
         Returns:
             The pickled result of rank 0, or the failure that came first; None: a signal ends the ranks.

@@ -31,12 +31,7 @@ MEMORY_SHARE: Final = 0.004
 
 
 class Sampler:
-    """Takes the samples of one host.
-
-    Args:
-        ranks: the process of each rank on this host, by rank.
-        cores: the logical CPUs to be sampled.
-    """
+    """Takes the samples of one host."""
 
     def __init__(self, ranks: dict[int, int], cores: Sequence[int]) -> None:
         self._cores, self._ranks = cores, ranks
@@ -72,12 +67,7 @@ class Sampler:
 
 @contextmanager
 def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
-    """Yield a sampler of this host's ranks, on its first rank; None elsewhere (collective).
-
-    Args:
-        comm: the ranks to be sampled.
-        wanted: whether to; the same on all of them.
-    """
+    """Yield a sampler of this host's ranks, on its first rank; None elsewhere (collective)."""
     if not wanted:
         yield None
         return
@@ -101,12 +91,7 @@ def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
 
 
 class Probe:
-    """Looks at the processes of one host.
-
-    Args:
-        ranks: the process of each rank, by rank.
-        cores: the logical CPUs.
-    """
+    """Looks at the processes of one host."""
 
     def __init__(self, ranks: dict[int, int], cores: Sequence[int]) -> None:
         import psutil
@@ -119,11 +104,7 @@ class Probe:
         self._look_again = 0.0
 
     def sample(self, final: bool = False) -> UsageRecord:
-        """Take a sample; times are since the sample before.
-
-        Args:
-            final: whether to look at the memory even if that was done a moment ago.
-        """
+        """Take a sample; times are since the sample before."""
         import psutil
 
         busy = psutil.cpu_percent(percpu=True)

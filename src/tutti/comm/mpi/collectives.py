@@ -65,11 +65,6 @@ class HierarchicalCollectives:
 
     Ranks of one host that call different things are told so. Between hosts nothing is compared: MPI keeps
     vectors in order.
-
-    Args:
-        membership: of the group.
-        rows: the collectives of this host's ranks.
-        hosts: the group's ranks on each host.
     """
 
     def __init__(self, membership: Membership, rows: HostCollectives, hosts: Sequence[Sequence[int]]) -> None:

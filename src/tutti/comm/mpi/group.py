@@ -41,10 +41,6 @@ class MpiGroup:
 
     Making one is collective over these ranks, and initialises MPI.
 
-    Args:
-        ranks: their numbers in MPI's world, in the order of their new numbers.
-        tag: distinguishes groups that are made at the same time.
-
     Attributes:
         module: the module `mpi4py.MPI`.
         collectives: the one for collectives.
@@ -65,12 +61,6 @@ class MpiGroup:
 
 class Membership:
     """A rank's membership of a group: what it tells the others at its end, and what they tell it.
-
-    Args:
-        mpi: the group's communicators.
-        rank: this process's number in the group.
-        global_ranks: the ranks' numbers in the job.
-        peers: the processes of this host, which are told of every loss.
 
     Attributes:
         begun: the number of collectives that this rank has begun.
@@ -132,11 +122,7 @@ class Membership:
         _unfinished.extend(requests)
 
     def leave(self, lost: Sequence[int] = ()) -> None:
-        """Send the others, once, the notice that this rank leaves.
-
-        Args:
-            lost: the rank because of which it leaves, numbered in the job, if it has lost one.
-        """
+        """Send the others, once, the notice that this rank leaves."""
         if self._sent or self.mpi.module.Is_finalized():
             return
         self._sent = True

@@ -26,12 +26,7 @@ Request = tuple[int, Any]
 
 
 class MpiRequests:
-    """The vectors between one rank of a group and others.
-
-    Args:
-        membership: of the group.
-        comm: which of its communicators.
-    """
+    """The vectors between one rank of a group and others."""
 
     def __init__(self, membership: Membership, comm: Any) -> None:
         self._membership, self._comm = membership, comm
@@ -75,11 +70,7 @@ class MpiRequests:
 
 
 class MpiMessages:
-    """The messages that one rank of a group sends and receives.
-
-    Args:
-        membership: of the group.
-    """
+    """The messages that one rank of a group sends and receives."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership, self._mpi = membership, membership.mpi

@@ -77,9 +77,6 @@ class Arena:
     def create(cls, size: int = LARGEST) -> Arena:
         """Make an empty arena.
 
-        Args:
-            size: bytes that can be allocated in all; memory is taken when it is first written.
-
         Raises:
             UserError: the system grants none.
         """
@@ -134,9 +131,6 @@ class Arena:
     def allocate(self, nbytes: int) -> int:
         """Set memory aside; any process of the host may at any time.
 
-        Args:
-            nbytes: how much.
-
         Returns:
             Its offset, a multiple of the page size. All of it is zero.
 
@@ -171,16 +165,7 @@ class Arena:
         return memoryview(_map(self.fd, offset, count * 8)).cast("B").cast("q")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor over the memory from `offset` on, mapped for as long as it or a view of it is used.
-
-        Args:
-            offset: where it begins, a multiple of the item size.
-            shape: its shape; it is contiguous.
-            dtype: any dtype of torch.
-
-        Returns:
-            The tensor. Its values are what the memory holds.
-        """
+        """A tensor over the memory from `offset` on, mapped for as long as it or a view of it is used."""
         import torch
 
         count = math.prod(shape)

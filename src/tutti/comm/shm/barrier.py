@@ -151,12 +151,7 @@ TRIES: Final = 4000
 
 
 class HostBarrier:
-    """The barrier of a group's ranks on one host.
-
-    Args:
-        group: the ranks.
-        crowded: whether the ranks outnumber the cores: then nobody waits without letting go of its core.
-    """
+    """The barrier of a group's ranks on one host."""
 
     def __init__(self, group: HostGroup, crowded: bool) -> None:
         self._group, self._words, self.rank, self.size = group, group.words, group.rank, group.size

@@ -288,13 +288,7 @@ class HostCollectives(HostBarrier):
         return found
 
     def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
-        """Overwrite `output` with what the ranks' vectors for this rank make together.
-
-        Args:
-            inputs: one vector for each rank.
-            output: this rank's.
-            reduction: what is made of them.
-        """
+        """Overwrite `output` with what the ranks' vectors for this rank make together."""
         if self.size == 1:
             output.copy_(inputs[0])
             reduction.finish(output, 1)

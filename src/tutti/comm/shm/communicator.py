@@ -144,12 +144,7 @@ class HostCommunicator(BlockingCommunicator):
         return None if color is None else self._part(blocks[members[0]], members)
 
     def over(self, arena: Arena, kind: type[AnyHostCommunicator]) -> AnyHostCommunicator:
-        """Return the same ranks over another arena, in which what they share outlives this one (collective).
-
-        Args:
-            arena: which they have all opened.
-            kind: the class of the communicator.
-        """
+        """Return the same ranks over another arena, which they have all opened (collective)."""
         block = arena.allocate(control_bytes(self.size)) if self.rank == 0 else 0
         place = self._all_gather_ints(block, Call.of(Kind.SPLIT))[0]
         return kind(HostGroup(arena, place, self.rank, self._group.global_ranks), peers=self._peers)

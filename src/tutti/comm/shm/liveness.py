@@ -60,11 +60,6 @@ _PR_SET_TIMERSLACK: Final = 29
 class Peers:
     """The processes of the job on this host: who lives, who has left, who is lost.
 
-    Args:
-        group: all of them.
-        join_timeout_s: how long to wait for the others to come.
-        cores: how many cores the host's ranks have, or None for those that their affinities allow.
-
     Raises:
         PeerLost: somebody died or did not come in time.
     """
@@ -145,12 +140,7 @@ class Peers:
             self._words[LOST] = -(1 + global_rank)
 
     def nap(self, waited_s: float, moving_s: float = 0.0) -> None:
-        """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile.
-
-        Args:
-            waited_s: that time.
-            moving_s: for how long data may be on their way from another host: naps stay short until then.
-        """
+        """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile."""
         longest_s = REMOTE_NAP_S if waited_s < moving_s else LONGEST_NAP_S
         nap_s = min(max(SHORTEST_NAP_S, NAP_SHARE * waited_s), longest_s)
         if nap_s < LONGEST_NAP_S:
@@ -165,10 +155,6 @@ class Peers:
 
 class Backoff:
     """The rests of a rank that waits: it yields its core first, then takes short naps, then longer ones.
-
-    Args:
-        peers: the job's processes.
-        moving_s: as in `Peers.nap`, and naps begin earlier; None: all comes from this host.
 
     Attributes:
         started: when the wait began.

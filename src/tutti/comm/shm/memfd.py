@@ -19,12 +19,7 @@ LARGEST: Final = 1 << 44
 
 
 class FileAddress(NamedTuple):
-    """The address of an anonymous file: a process, and its descriptor of the file.
-
-    Attributes:
-        process: its number.
-        descriptor: that of the file in it.
-    """
+    """The address of an anonymous file: a process, and its descriptor of the file."""
 
     process: int
     descriptor: int
@@ -51,9 +46,6 @@ class FileAddress(NamedTuple):
 
     def open(self, flags: int = 0) -> int:
         """A descriptor of the file, to read and to write, with a file description of its own.
-
-        Args:
-            flags: further ones of `os.open`.
 
         Raises:
             OSError: the process is gone, belongs to another user or lives in another container.

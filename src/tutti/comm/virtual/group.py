@@ -131,12 +131,7 @@ class Cluster:
 
 
 class VirtualGroup:
-    """The ranks of one communicator: the state that they share.
-
-    Args:
-        cluster: the world.
-        members: the ranks in it, numbered in the world.
-    """
+    """The ranks of one communicator: the state that they share."""
 
     def __init__(self, cluster: Cluster, members: Iterable[int]) -> None:
         self.cluster = cluster

@@ -124,12 +124,7 @@ class RankTask:
 
 
 class Scheduler:
-    """Runs one function per rank in virtual time.
-
-    Args:
-        functions: what each rank runs.
-        faults: who dies, and when.
-    """
+    """Runs one function per rank in virtual time."""
 
     def __init__(self, functions: Sequence[Callable[[], object]], faults: Sequence[Fault] = ()) -> None:
         self.results: list[object] = [None] * len(functions)
