@@ -35,10 +35,6 @@ def load_object(spec: str, kind: str) -> object:
     name that depends only on its path, in `sys.modules`; it can import the files of its folder. If it imports
     Keras, that computes by torch, unless the environment says otherwise.
 
-    Args:
-        spec: the module and the object; the object's name may have dots (`module:Class.method`).
-        kind: its purpose, in the singular ("model", "data set"); appears in the messages.
-
     Raises:
         BadOption: `spec` has another form, names a missing file, or importing the module failed.
         UnknownName: the module has no such object.
@@ -69,14 +65,6 @@ def call_with_options(
 ) -> object:
     """Call `factory(**options, **own)`, once the options are known to fit its signature.
 
-    Args:
-        factory: the object that was loaded.
-        options: its keyword arguments that the user has given.
-        kind: its purpose, in the singular ("model", "data set").
-        spec: the user's name for it.
-        own: further keyword arguments, which no option can give.
-        beside: the names of options that the caller has taken itself, for the message.
-
     Raises:
         BadOption: `factory` cannot be called, or a parameter without default has no option.
         UnknownName: an option that is no parameter of it.
@@ -101,11 +89,6 @@ def call_with_options(
 
 def optional_package(name: str, purpose: str, extra: str = "data") -> ModuleType:
     """Import a package that only some users need.
-
-    Args:
-        name: of the module.
-        purpose: what needs it, in the plural ("HDF5 files").
-        extra: the extra of tutti that installs it.
 
     Raises:
         BadOption: it is not installed.

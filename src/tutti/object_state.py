@@ -23,10 +23,6 @@ _PAIRS: Final = "/pairs"
 def as_values(value: object, path: str) -> Any:
     """Return a tree of values that a checkpoint can have.
 
-    Args:
-        value: None, truth values, numbers, texts, tensors, and lists, tuples and dictionaries of them.
-        path: what it is, for messages.
-
     Raises:
         BadOption: something in it is something else.
     """
@@ -49,12 +45,7 @@ def as_values(value: object, path: str) -> Any:
 
 
 def from_values(values: Any, like: object = None) -> Any:
-    """Return what `as_values` was given.
-
-    Args:
-        values: its result; tensors are copied.
-        like: a value of the same form: lists and dictionaries become what they are there, such as tuples.
-    """
+    """Return what `as_values` was given."""
     if isinstance(values, Tensor):
         return values.clone()
     if isinstance(values, list):

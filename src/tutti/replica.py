@@ -276,12 +276,7 @@ class Replica:
                 parameter.grad = gradient
 
     def look_at(self, weights: Iterable[Tensor]) -> None:
-        """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated.
-
-        Args:
-            weights: for each of `flats`, a vector of the length and dtype of its weights. With those weights
-                themselves, all is as before.
-        """
+        """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated."""
         for flat, vector in zip(self.flats, weights, strict=True):
             for parameter, span in zip(flat.parameters, flat.spans, strict=True):
                 parameter.data = stretch_like(vector, span, parameter)

@@ -64,12 +64,7 @@ class TensorPiece:
 
 @dataclass
 class Held:
-    """Tensors and numbers that belong to parameters of the model, by their names.
-
-    Attributes:
-        pieces: of the tensors.
-        numbers: all that is no tensor.
-    """
+    """Tensors and numbers that belong to parameters of the model, by their names."""
 
     pieces: list[TensorPiece] = field(default_factory=list)
     numbers: Values = field(default_factory=dict)
@@ -141,15 +136,7 @@ def order_of(tensor: Tensor) -> str:
 
 
 def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = "") -> Iterator[TensorPiece]:
-    """Cut a stretch of a vector that is laid out like a replica's into pieces, by parameter.
-
-    Args:
-        prefix: of the names, such as "weights".
-        flat: how it is laid out.
-        vector: of the length of `flat.weights`.
-        place: which elements of it.
-        key: what is added to the names, such as "exp_avg".
-    """
+    """Cut a stretch of a vector that is laid out like a replica's into pieces, by parameter."""
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         if start < stop:
@@ -181,11 +168,7 @@ def whole_piece(name: str, tensor: Tensor) -> TensorPiece:
 def fill(
     joint: Mapping[str, Tensor], prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = ""
 ) -> None:
-    """Overwrite a stretch of a vector with what `pieces_of` has cut, and `joined` has put together.
-
-    Raises:
-        BadCheckpoint: something is missing, or has another shape.
-    """
+    """Overwrite a stretch of a vector with what `pieces_of` has cut, and `joined` has put together."""
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         if start < stop:
@@ -243,22 +226,14 @@ def name_of(prefix: str, parameter: str, key: str = "") -> str:
 
 
 def named(held: Iterable[Held]) -> Named:
-    """Put together what several ranks hold.
-
-    Raises:
-        BadCheckpoint: elements of a tensor are missing, or pieces do not belong together.
-    """
+    """Put together what several ranks hold."""
     all_held = list(held)
     numbers = {name: value for one in reversed(all_held) for name, value in one.numbers.items()}
     return Named(joined(piece for one in all_held for piece in one.pieces), numbers)
 
 
 def joined(pieces: Iterable[TensorPiece]) -> dict[str, Tensor]:
-    """Put pieces together; returns the whole tensors, each in its shape and order of memory.
-
-    Raises:
-        BadCheckpoint: elements are missing, or pieces do not belong together.
-    """
+    """Put pieces together; returns the whole tensors, each in its shape and order of memory."""
     by_name: dict[str, list[TensorPiece]] = {}
     for piece in pieces:
         by_name.setdefault(piece.name, []).append(piece)

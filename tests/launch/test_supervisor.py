@@ -21,7 +21,6 @@ from tests.launch.processes import (
     wait_until_gone,
 )
 from tests.preloaded import interpreter
-from tutti.cli.main import main
 from tutti.errors import BadData, PeerLost, RankFailed
 from tutti.launch.cores import Cores
 from tutti.launch.placement import Placement, place_ranks
@@ -174,25 +173,3 @@ def test_one_worker_runs_in_this_process_and_leaves_it_as_it_was() -> None:
     ranks = start("tests.launch.entries:describe_alone", b"x", Placement(1, before + 1))
     assert ranks == (os.getpid(), before + 1, 1)
     assert torch.get_num_threads() == before
-
-
-PROGRAM = """
-import tutti
-rank = tutti.init().rank
-print("a line\\nof", rank)
-"""
-
-
-@pytest.mark.parametrize("prefix", [True, False])
-def test_whole_lines_of_ranks_tell_their_rank(
-    prefix: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    options = [] if prefix else ["--no-prefix"]
-    assert main(["run", "-n", "2", *options, str(tmp_path / "program.py")]) == 0
-    out = capfd.readouterr().out
-    for rank in range(2):
-        start = f"[rank {rank}] " if prefix else ""
-        assert f"{start}a line\n" in out
-        assert f"{start}of {rank}" in out
-    assert ("[rank" in out) == prefix

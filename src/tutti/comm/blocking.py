@@ -57,7 +57,7 @@ class BlockingCommunicator(Communicator):
         absent: Callable[[], Sequence[int]] | None = None,
         nbytes: int = 0,
     ) -> T:
-        """Run an operation to its end; `absent` returns the ranks that it waits for, if it is no collective."""
+        """Run an operation to its end; `absent` returns the ranks it waits for, if it is no collective."""
         missing, go_on = absent or self._collectives.absent, steps.__next__
         moving_s = nbytes / SLOWEST_BYTES_PER_S if self._remote else None
         try:

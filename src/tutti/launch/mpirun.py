@@ -93,8 +93,6 @@ def command_line(
     exported: Sequence[str],
     extra: Sequence[str],
     program: Sequence[str] = RANK,
-    *,
-    prefix: bool = False,
 ) -> list[str]:
     """The command that runs a program, with all its arguments; `exported` variables reach every host."""
     placed = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
@@ -105,11 +103,9 @@ def command_line(
         # With --oversubscribe alone Open MPI maps by cores, and puts a:1,b:1 onto the first host.
         command += ["--map-by", "slot:oversubscribe"]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command += ["--tag-output"] if prefix else []
         command += [word for name in exported for word in ("-x", name)]
     else:
         command = [mpirun.path, "-hosts", placed, "-n", ranks, "-genvlist", ",".join(exported)]
-        command += ["-prepend-rank"] if prefix else []
     return [*command, *extra, *program]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import io
 import os
 import pickle
 import signal
@@ -23,8 +22,6 @@ from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.terminal import lasting_output, say_last
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
     from tutti.comm.base import Communicator
 
 
@@ -34,13 +31,11 @@ class RankSetting(NamedTuple):
     Attributes:
         threads: how many threads torch may use.
         cores: the logical CPUs to run on.
-        prefix: print the rank before each line.
         channel: the descriptor of a connection to the process that starts it.
     """
 
     threads: int
     cores: tuple[int, ...]
-    prefix: bool = False
     channel: int | None = None
 
 
@@ -84,24 +79,6 @@ class RankJob:
     arguments: list[str]
     folder: str
     environment: dict[str, str]
-
-
-class PrefixedFile(io.FileIO):
-    """A file that a rank prints to; a prefix is written before each line."""
-
-    def __init__(self, descriptor: int, prefix: bytes) -> None:
-        super().__init__(descriptor, "w", closefd=False)
-        self._prefix, self._line_begins = prefix, True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Write whole lines in one piece, as other ranks write to the same terminal."""
-        text = bytes(data)
-        lines = text.splitlines(keepends=True)  # A carriage return begins a line again.
-        rest = memoryview((self._prefix if self._line_begins else b"") + self._prefix.join(lines))
-        self._line_begins = text.endswith((b"\n", b"\r"))
-        while rest:
-            rest = rest[super().write(rest) or 0 :]
-        return len(text)
 
 
 _channel: Connection | None = None
@@ -155,10 +132,6 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
         # What a rank prints must be seen even if it is killed before its buffer is full.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
-    if start.setting.prefix:
-        for name, descriptor in (("stdout", 1), ("stderr", 2)):
-            file = io.BufferedWriter(PrefixedFile(descriptor, f"[rank {start.rank}] ".encode()))
-            setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
     # Opened anew, as all ranks share the position of the descriptor.
     job: RankJob = pickle.loads(Path(f"/proc/self/fd/{files.job}").read_bytes())
     os.close(files.job)

@@ -75,7 +75,6 @@ def run_on_hosts(
     payload: bytes,
     placement: Placement,
     *,
-    prefix: bool = False,
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
@@ -89,7 +88,6 @@ def run_on_hosts(
         for first_s in (FIRST_S, float("inf")):
             with RanksOnHosts(
                 *(entry, payload, placement),
-                prefix=prefix,
                 goes_on=recovery is not None,
                 hang_timeout_s=hang_timeout_s,
             ) as ranks:
@@ -111,7 +109,6 @@ class RanksOnHosts:
         payload: bytes,
         placement: Placement,
         *,
-        prefix: bool = False,
         goes_on: bool = False,
         hang_timeout_s: float | None = None,
     ) -> None:
@@ -134,11 +131,11 @@ class RanksOnHosts:
         with ExitStack() as stack:
             stack.callback(self._connections.close)
             # Ranks end when they lose the connection, and mpirun with them: a SIGKILL leaves nothing behind.
-            self._process = self._launch(prefix)
+            self._process = self._launch()
             stack.callback(self._end_ranks)
             self._opened = stack.pop_all()
 
-    def _launch(self, prefix: bool) -> subprocess.Popen[bytes]:
+    def _launch(self) -> subprocess.Popen[bytes]:
         mpirun = find_mpirun()
         started = start_settings(os.environ)
         environment = {
@@ -152,7 +149,7 @@ class RanksOnHosts:
         ]
         extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
         return subprocess.Popen(
-            command_line(mpirun, self._hosts, exported, extra, prefix=prefix),
+            command_line(mpirun, self._hosts, exported, extra),
             stdin=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,

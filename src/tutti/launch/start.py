@@ -27,7 +27,6 @@ def start(
     placement: Placement,
     *,
     announce: Callable[[str], None] | None = None,
-    prefix: bool = False,
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
@@ -41,7 +40,6 @@ def start(
         payload: handed to each rank.
         placement: of the ranks.
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
-        prefix: print whole lines of the ranks, each with its rank before it, where several are started.
         hang_timeout_s: the time in which each rank has to make a step; None: any.
         recovery: of a caller that goes on when a rank is lost, and acts on signals itself; None: a loss ends
             the job.
@@ -68,19 +66,12 @@ def start(
     if placement.hosts:
         from tutti.launch.ranks_on_hosts import run_on_hosts
 
-        return run_on_hosts(
-            *(entry, payload, placement),
-            prefix=prefix,
-            hang_timeout_s=hang_timeout_s,
-            recovery=recovery,
-        )
+        return run_on_hosts(entry, payload, placement, hang_timeout_s=hang_timeout_s, recovery=recovery)
     if placement.ranks == 1 and recovery is None:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise
 
-    return supervise(
-        entry, payload, placement, prefix=prefix, hang_timeout_s=hang_timeout_s, recovery=recovery
-    )
+    return supervise(entry, payload, placement, hang_timeout_s=hang_timeout_s, recovery=recovery)
 
 
 def _alone(entry: str, payload: bytes, placement: Placement) -> object:

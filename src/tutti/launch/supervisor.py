@@ -51,7 +51,6 @@ def supervise(
     payload: bytes,
     placement: Placement,
     *,
-    prefix: bool = False,
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
@@ -65,7 +64,7 @@ def supervise(
         with ExitStack() as stack:
             stack.callback(os.close, stop)
             server = stack.enter_context(fork_server())
-            settings = _settings(placement, prefix)
+            settings = _settings(placement)
             supervisor = stack.enter_context(
                 closing(Supervisor(server, entry, payload, settings, stop, hang_timeout_s))
             )
@@ -179,7 +178,7 @@ def _receive(selector: selectors.BaseSelector, one: RankProcess) -> None:
         selector.unregister(one.pipe)
 
 
-def _settings(placement: Placement, prefix: bool) -> list[RankSetting]:
+def _settings(placement: Placement) -> list[RankSetting]:
     """The setting of each rank of a placement."""
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     settings = []
@@ -187,5 +186,5 @@ def _settings(placement: Placement, prefix: bool) -> list[RankSetting]:
         works = rank < placement.workers
         cores = placement.cores[rank] if placement.cores and works else allowed
         threads = (placement.threads or 1) if works else 1
-        settings.append(RankSetting(threads, cores, prefix))
+        settings.append(RankSetting(threads, cores))
     return settings

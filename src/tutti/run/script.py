@@ -31,8 +31,6 @@ def run_program(
     workers: str,
     threads: int | None,
     hosts: str | None,
-    *,
-    prefix: bool = True,
 ) -> int:
     """Run a Python file on every rank of this machine, or of several.
 
@@ -42,7 +40,6 @@ def run_program(
         workers: how many ranks, or "auto".
         threads: of each rank; None: the allowed cores / the ranks.
         hosts: as for `place_ranks`.
-        prefix: print whole lines of several ranks, each with its rank before it.
 
     Returns:
         The exit code: 0, or that of a program which has saved its state and stopped because it was asked to.
@@ -56,7 +53,7 @@ def run_program(
         raise BadOption(f"there is no program {program}; give the path of a Python file")
     payload = json.dumps([str(path.resolve()), arguments]).encode()
     placement = place_ranks(workers, threads, hosts=hosts)
-    found = start("tutti.run.script:work", payload, placement, announce=_announce, prefix=prefix)
+    found = start("tutti.run.script:work", payload, placement, announce=_announce)
     return cast("int | None", found) or 0
 
 
