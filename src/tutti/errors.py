@@ -56,7 +56,7 @@ class UserError(TuttiError):
 
 
 class OutputClosed(TuttiError):
-    """Nobody reads standard output any more, as after `tutti ... | head`: no mistake, but the end."""
+    """The reader of standard output has gone, as after `tutti ... | head`: no mistake, but the end."""
 
     exit_code = 141
     """The exit code that a shell gives a program that ended by SIGPIPE."""
@@ -167,7 +167,7 @@ class HostLost(PeerLost):
 
     Args:
         hosts: their names.
-        ranks: those that ran there, numbered in the job.
+        ranks: the ranks that ran there, numbered in the job.
         why: what is known about it.
     """
 
@@ -215,7 +215,7 @@ class RankFailed(TuttiError):
 
 
 def says_all(error: BaseException) -> bool:
-    """Tell whether the message of an error says all that there is to say, so that no traceback is shown."""
+    """Return whether the message of an error says enough, so that no traceback is shown."""
     return isinstance(error, UserError | PeerLost | OutputClosed) or type(error) is TuttiError
 
 

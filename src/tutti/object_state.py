@@ -61,7 +61,7 @@ def from_values(values: Any, like: object = None) -> Any:
 
 
 def has_state_dict(thing: Any) -> bool:
-    """Tell whether an object has a state of its own, as modules, optimizers and schedulers of torch have."""
+    """Return whether an object has a state, as modules, optimizers and schedulers of torch have."""
     return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
 
 

@@ -97,8 +97,8 @@ class Gradients:
     Dense gradients are in the vectors; entries without a gradient are zero. Sparse gradients of embeddings
     and parts of DTensors exist only as `parameter.grad`.
 
-    Each parameter's view of the vector has a version counter of its own, which counts what autograd adds: so
-    nobody has to look at the numbers to tell which parameters have got a gradient.
+    Each parameter's view of the vector has its own version counter, which counts what autograd adds: it says
+    which parameters have got a gradient without a look at the numbers.
 
     Attributes:
         places: the stretches of the vectors that hold gradients.
@@ -259,7 +259,7 @@ class Replica:
     def lent_gradients(self) -> Iterator[None]:
         """Inside, the parameters' gradients are in the vector of gradients, zero where there are none.
 
-        Outside, they are whatever they were before: tensors that autograd made, or None.
+        Outside, they are as before: tensors that autograd made, or None.
 
         Raises:
             BadModel: a parameter is no longer in the vector of weights.
@@ -321,7 +321,7 @@ def is_finite(tensor: Tensor) -> bool:
     """Return whether no element is NaN or inf; takes no memory."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    # A sum has whatever any element has; but large ones may overflow in it.
+    # A sum is NaN or inf if an element is; but large ones may overflow in it.
     return math.isfinite(tensor.sum().item()) or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
@@ -367,7 +367,7 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
 
 def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
-    """A stretch of `vector`, like `view_like`, as a storage of its own over the same memory.
+    """A stretch of `vector`, like `view_like`, with its own storage over the same memory.
 
     To save or copy a tensor is to save or copy the whole storage behind it.
     """
@@ -384,7 +384,7 @@ def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
         view.copy_(parameter.grad.to_dense())
     elif parameter.grad.data_ptr() != view.data_ptr():
         view.copy_(parameter.grad)
-    parameter.grad = view.data  # with a version counter of its own
+    parameter.grad = view.data  # with its own version counter
 
 
 def _lacks_gradient(parameter: nn.Parameter, view: Tensor) -> bool:

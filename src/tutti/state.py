@@ -1,11 +1,11 @@
-"""The state of training: all that must be known to go on exactly where it stands, as named values.
+"""The state of training: the named values that are needed to go on exactly where it stands.
 
 An object that must remember something has two methods:
 
     state() -> State             what it knows now; the tensors are its own, and change with the next step
     load_state(Saved)            go on from what such an object knew before, in this run or an earlier one
 
-What several ranks hold together, such as an optimizer's state of which each rank has a slice, is kept by
+What several ranks hold together, such as slices of an optimizer's state, is kept by
 parameter, so that it can be held by another number of ranks, in other slices:
 
     rank 0   optimizer/0.weight/exp_avg [0:600]                         ┐
@@ -70,19 +70,19 @@ class Held:
     numbers: Values = field(default_factory=dict)
 
     def add(self, other: Held) -> None:
-        """Add all that another one has."""
+        """Add the pieces and numbers of another one."""
         self.pieces += other.pieces
         self.numbers |= other.numbers
 
 
 @dataclass
 class State:
-    """Everything one rank knows. The tensors are live: whoever wants to keep them copies them at once.
+    """Everything one rank knows. The tensors are live: copy them at once to keep them.
 
     Attributes:
         joint: its part of what all ranks hold together. Several ranks may have the same piece.
-        alone: what it holds for the whole model, and others may hold otherwise, such as the state of an
-            optimizer of its own. It is lost when another number of ranks goes on.
+        alone: what it holds for the whole model, and others may hold otherwise, such as the state of its
+            own optimizer. It is lost when another number of ranks goes on.
         shared: what is the same on all ranks; rank 0's is kept.
         own: what is this rank's alone; lost likewise.
     """
@@ -263,7 +263,7 @@ def _join(name: str, pieces: list[TensorPiece]) -> Tensor:
 
 
 def in_own_memory(state: Any) -> Any:
-    """Return values in memory of their own: views would be pickled with all that they are views of."""
+    """Return copies of values: views would be pickled with the whole tensors behind them."""
     if isinstance(state, Tensor):
         return state.detach().cpu().clone()
     if type(state) is list:

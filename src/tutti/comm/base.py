@@ -50,7 +50,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        """Overwrite `vector` on every rank with that of rank `root`."""
+        """Overwrite `vector` on every rank with the one of rank `root`."""
 
     @abstractmethod
     def all_reduce(self, vector: Tensor) -> None:
@@ -212,7 +212,7 @@ def keep_servers(
     """Keep some ranks for parameter centres (collective).
 
     Returns:
-        On a worker the communicator of the workers, on a server that of the servers; `servers` of both says
+        The communicator of the workers on a worker, of the servers on a server; `servers` of both says
         how they reach each other. Without `ranks`, `comm` itself.
 
     Raises:

@@ -22,7 +22,7 @@ TAG: Final = 7400
 
 
 def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> ClockReading | None:
-    """Measure the clock of this host against that of rank 0's (collective); None on one host."""
+    """Measure the clock of this host against rank 0's (collective); None on one host."""
     if comm.hosts == 1:
         return None
     node, cross = comm.node, comm.cross

@@ -65,7 +65,7 @@ def broadcast_s(link: Link, ranks: int, nbytes: float) -> float:
 
 
 def all_gather_s(link: Link, ranks: int, nbytes: float) -> float:
-    """Seconds until all have the `nbytes` of which each had 1/p, or of a reduce-scatter: it is the way back.
+    """Seconds of an all-gather of `nbytes` in all, or of a reduce-scatter, which is the way back.
 
     By recursive doubling, Bruck's algorithm or recursive halving, ⌈log2 p⌉ α + (p - 1)/p nβ (TRG sections 4.1
     and 4.3).

@@ -50,7 +50,7 @@ class Cores:
 
 
 def allowed_cores() -> Cores:
-    """The cores that this process may use, as the kernel says, and Slurm where it binds nobody to cores."""
+    """Return the cores that the kernel, and Slurm if it binds no process, allow this process."""
     physical = group_siblings(sorted(os.sched_getaffinity(0)), TOPOLOGY)
     granted = cpu_quota(CONTROL_GROUPS, Path("/proc/self/cgroup"))
     quotas = [] if granted is None else [max(1, int(granted))]
@@ -112,7 +112,7 @@ def cpu_quota(mount: Path, membership: Path) -> float | None:
 def share_of(rank: int, ranks: Sequence[Cores]) -> int:
     """Return a rank's number of threads.
 
-    Launchers differ: each rank may have cores of its own, or all may have the same ones, or some of both. So
+    Launchers differ: each rank may have its own cores, or all may have the same ones, or some of both. So
     a core counts as divided among the ranks that may use it.
 
     Args:

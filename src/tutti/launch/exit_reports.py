@@ -32,7 +32,7 @@ _LOST_IN_TORCH = re.compile(
     r"\bPeerLost: lost rank|\bgloo/transport/.*(closed by peer|reset by peer|Broken pipe|Connection refused)"
 )
 """The words of torch for a peer that is lost: what a callback of ours raises, and what gloo does, are errors
-of C++ to it, of which the text is left."""
+of C++ to it, whose text is left."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def without_launcher(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _starts(file: str) -> bool:
-    """Tell whether a file belongs to this package, or to what runs a program of the user's."""
+    """Return whether a file belongs to this package, or runs a program of the user's."""
     here, path = Path(__file__).parent, Path(file)
     return path.parent == here or path == here.parent / "run/script.py" or path.name == _RUNPY
 
@@ -134,7 +134,7 @@ def done(rank: int, value: object) -> Report:
 def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Report:
     """The report of an exception, with the traceback of these frames."""
     if isinstance(error, BrokenPipeError) and output_closed():
-        error = OutputClosed("nobody reads standard output any more")
+        error = OutputClosed("the reader of standard output has gone")
     error = with_remedy(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
     pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
@@ -143,12 +143,12 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
 
 
 def _says_lost(error: BaseException) -> bool:
-    """Tell whether an error of torch says that a peer is lost."""
+    """Return whether an error of torch says that a peer is lost."""
     return isinstance(error, RuntimeError) and _LOST_IN_TORCH.search(str(error)) is not None
 
 
 def output_closed() -> bool:
-    """Tell whether standard output is a pipe, a socket or a terminal whose other end is gone."""
+    """Return whether standard output is a pipe, a socket or a terminal whose other end is gone."""
     poll = select.poll()
     poll.register(sys.__stdout__ or 1, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
@@ -159,7 +159,7 @@ def _pickled(error: TuttiError) -> bytes:
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # whatever a class from outside raises: its message is what counts
+    except Exception:  # A class from outside may raise anything: its message is what counts.
         data = pickle.dumps(UserError(str(error)))
     return data
 

@@ -5,10 +5,10 @@
 
     on each socket: ──RankPlace, EndRanks──▶   ◀──Ready, RankEnded──
 
-It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
-ranks before it did. It ends with the supervisor, or when that closes the first socket, or after `IDLE_S`
-without ranks; processes that ranks have left running end before it. A group begins and ends without other
-ranks: its ranks are killed when its socket is closed.
+It computes nothing itself, so that every rank begins like a process that has just been started. It ends with
+the supervisor, or when that closes the first socket, or after `IDLE_S` without ranks; processes that ranks
+have left running end before it. A group begins and ends without other ranks: its ranks are killed when its
+socket is closed.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ForkServerProcess:
         self._childless = True
 
     def serve(self) -> tuple[RankPlace, Descriptors] | None:
-        """Fork what is asked for until no more is wanted; returns in each rank, and None here at the end."""
+        """Fork ranks until the end; return in each rank, and None here."""
         with ExitStack() as stack:
             stack.callback(self._close)
             supervisor = os.pidfd_open(self._supervisor)
@@ -237,7 +237,7 @@ class ForkServerProcess:
                 return
             if process in self._ranks:
                 group, rank = self._ranks.pop(process)
-                with suppress(BrokenPipeError, ConnectionResetError):  # Nobody asks for the group any more.
+                with suppress(BrokenPipeError, ConnectionResetError):  # The group's owner is gone.
                     send(group, RankEnded(rank, os.waitstatus_to_exitcode(status)))
 
     def _end_group(self, group: socket.socket) -> None:
@@ -270,8 +270,7 @@ class ForkServerProcess:
             else:
                 signal_all(children - asked, signal.SIGTERM)
             asked |= children
-            # Those of a child that has ended have become ours by then. Looking for them takes milliseconds of
-            # those that take over.
+            # Those of a child that has ended have become ours by then. Looking for them takes milliseconds.
             select.select([self._ended], [], [], _POLL_S)
             self._ended.acknowledge()
             self._reap()

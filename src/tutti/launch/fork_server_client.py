@@ -42,7 +42,7 @@ class RankGroup:
         self.control, self._server = control, server
 
     def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
-        """Have a rank forked. If the server is gone `next_message` says so."""
+        """Fork a rank. If the server is gone `next_message` says so."""
         self._send(start, [one for one in descriptors if one is not None])
 
     def next_message(self) -> RankEnded | Ready | None:
@@ -57,7 +57,7 @@ class RankGroup:
         return self._server.returncode()
 
     def close(self) -> None:
-        """Have the ranks killed, and what they have started."""
+        """Kill the ranks, and what they have started."""
         self.control.close()
 
     def _send(self, message: RankPlace | NewGroup, descriptors: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The launcher of this process: tutti's supervisor, an MPI launcher, or none (it is a program of its own)."""
+"""The launcher of this process: tutti's supervisor, an MPI launcher, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a process that was forked, without taking down all that was imported before the fork.
+"""The end of a process that was forked, without taking down what was imported before the fork.
 
 Python and torch free every function, type and operator that they have. In a forked process each write to such
 memory copies a page first: 0.3 s, for nothing. `multiprocessing` leaves it out in its processes, too.
@@ -18,7 +18,7 @@ from tutti.terminal import say_last
 
 
 def prepare_fork() -> None:
-    """Leave what was given to `weakref.finalize` so far to this process, not to those that it forks."""
+    """Leave what was given to `weakref.finalize` so far to this process, not to its forks."""
     for one in cast("Any", weakref.finalize)._registry:
         one.atexit = False
 

@@ -36,7 +36,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, the process `parent`, is gone.
+    """Make the kernel kill this process when its parent, the process `parent`, is gone.
 
     The kernel counts the *thread* that started this process as its parent, so that thread must stay.
     """

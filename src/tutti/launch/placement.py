@@ -1,4 +1,4 @@
-"""The placement of ranks: hosts, threads, cores, and which of them are servers. Imports no torch by itself.
+"""The placement of ranks: hosts, threads, cores, and which of them are servers. Imports no torch.
 
 --hosts a:2,b:2 --servers 3        host a   worker  worker  server  server
                                    host b   worker  worker  server
@@ -52,8 +52,8 @@ class Placement:
         warnings: sentences that the user should read before the run.
         hosts: the hosts to start workers on through mpirun; empty for this machine alone.
         launcher: who starts the ranks.
-        servers: the number of further ranks, which keep a parameter centre: each has one thread and no core
-            of its own, as it sleeps most of the time. They are the last ranks of their hosts.
+        servers: the number of further ranks, which keep a parameter centre: each has one thread and is not
+            bound, as it sleeps most of the time. They are the last ranks of their hosts.
         places: all hosts that were given, with all their places for workers; `hosts` are those of them that
             have workers now. The others stand by.
         away: hosts that were lost, or did not answer: only where the run would end without them is asked for
@@ -118,8 +118,8 @@ def place_ranks(
 
     Args:
         workers: the number of ranks that train, or "auto": one for each core that this process may use (with
-            `hosts`, as many as they have places for, of which fewer are taken in their order; under an MPI
-            launcher, all that it started but the servers).
+            `hosts`, the number of their places; under an MPI launcher, all ranks that it started but the
+            servers).
         threads: threads of each rank; by default the allowed cores of a host / its ranks, at least 1.
         cores: the cores that may be used; by default what the kernel allows this process.
         hosts: "a:4,b:4", the path of a host file, or "slurm" for the nodes of Slurm's allocation, to start
@@ -270,7 +270,7 @@ def _on_hosts(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, 
 
 
 def is_this_machine(name: str) -> bool:
-    """Tell whether a host's name, or its address, stands for this machine."""
+    """Return whether a host's name, or its address, stands for this machine."""
     own = socket.gethostname()
     if name in ("localhost", "127.0.0.1", own, own.split(".")[0]):
         return True
@@ -291,7 +291,7 @@ def own_addresses() -> tuple[str, ...]:
 
 
 def fill(places: Sequence[Host], workers: int) -> tuple[Host, ...]:
-    """The hosts with so many workers; one gets some when those before it are full."""
+    """Return the hosts with `workers` in all; a host gets some when the ones before it are full."""
     filled: list[Host] = []
     for host in places:
         taken = min(host.ranks, workers - sum(one.ranks for one in filled))
@@ -387,7 +387,7 @@ def choose_servers(homes: Sequence[int], servers: int) -> list[int]:
 
 
 def servers_among(comm: Communicator, servers: int) -> list[int]:
-    """Return which of all ranks of the job are the servers, if so many are (collective)."""
+    """Return which ranks of the job are the servers, given their number (collective)."""
     if not servers:
         return []
     leader = comm.node.broadcast_object(comm.rank)

@@ -4,7 +4,7 @@
                         ├── rank 1      ◄── its number, Started, RankStatus, Stoppable, Report ──
                         └── rank 2
 
-A rank that ends closes its connection, whatever it ends by. A host without power or network closes none: so
+A rank that ends closes its connection, however it ends. A host without power or network closes none: so
 the kernels probe each other every second. (MPI's own launcher notices that after minutes, and may call it a
 success.)
 Both sides prove that they know the key of the run before anything is unpickled.
@@ -245,7 +245,7 @@ class LauncherConnection:
         self.status: Callable[[], tuple[int, bool]] | None = None
 
     def send(self, message: Started | Stoppable | RankStatus) -> None:
-        """Send a message; that nobody is there any more is noticed by `watch`."""
+        """Send a message; `watch` notices if the other side is gone."""
         with self._lock, suppress(OSError):
             self._connection.send(message)
 
@@ -300,7 +300,7 @@ def _limit_reading(connected: socket.socket, seconds: float) -> None:
 
 
 def _probe_often(connected: socket.socket, silence_s: int) -> None:
-    """Have the kernel probe the other side each second, and end the connection after a silence."""
+    """Make the kernel probe the other side each second, and end the connection after a silence."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, 1),

@@ -107,7 +107,7 @@ def run(start: RankPlace, files: Descriptors) -> None:
             if os.getpid() != own:
                 raise
             report = failure(start.rank, error, without_launcher(error.__traceback__))
-        with suppress(BrokenPipeError):  # After another rank's failure nobody may be there to read this one.
+        with suppress(BrokenPipeError):  # After another rank's failure the reader may be gone.
             Connection(files.reports, readable=False).send(report)
         if report.failed:  # Be gone at once: the peers notice, the supervisor ends them.
             say_last("")
@@ -115,7 +115,7 @@ def run(start: RankPlace, files: Descriptors) -> None:
 
 
 def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
-    """Set up output, memory, cores, paths: all that needs no other rank."""
+    """Set up output, memory, cores and paths."""
     import numpy as np
 
     launcher.become_rank(start.rank, start.size)
@@ -132,7 +132,7 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
         # What a rank prints must be seen even if it is killed before its buffer is full.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
-    # Opened anew, as all ranks share the position of the descriptor.
+    # Opened again, as all ranks share the position of the descriptor.
     job: RankJob = pickle.loads(Path(f"/proc/self/fd/{files.job}").read_bytes())
     os.close(files.job)
     keep_memory()

@@ -62,7 +62,7 @@ def start_ranks(
     stop: int,
     arena: Arena | None = None,
 ) -> list[RankProcess]:
-    """Have the ranks of a group forked, with an arena of their own."""
+    """Fork the ranks of a group, with a new arena."""
     if arena is None:
         with closing(Arena.create()) as made:
             return start_ranks(stack, server, entry, payload, settings, stop, made)

@@ -205,7 +205,7 @@ class RanksOnHosts:
         return End.HUNG if self._hung else End.LOST
 
     def _end_ranks(self) -> None:
-        # Ranks of all hosts end at once, whatever holds mpirun up.
+        # Ranks of all hosts end at once, even if mpirun hangs.
         self._connections.close()
         end_mpirun(self._process, at_once=self._end not in (End.MPIRUN, End.SIGNAL))
         for one in self._connections.ranks.values():
@@ -257,7 +257,7 @@ class RanksOnHosts:
         if returncode == 0 and reported == len(self._host_of):
             return None
         if output_closed():
-            return OutputClosed("nobody reads standard output any more")
+            return OutputClosed("the reader of standard output has gone")
         return LauncherLost(
             f"mpirun ended with exit code {returncode}; what it said stands above. "
             "Try the hosts with: mpirun --host HOST:1 hostname; and look for room with: df /tmp"

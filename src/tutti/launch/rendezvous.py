@@ -1,4 +1,4 @@
-"""The rendezvous of ranks that somebody else started, for torch.distributed and what builds on it.
+"""The rendezvous of ranks that another launcher started, for torch.distributed and what builds on it.
 
 These read a process's place from environment variables (`env://`). Where a launcher does not set them, they
 are set here:
@@ -42,7 +42,7 @@ LOOPBACK: Final = "127.0.0.1"
 _JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PORTS: Final = range(20_000, 32_000)
-"""Below those that systems give to whoever asks for any."""
+"""Below the ports that systems choose themselves."""
 
 CONNECT_S: Final = 2.0
 """Time of a rank to take the file."""
@@ -84,13 +84,13 @@ def describe_mpi_rank(
     environ: MutableMapping[str, str] = os.environ,
     find: Callable[[int, int], tuple[str, int] | None] = find_first_rank,
 ) -> LaunchContext | None:
-    """Under mpirun or srun, set what torch needs and nobody has set; else do nothing.
+    """Under mpirun or srun, set what torch needs and is not set; else do nothing.
 
     Inside one host the port follows from the job's name, as the ranks need not talk. With several hosts the
-    address is that of the first in Slurm's list; under mpirun the ranks find it out together.
+    address is the first in Slurm's list; under mpirun the ranks find it out together.
 
     Returns:
-        This process's place, where all was left to us; None where somebody has said where the ranks meet.
+        This process's place; None if the user has said where the ranks meet.
 
     Raises:
         UserError: its launcher has ended.
@@ -100,7 +100,7 @@ def describe_mpi_rank(
     try:
         place = mpi_place(environ)
     except UserError:
-        # Whoever starts something in parallel is told; an import is no place for it.
+        # A parallel start raises it; an import is no place for it.
         return None
     if place is None:
         return None
@@ -139,13 +139,13 @@ atexit.register(_until_exit.close)
 
 
 def set_rendezvous_file(file: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Have this process, a rank as `environ` says, use the store in a file for its rendezvous."""
+    """Make this process, a rank as `environ` says, use the store in a file for its rendezvous."""
     global _rendezvous
     _rendezvous = Rendezvous(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
 
 
 def rendezvous_file(timeout_s: float) -> int | None:
-    """Describe this rank to torch, if it is one and nobody has, and find the ranks' rendezvous (collective).
+    """Describe this rank to torch, and find the ranks' rendezvous (collective).
 
     Returns:
         The descriptor of the store's file; None: the rendezvous is where the environment says.

@@ -47,7 +47,7 @@ def keep_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # Only glibc has it.
     if mallopt is None or _is_chosen(os.environ):
         return
-    # Only the largest tensors get pages of their own, the heap never shrinks, and it grows in large pieces.
+    # Only the largest tensors get their own pages, the heap never shrinks, and it grows in large pieces.
     mallopt(_MMAP_THRESHOLD, LARGE)
     mallopt(_TRIM_THRESHOLD, _NEVER)
     mallopt(_TOP_PAD, PAD)

@@ -1,4 +1,4 @@
-"""Running a function on the ranks of a placement, wherever they are. Imports no torch by itself."""
+"""Running a function on the ranks of a placement, wherever they are. Imports no torch."""
 
 from __future__ import annotations
 

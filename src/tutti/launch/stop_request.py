@@ -1,9 +1,9 @@
 """Requests from outside to save and stop: SIGTERM, SIGUSR1 or the first Ctrl-C. Needs no torch.
 
 A rank looks for one between two steps, inside of a section that it has declared `stoppable`. Outside of it
-the first signal ends everything, so that nobody waits for data to be loaded.
+the first signal ends everything, instead of waiting for data to be loaded.
 
-    supervisor ──"save and stop"──► page ──► ranks        over hosts each process has a page of its own, and
+    supervisor ──"save and stop"──► page ──► ranks        over hosts each process has its own page, and
                ◄───"stoppable"───── page ◄── rank 0       the connections of the ranks carry both
 
 Ranks that tutti has not started itself (under a user's mpirun, under srun, or alone in this process) get the
@@ -99,8 +99,8 @@ class Stopping:
     """The supervisor's side: decides for each signal whether it is a request or the end.
 
     Attributes:
-        page: that of the ranks.
-        forward: called when the ranks are asked, for those that cannot see the page; None: all can.
+        page: the page of the ranks.
+        forward: called when ranks that cannot see the page are asked; None: all can see it.
         ended_by: the signal by which everything is ended, or None.
     """
 
@@ -148,12 +148,12 @@ class Stopping:
         return False
 
     def act(self) -> None:
-        """Do what the signals mean, now that the ranks are gone; nothing if they were no more than requests.
+        """Do what the signals mean, now that the ranks are gone; nothing if they were only requests.
 
         Raises:
             KeyboardInterrupt, SystemExit: as `act_on` does.
         """
-        # A request that comes now has nobody to be passed on to.
+        # A request that comes now has no rank to be passed on to.
         harmless = ASKING if self._is_repeat else (signal.SIGUSR1,)
         late = [signum for signum in self._signals.waiting if signum not in harmless]
         signum = self.ended_by or next(iter(late), None)
@@ -172,7 +172,7 @@ _before: dict[int, Any] = {}
 
 
 def stop_requested() -> bool:
-    """Tell whether this rank has been asked to save and stop; cheap enough for every step.
+    """Return whether this rank has been asked to save and stop; cheap enough for every step.
 
     Other ranks may learn of it at another step, or not at all: they have to agree.
     """
@@ -225,7 +225,7 @@ def stoppable(*, goes_on: bool = False) -> Iterator[None]:
         if leads and not (lost and goes_on):
             _page.stoppable = False
         for signum, handler in _before.items():
-            # mpirun and srun send it to all ranks, of which some are a little behind.
+            # mpirun and srun send it to all ranks, some of them a little later.
             if signum != signal.SIGUSR1 or not started_by().given:
                 signal.signal(signum, handler)
         _before.clear()

@@ -70,7 +70,7 @@ def supervise(
             )
             end = supervisor.wait(stopping, None if recovery is None else recovery.is_due)
             if recovery is not None and isinstance(end, PeerLost | Replaced):
-                server.clear(0.0)  # Others wait for the cores of those that are left.
+                server.clear(0.0)  # New ranks wait for the cores of the old ones.
     if recovery is None:
         stopping.act()
     if isinstance(end, Exception):

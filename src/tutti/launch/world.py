@@ -145,7 +145,7 @@ def _stranger(context: LaunchContext, seen: int) -> str:
 
 
 def _end_job_on_exceptions() -> None:
-    """Have an exception that nobody catches end all ranks of the job, so that none waits for this one."""
+    """Make an uncaught exception end all ranks of the job, so that none waits for this one."""
     own, usual = os.getpid(), sys.excepthook
 
     def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -158,7 +158,7 @@ def _end_job_on_exceptions() -> None:
 
 
 def _leave_at_exit(comm: Communicator) -> None:
-    """Have the other ranks told, when the program ends, that this one has left. MPI ends with all ranks."""
+    """Inform the other ranks, when the program ends, that this one has left. MPI ends with all ranks."""
     own = os.getpid()
 
     def leave() -> None:

@@ -41,7 +41,7 @@ Operation = Callable[Concatenate["HierarchicalCollectives", P], Generator[bool, 
 
 
 def collective(operation: Operation[P, T]) -> Operation[P, T]:
-    """Count the collectives that have been begun, and those that are done."""
+    """Count the collectives that have been begun, and the finished ones."""
 
     @wraps(operation)
     def counted(
@@ -131,7 +131,7 @@ class HierarchicalCollectives:
             return
         partners = [members[self._lane] for members in self._hosts]
         others = [host for host in range(len(self._hosts)) if host != self._host]
-        # Between two hosts both reduce all of it, which moves no more bytes and takes one step less.
+        # Between two hosts both reduce all of it, which moves as few bytes and takes one step less.
         if len(others) == 1 or self._is_short(own):
             found = [own if host == self._host else torch.empty_like(own) for host in range(len(self._hosts))]
             yield from self._requests.exchange(
@@ -199,7 +199,7 @@ class HierarchicalCollectives:
 
     @collective
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
+        """Overwrite `tensor`, contiguous, on every rank with the one of rank `root`."""
         vector = tensor.view(-1)
         home = next(number for number, members in enumerate(self._hosts) if root in members)
         parts = [vector[place] for place in cut(len(vector), self._lanes)]

@@ -3,8 +3,8 @@
     rank 0   ... all_reduce │ leaves: tells the others how many collectives it has done │
     rank 1   ... all_reduce │ all_reduce ─ waits ─ learns that rank 0 has done one less: it will not come
 
-A rank that leaves because it has lost another names that one in its notices. Whoever waits for a rank has a
-group in common with it, and looks for its notices: so a loss gets from rank to rank to all that wait.
+A rank that leaves because it has lost another names that one in its notices. A rank that waits for
+another has a group in common with it, and looks for its notices: so a loss gets from rank to rank.
 
 Communicators are never freed: that would need all ranks of the group, and a process has few of them.
 """
@@ -64,7 +64,7 @@ class Membership:
 
     Attributes:
         begun: the number of collectives that this rank has begun.
-        done: the number of those that it has finished.
+        done: the number of collectives that it has finished.
     """
 
     def __init__(self, mpi: MpiGroup, rank: int, global_ranks: Sequence[int], peers: Peers) -> None:
@@ -118,7 +118,7 @@ class Membership:
         return lost
 
     def abandon(self, requests: Sequence[Any]) -> None:
-        """Keep requests under way, and their memory, although nobody waits for them any more."""
+        """Keep requests under way, and their memory, although no rank waits for them any more."""
         _unfinished.extend(requests)
 
     def leave(self, lost: Sequence[int] = ()) -> None:
@@ -136,4 +136,4 @@ class Membership:
 
 
 _unfinished: Final[list[Any]] = []
-"""Requests that nobody waits for any more."""
+"""Requests that no rank waits for any more."""

@@ -6,7 +6,7 @@
 
 An allocation is [1] lock the header's byte, [2] load the offset of what is free, [3] add the length to it and
 store it, [4] unlock. The kernel's lock orders [2] and [3] of one process before those of the next. No offset
-is given out twice: `release` gives up the memory and keeps the addresses, of which there are enough, so that
+is given out twice: `release` gives up the memory and keeps the addresses (there are enough), so that
 what is allocated is always new, and zero.
 
 The file is a memfd: when the last process that has it open or mapped is gone, so is the file, however that
@@ -97,7 +97,7 @@ class Arena:
         """The arena behind an inherited descriptor, which now belongs to the returned object.
 
         Raises:
-            ValueError: the descriptor is that of something else, or of another user's file.
+            ValueError: it is a descriptor of something else, or of another user's file.
         """
         memfd.check(fd)
         if os.fstat(fd).st_size < PAGE or (arena := cls(fd))._header[_MAGIC_WORD] != _MAGIC:

@@ -1,12 +1,12 @@
 """The collectives of the ranks of one host, over the arena only.
 
 Vectors pass through two sets of rows, A and B, one row per rank in each. A short all-reduce is [1] put, [2]
-barrier, [3] sum all of it; a longer one is cut into slices, of which each rank sums its own:
+barrier, [3] sum all of it; a longer one is cut into slices, and each rank sums its own:
 
     rank 0   [1] put slice 1 into row 0 ┐             ┌ [3] sum slice 0 ┐             ┌ [5] take slice 1
     rank 1   [1] put slice 0 into row 1 ┴ [2] barrier ┴ [3] sum slice 1 ┴ [4] barrier ┴ [5] take slice 0
 
-All others (gather, broadcast, ...) are [1] put, [2] barrier, [5] take. Rows carry no flags of their own: that
+All others (gather, broadcast, ...) are [1] put, [2] barrier, [5] take. Rows carry no flags: that
 a put is seen before what is made of it rests on the order of the barrier's words (`barrier`, whose [1] and
 [6] are the puts and takes here).
 
@@ -18,7 +18,7 @@ one barrier between its puts and its takes, and so:
 
 With one set, a fast rank's next [1] would overwrite what a slow rank has not yet taken in [3] or [5]. In [3]
 the owner of a slice stores the sum where it has read that slice before, in a row of set A: of that place
-nobody else reads anything before [4].
+no other rank reads anything before [4].
 
 Sums are formed in rank order, each element by one rank only or by all in the same way, so that they are
 bit-equal everywhere.
@@ -26,7 +26,7 @@ bit-equal everywhere.
 Bytes are moved by the C library: it takes an address where torch would have to make a view, and it stores
 whole cache lines without fetching them first from the core that had them last. Such stores (non-temporal, or
 `rep movsb`) do not keep the order of x86 among each other, but they do with the flag that follows: glibc ends
-the former with SFENCE, and the latter is ordered with a later store of its own (Intel, Software Developer's
+the former with SFENCE, and the latter is ordered with a later store (Intel, Software Developer's
 Manual, volume 3A, "Fast-string operation and out-of-order stores").
 """
 
@@ -65,7 +65,7 @@ _Stretch = tuple[int, int, int]
 
 
 class Piece:
-    """A piece of a vector, of which each rank owns a slice.
+    """A piece of a vector; each rank owns a slice of it.
 
     Args:
         rank: this process's number in the group.
@@ -98,8 +98,8 @@ class Piece:
         """Reduce the slice that this rank owns, here and for the others."""
         found, own = [*self._found], vector[self._own]
         found[self._rank] = own
-        # Rows are folded from the first on: `fold` overwrites the result with that of the first two before it
-        # reads the third. From rank 2 on, `own` comes later, and the first row, read already, is the result.
+        # Rows are folded from the first on: `fold` overwrites the result with the sum of the first two before
+        # it reads the third. From rank 2 on, `own` comes later, and the first row, read already, is the result.
         result = own if self._rank < 2 else found[0]
         reduction.fold(found, result)
         if result is own:
@@ -132,8 +132,8 @@ HALF: Final = ROW // 2
 
 SPREAD_FROM: Final = 4 << 10
 SLOTS: Final = 32
-"""A short vector of at least so many bytes passes through so many slots of a row, if they fit, in turn: to
-write to memory that other cores have in their caches takes longer than to memory that has left them."""
+"""A short vector of at least `SPREAD_FROM` bytes passes through `SLOTS` slots of a row in turn, if they fit:
+to write to memory that other cores have in their caches takes longer than to memory that has left them."""
 
 _PLACES: Final = 2048
 _SHORT_PLANS: Final = 128
@@ -185,7 +185,7 @@ class HostCollectives(HostBarrier):
         self._set = chosen = self._set ^ 1
         slots = sets[chosen]
         # `_phase` is twice the number of the last phase. Each set is used in every second phase, so that a
-        # quarter of it counts the uses of a set, and each use has the slot after that of the last.
+        # quarter of it counts the uses of a set, and each use has the slot after the last one.
         rows, place = slots[(self._phase >> 2) % len(slots)]
         move_few(place, tensor.data_ptr(), tensor.nbytes)
         if not self.arrive(call):
@@ -250,7 +250,7 @@ class HostCollectives(HostBarrier):
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
         # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
-        # counts. So `_set` is that of the last piece, and the next collective uses the other one.
+        # counts. So `_set` is the one of the last piece, and the next collective uses the other one.
         self._set ^= len(pieces) + 1 >> 1 & 1
         pieces[0].put(address)  # [1]
         yield from self._arrive_and_wait(call)  # [2]
@@ -306,7 +306,7 @@ class HostCollectives(HostBarrier):
             if len(target):
                 found = [self._place(dtype, other, len(target), rank * most) for other in range(self.size)]
                 found[rank] = mine
-                # As in `Piece.fold`; nobody else reads this part of row 0.
+                # As in `Piece.fold`; no other rank reads this part of row 0.
                 result = target if rank < 2 else found[0]
                 reduction.fold(found, result)
                 if result is not target:
@@ -350,7 +350,7 @@ class HostCollectives(HostBarrier):
             yield True
 
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
+        """Overwrite `tensor`, contiguous, on every rank with the one of rank `root`."""
         vector = tensor.view(-1)
         call = Call.of(Kind.BROADCAST, vector.dtype, len(vector), root=root)
         moves = [(vector, root, 0)]

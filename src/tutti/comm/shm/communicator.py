@@ -39,8 +39,8 @@ class HostCommunicator(BlockingCommunicator):
 
     Args:
         group: the ranks.
-        cores: how many cores the ranks have between them; by default, those that their affinities allow. With
-            more ranks than cores no wait spins.
+        cores: how many cores the ranks have between them; by default, what their affinities allow. With more
+            ranks than cores no wait spins.
         join_timeout_s: seconds to wait for the others to come.
         peers: for a part of a communicator, what its whole knows of the processes.
 
@@ -69,7 +69,7 @@ class HostCommunicator(BlockingCommunicator):
 
     @classmethod
     def alone(cls) -> HostCommunicator:
-        """A world of one, with an arena of its own."""
+        """A world of one, with its own arena."""
         arena = Arena.create()
         comm = cls(HostGroup(arena, arena.allocate(control_bytes(1)), 0, [0]))
         comm._owns_arena = True
@@ -162,7 +162,7 @@ class HostCommunicator(BlockingCommunicator):
         self._closed = True
         if "cross" in vars(self):
             self.cross.close()
-        # Who sees LEFT sees all that this rank has done before.
+        # A rank that sees LEFT sees everything that this rank has done before.
         fence()
         # Each rank stores its LEFT and then loads the others'. Without the lock the order of a store and
         # later loads would count, which x86 does not keep either; with it, only the last rank finds all left.

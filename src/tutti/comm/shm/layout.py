@@ -6,7 +6,7 @@
           │ line of rank 0 │  phases, calls, process id, left: written by that rank only
           │ line of rank 1 │
           ├────────────────┤
-          │ rings' lines   │  bytes sent, bytes received of each pair, each in a line of its own
+          │ rings' lines   │  bytes sent, bytes received of each pair, each in its own line
           ├────────────────┤
           │ rows           │  two sets of one per rank: what collectives pass on
           ├────────────────┤
@@ -34,7 +34,7 @@ LOST: Final = 0
 """Word of the header line: 0, or 1 + the rank that was found dead first.
 
 -(1 + rank) is a rank of another host, numbered in the whole job. Two processes that find 0 at the same time
-may both store: either rank is dead, and all that matters is that the word stays other than 0.
+may both store: either rank is dead, and it only matters that the word stays other than 0.
 """
 
 PHASE, CALL, PID, LEFT, STEPS, WAITS = 0, 2, 4, 5, 6, 7
@@ -51,7 +51,7 @@ PHASE and CALL have two words each, for even and odd phases: a slow rank still f
 has gone on."""
 
 FIRST_STEP: Final = 1 << 62
-"""The bit of STEPS of a rank that makes its first step, whatever the number of that is."""
+"""The bit of STEPS of a rank that makes its first step in this process."""
 
 ROW: Final = 1 << 20
 """Bytes of a row; longer vectors pass in pieces, which stay in the caches."""

@@ -6,18 +6,18 @@
     not with more ranks
     than cores
 
-Nobody wakes a sleeper: a wake-up would cost the rank that is waited for a system call at each store. So a nap
+No rank wakes a sleeper: it would cost the rank that is waited for a system call at each store. So a nap
 is bounded, and there is no wake-up that could be lost between the last look and the nap.
 
-Whoever waits in [4] notices a rank that is gone, in this order:
+A rank that waits in [4] notices one that is gone, in this order:
 
     [5] the rank stores what it has to say to the others, then LEFT if it leaves in an orderly way, and ends
     [6] see that the process has ended, or LEFT
     ─── fence ───
     [7] look once more for what is waited for, and raise only if it is not there
 
-As [5] stores LEFT last, [7] sees all that the rank has stored before: it may have done what is waited for
-with its last breath. The kernel orders a process's stores before its end.
+As [5] stores LEFT last, [7] sees everything that the rank has stored before: it may have done what is waited
+for with its last breath. The kernel orders a process's stores before its end.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Peers:
     """The processes of the job on this host: who lives, who has left, who is lost.
 
     Raises:
-        PeerLost: somebody died or did not come in time.
+        PeerLost: a rank died or did not come in time.
     """
 
     def __init__(self, group: HostGroup, join_timeout_s: float, cores: int | None) -> None:
@@ -203,11 +203,11 @@ def wait(
         moving_s: as in `Backoff`.
 
     Raises:
-        PeerLost: a rank of the job died, or all that are needed have left.
+        PeerLost: a rank of the job died, or all needed ranks have left.
     """
     pause = Backoff(peers, moving_s)
     if not pause.soon:
-        # [1] By time as well as by number: `ready` may cost microseconds, and somebody may need this core.
+        # [1] By time as well as by number: `ready` may cost microseconds, and others may need this core.
         for _ in range(SPINS):
             if ready():
                 return
@@ -235,7 +235,7 @@ def wait(
 class ProcessWatch:
     """Finds which of some processes have ended, by a pidfd of each: a death ends a wait at once.
 
-    One that nobody has waited for (a zombie) has ended.
+    A zombie has ended.
 
     Several threads may wait at a time, which `select.poll` refuses and the kernel's epoll allows: a group of
     torch.distributed waits in its own thread, beside the one that trains.

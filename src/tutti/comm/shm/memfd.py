@@ -1,7 +1,7 @@
 """Anonymous files (memfds) that processes of one user on one host share; no file system has a name for them.
 
 A process tells another one where it has such a file open: two numbers. They may have come through a store
-that other users can write to, so whoever opens the file by them looks at what it is before it is used.
+that other users can write to, so the file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FileAddress(NamedTuple):
         return f"{self.process} {self.descriptor}"
 
     def open(self, flags: int = 0) -> int:
-        """A descriptor of the file, to read and to write, with a file description of its own.
+        """A descriptor of the file, to read and to write, with its own file description.
 
         Raises:
             OSError: the process is gone, belongs to another user or lives in another container.
@@ -66,7 +66,7 @@ def make(what: str) -> int:
 
 
 def make_roomy(what: str, size: int = LARGEST) -> int:
-    """The descriptor of a new file of `size` bytes, of which only what is written takes memory.
+    """The descriptor of a new file of `size` bytes, of `size` bytes; only what is written takes memory.
 
     It need not grow: a limit on the size of files hits it now, or never.
     """
@@ -104,7 +104,7 @@ def open_of_rank(address: FileAddress, comm: Communicator) -> int:
 
 
 def check(fd: int) -> None:
-    """Raise a ValueError if a descriptor is not that of an anonymous file of this user."""
+    """Raise a ValueError if a descriptor is no anonymous file of this user."""
     what = os.readlink(f"/proc/self/fd/{fd}")
     if not what.startswith(f"/memfd:{_PREFIX}") or os.fstat(fd).st_uid != os.geteuid():
         raise ValueError(f"descriptor {fd} is {what[:80]!r}, not shared memory of tutti and of this user")
