@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 
-import tutti
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tutti.errors import PeerLost, RankFailed
 from tutti.launch import fork_server_client
@@ -57,16 +55,6 @@ def test_ranks_come_from_what_was_prepared_for_them() -> None:
     (prepared,) = fork_server_client._kept
     assert [one["of a farm"] for one in circumstances()] == [True, True]
     assert fork_server_client._kept == [prepared]
-
-
-def test_training_again_gives_the_same_bits() -> None:
-    def train() -> dict[str, torch.Tensor]:
-        options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}
-        return tutti.train("mlp", "digits", workers=2, epochs=1, **options).model.state_dict()
-
-    fork_server_client.end_ranks()
-    cold, warm = train(), train()
-    assert all(torch.equal(cold[name], warm[name]) for name in cold)
 
 
 def test_ranks_do_not_look_for_garbage_in_what_was_imported_before_them() -> None:
@@ -176,17 +164,3 @@ def test_groups_of_ranks_begin_and_end_without_each_other(tmp_path: Path) -> Non
         for one in (ended, lasting, second):
             one.close()
     os.close(stop)
-
-
-def test_what_has_ended_the_server_of_a_group_is_told(tmp_path: Path) -> None:
-    entry, stop = "tests.launch.entries:wait_for_ever", StopPage.make_file()
-    with fork_server_client.fork_server() as server:
-        group = server.group()
-        crew = Supervisor(group, entry, str(tmp_path).encode(), RANKS, stop)
-        waiting(tmp_path)
-        os.kill(server._process.pid, signal.SIGILL)
-        end = end_of(crew)
-        crew.close()
-        group.close()
-    os.close(stop)
-    assert str(end) == "the process that forked all ranks ended: killed by signal 4 (SIGILL)"

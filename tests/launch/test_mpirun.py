@@ -15,7 +15,7 @@ import pytest
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import forked_mpi_ranks, interpreter
-from tutti.errors import BadData, LauncherLost, PeerLost, RankFailed, TuttiError, UserError
+from tutti.errors import LauncherLost, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import mpirun, ranks_on_hosts
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun import Mpirun, command_line, find_mpirun, settings
@@ -102,14 +102,6 @@ def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
     assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
     assert caught.value.rank == 1
     assert wait_until_gone(int((tmp_path / f"pid-{rank}").read_text()) for rank in range(3)) == []
-
-
-@needs_mpirun
-@pytest.mark.mpi
-@pytest.mark.usefixtures("_forked")
-def test_a_user_error_stays_what_it_is() -> None:
-    with pytest.raises(BadData, match=r"^the labels are 12"):
-        start("tests.launch.entries:bad_data", b"", place_ranks(hosts="localhost:2"))
 
 
 @needs_mpirun

@@ -7,9 +7,8 @@ import os
 import pytest
 
 from tests.launch.processes import wait_until_gone
-from tests.mpi.mpirun import needs_mpirun
-from tutti.errors import BadOption, PeerLost
-from tutti.launch.cores import Cores, allowed_cores
+from tutti.errors import BadOption
+from tutti.launch.cores import Cores
 from tutti.launch.mpi_rank import workers_here
 from tutti.launch.placement import Host, choose_servers, place_ranks, servers_per_host
 from tutti.launch.start import start
@@ -118,20 +117,3 @@ def test_workers_and_servers_under_our_supervisor(workers: int, servers: int) ->
     assert [one["cores"] for one in sides[workers:]] == [allowed] * servers
     assert [one["threads"] for one in sides[:workers]] == [placement.threads] * workers
     assert wait_until_gone(one["pid"] for one in sides) == []
-
-
-def test_the_death_of_a_server_ends_the_job() -> None:
-    with pytest.raises(PeerLost, match="lost rank 2"):
-        start("tests.launch.entries:lose_a_server", b"1", place_ranks(2, servers=1))
-
-
-@needs_mpirun
-@pytest.mark.mpi
-def test_workers_and_servers_under_our_mpirun() -> None:
-    placement = place_ranks(hosts="localhost:2", servers=1)
-    sides = start("tests.launch.entries:take_sides", b"1", placement)
-    check_sides(sides, 2, 1)
-    assert isinstance(sides, list)
-    assert sides[2]["cores"] == sorted(os.sched_getaffinity(0))
-    if len(allowed_cores().physical) >= 2 and not allowed_cores().limited:
-        assert all(len(one["cores"]) < len(os.sched_getaffinity(0)) for one in sides[:2])

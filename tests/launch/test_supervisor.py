@@ -22,7 +22,6 @@ from tests.launch.processes import (
 )
 from tests.preloaded import interpreter
 from tutti.errors import BadData, PeerLost, RankFailed
-from tutti.launch.cores import Cores
 from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.start import start
 
@@ -72,30 +71,9 @@ def test_a_rank_that_dies_is_named(how: str, why: str) -> None:
     assert caught.value.ranks == [1]
 
 
-def test_ranks_that_are_killed_at_the_same_time_are_all_named() -> None:
-    with pytest.raises(PeerLost, match="SIGKILL") as caught:
-        start("tests.launch.entries:die_together", b"", place_ranks(3))
-    assert caught.value.ranks == [0, 1]
-
-
 @pytest.mark.parametrize("how", ["raise", "return"])
 def test_a_process_that_a_rank_forks_does_not_end_the_rank(how: str) -> None:
     assert start("tests.launch.entries:fork_here", how.encode(), place_ranks(2)) == 0
-
-
-def test_a_process_that_a_rank_leaves_behind_is_ended() -> None:
-    child = start("tests.launch.entries:leave_a_child", b"", place_ranks(2))
-    assert isinstance(child, int)
-    assert not lives(child)
-
-
-# More ranks than cores take a fork server of their own.
-
-
-def test_more_ranks_than_cores_work() -> None:
-    placement = place_ranks(5, cores=Cores(((0,), (1,))))
-    expected = sum(range(placement.workers))
-    assert start("tests.launch.entries:sum_of_ranks", b"", placement) == expected
 
 
 def test_an_exception_in_one_rank_ends_all_with_its_traceback(tmp_path: Path) -> None:
