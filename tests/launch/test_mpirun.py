@@ -186,12 +186,6 @@ def test_a_host_is_asked_again_until_it_answers(
     assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
 
 
-def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
-    with pytest.raises(TuttiError, match="mpirun ended with exit code"):
-        start("tests.launch.entries:describe", b"", place_ranks(hosts="no-such-host.invalid:1"))
-
-
 @needs_mpirun
 @pytest.mark.mpi
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 
@@ -21,8 +21,6 @@ from tests.launch.test_mpirun import needs_mpirun
 from tests.preloaded import interpreter
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch import stop_request
-from tutti.launch.mpirun import command_line, find_mpirun, settings
-from tutti.launch.placement import Host
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping, stop_requested, stoppable
 
@@ -195,8 +193,6 @@ class Job:
     where: str
     ranks: int = 2
     options: Sequence[str] = ()
-    launcher: Sequence[str] = ()
-    environment: dict[str, str] = field(default_factory=dict)
     forked: bool = False
 
     def start(self) -> None:
@@ -204,11 +200,10 @@ class Job:
         python = interpreter(starts_ranks=True) if self.forked else [sys.executable]
         with (self.folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
-                [*self.launcher, *python, PROGRAM, self.folder, self.where, *self.options],
+                [*python, PROGRAM, self.folder, self.where, *self.options],
                 stdout=stderr,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **self.environment},
                 # What Ctrl-C reaches, as in a terminal.
                 start_new_session=True,
             )
@@ -314,29 +309,6 @@ def test_ranks_under_our_mpirun_save_and_stop_or_are_ended(tmp_path: Path, runni
         segments = segments_of(job)
         assert end_with(job, *acts) == code
         assert job.saved == saved
-        assert [path for path in segments if path.exists()] == []
-
-
-@needs_mpirun
-@pytest.mark.mpi
-@pytest.mark.parametrize(("where", "code"), [("training", EXIT_INTERRUPTED), ("loading", 128 + SIGUSR1)])
-def test_under_the_users_mpirun_sigusr1_asks_the_ranks(
-    where: str, code: int, tmp_path: Path, running: list[Job]
-) -> None:
-    found, hosts = find_mpirun(), (Host("localhost", 2),)
-    command = command_line(found, hosts, [], [])
-    launcher = command[: command.index("-P") - 1]
-    environment = settings(found, hosts, os.environ)
-    job = Job(tmp_path / "job", where, launcher=launcher, environment=environment, forked=True)
-    running.append(job)
-    job.start()
-    job.wait_for(where)
-    segments = segments_of(job)
-    assert end_with(job, SIGUSR1) == code
-    assert job.saved == (where == "training")
-    assert job.said.count("tutti: saving, then stopping") == job.saved
-    assert job.said.count("stopped\n") == 2 * job.saved, "both ranks come to their end"
-    if job.saved:
         assert [path for path in segments if path.exists()] == []
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from tutti.comm.mpi import library
 from tutti.errors import UserError
 from tutti.launch import world as joining
-from tutti.launch.mpi_library import Stranger
 
 
 def test_alone_it_is_a_world_of_one_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,17 +77,3 @@ def test_of_ranks_that_do_not_see_each_other_the_first_says_why(
     sys.excepthook(refused.type, refused.value, None)
     assert ended == [2]
     assert capfd.readouterr().err.startswith("tutti: error: srun started 3 ranks") == says
-
-
-def test_a_library_that_no_rank_can_load_is_named_by_the_first(
-    unseen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpich.so.12")
-
-    def missing(name: str) -> NoReturn:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(Stranger, match=r"ln -s /nowhere/libmpich.so.12 ~/mpich/libmpi.so.12"):
-        joining.join()
-    assert unseen == []

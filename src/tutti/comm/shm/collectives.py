@@ -98,8 +98,8 @@ class Piece:
         """Reduce the slice that this rank owns, here and for the others."""
         found, own = [*self._found], vector[self._own]
         found[self._rank] = own
-        # `fold` overwrites the result with the sum of the first two rows before it reads the third. From rank 2
-        # on `own` comes later, and the first row, which was read already, is the result.
+        # `fold` overwrites the result with the sum of the first two rows before it reads the third. So from
+        # rank 2 on the first row, which was read already, is the result.
         result = own if self._rank < 2 else found[0]
         reduction.fold(found, result)
         if result is own:
