@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import forked_mpi_ranks, interpreter
 from tutti.errors import LauncherLost, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import mpirun, ranks_on_hosts
-from tutti.launch.mpi_rank import START, MpiStart
+from tutti.launch.mpi_rank import START
 from tutti.launch.mpirun import Mpirun, command_line, find_mpirun, settings
 from tutti.launch.placement import Host, place_ranks
 from tutti.launch.rank_connections import LauncherAddress
@@ -162,7 +164,8 @@ def test_another_mpirun_is_tried_once(
 
 
 def test_a_rank_that_cannot_reach_the_launching_process_says_so() -> None:
-    start = MpiStart(LauncherAddress(("127.0.0.1",), 1, b"", 3), []).encode()
+    address = pickle.dumps(LauncherAddress(("127.0.0.1",), 1, b"", 3))
+    start = base64.urlsafe_b64encode(address).decode()
     words = [sys.executable, "-m", "tutti.launch.mpi_rank"]
     done = subprocess.run(
         words, env={**os.environ, START: start}, capture_output=True, text=True, check=False, timeout=60

@@ -115,7 +115,7 @@ def _act_outside(stopping: Stopping) -> None:
 
 def test_a_request_is_said_once_and_passed_on(stopping: Stopping, capfd: pytest.CaptureFixture[str]) -> None:
     passed: list[int] = []
-    stopping.forward = lambda: passed.append(1)
+    stopping.page.on_request = lambda: passed.append(1)
     for signum in (SIGUSR1, SIGTERM, SIGUSR1):
         signal.raise_signal(signum)
         assert not stopping.over()
@@ -129,7 +129,8 @@ def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: S
     assert not stopping.over()
     passed: list[int] = []
     page = StopPage()
-    stopping.pass_to(page, lambda: passed.append(1))
+    page.on_request = lambda: passed.append(1)
+    stopping.pass_to(page)
     assert page.requested
     assert passed == [1]
     stopping.act()

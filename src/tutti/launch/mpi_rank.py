@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Final
 
@@ -32,38 +31,26 @@ from tutti.launch.world import end_ranks, join
 from tutti.terminal import lasting_output, say_last, warn_on_stderr
 
 START: Final = "TUTTI_MPI_START"
-"""The environment variable with a pickled `MpiStart`, in base64."""
+"""The environment variable with a pickled `LauncherAddress`, in base64."""
 
 START_S: Final = 300
 """Seconds that MPI may take to start in a rank: some wait for ever for one that has died."""
 
 
-@dataclass(frozen=True)
-class MpiStart:
-    """The address of the process that ran mpirun, and its `sys.path`."""
-
-    launcher: LauncherAddress
-    path: list[str]
-
-    def encode(self) -> str:
-        """Return what `START` is set to."""
-        return base64.urlsafe_b64encode(pickle.dumps(self)).decode()
-
-
 def main() -> None:
     """Be a rank of an MPI job, as the environment says."""
-    start: MpiStart = pickle.loads(base64.urlsafe_b64decode(os.environ.pop(START)))
+    address: LauncherAddress = pickle.loads(base64.urlsafe_b64decode(os.environ.pop(START)))
     follow_launcher()
     page = StopPage()
     be_supervised(page)
-    connection = connect(start.launcher, started_by().rank)
+    connection = connect(address, started_by().rank)
     if connection is None:
-        where = f"port {start.launcher.port} of {', '.join(start.launcher.hosts)}"
+        where = f"port {address.port} of {', '.join(address.hosts)}"
         say_last(f"tutti: error: host {socket.gethostname()} cannot reach {where}: is there a firewall?\n")
         os._exit(1)
-    page.tell = lambda value: connection.send(Stoppable(value))
+    page.on_stoppable = lambda value: connection.send(Stoppable(value))
     connection.watch(page, end_at_once)
-    sys.path += [folder for folder in start.path if folder not in sys.path]
+    sys.path += [folder for folder in connection.job.path if folder not in sys.path]
     sys.argv[:] = connection.job.arguments
     with lasting_output():
         try:

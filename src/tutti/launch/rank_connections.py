@@ -77,13 +77,15 @@ class RemoteJob:
         entry: the function to run, as "package.module:function".
         payload: handed to it by rank 0; other ranks are sent none.
         threads: how many threads each worker may use; None: its share of its host's cores.
-        arguments: `sys.argv` of the launching process.
+        path: `sys.path` of the launching process.
+        arguments: its `sys.argv`.
         hosts: for each host the number of its workers, and of all its ranks.
     """
 
     entry: str
     payload: bytes
     threads: int | None
+    path: list[str]
     arguments: list[str]
     hosts: Sequence[tuple[int, int]]
 

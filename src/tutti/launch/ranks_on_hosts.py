@@ -11,6 +11,7 @@ mpirun ends before all ranks have reported           LauncherLost
 
 from __future__ import annotations
 
+import base64
 import enum
 import os
 import pickle
@@ -27,7 +28,7 @@ from typing import Final, Self
 from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, RankHung, TuttiError
 from tutti.launch.exit_reports import Death, first_failure, killed_by, output_closed
 from tutti.launch.hangs import HangWatch
-from tutti.launch.mpi_rank import START, MpiStart
+from tutti.launch.mpi_rank import START
 from tutti.launch.mpirun import (
     EXTRA_ARGUMENTS,
     command_line,
@@ -120,7 +121,7 @@ class RanksOnHosts:
         self._connections = RankConnections(
             placement.ranks,
             QUICK_S if goes_on else PATIENT_S,
-            RemoteJob(entry, payload, placement.threads, sys.argv, shape),
+            RemoteJob(entry, payload, placement.threads, list(map(str, sys.path)), sys.argv, shape),
             self._page,
             elsewhere=not all(is_this_machine(host.name) for host in self._hosts),
         )
@@ -142,7 +143,7 @@ class RanksOnHosts:
             **inherited(),
             **settings(mpirun, self._hosts, os.environ),
             **started,
-            START: MpiStart(self._connections.address, [str(folder) for folder in sys.path]).encode(),
+            START: base64.urlsafe_b64encode(pickle.dumps(self._connections.address)).decode(),
         }
         exported = [
             name for name in environment if name.startswith("TUTTI_") or name in ("PYTHONPATH", *started)
@@ -163,7 +164,8 @@ class RanksOnHosts:
 
     def wait(self, stopping: Stopping, first_s: float, is_due: Callable[[], bool] | None) -> End:
         """Wait until the ranks have ended, or are to be ended."""
-        stopping.pass_to(self._page, lambda: self._connections.send(STOP))
+        self._page.on_request = lambda: self._connections.send(STOP)
+        stopping.pass_to(self._page)
         self._began = time.monotonic()
         with selectors.DefaultSelector() as selector, open(os.pidfd_open(self._process.pid)) as ended:
             for one in (stopping, ended, self._connections):

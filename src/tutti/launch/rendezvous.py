@@ -28,7 +28,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm import memfd
@@ -118,30 +117,17 @@ def describe_mpi_rank(
     return None if told else place
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """The rendezvous of the ranks of a job that is on one host.
+_store: tuple[int, int, dict[str, str]] | None = None
+"""The process (a fork of it is no rank), the store's file, and the variables that must not have changed."""
 
-    Attributes:
-        process: this one; a fork of it is no rank.
-        file: the descriptor of the store's file.
-        variables: what the environment said then; if it has changed since, the user wants another rendezvous.
-    """
-
-    process: int
-    file: int
-    variables: dict[str, str]
-
-
-_rendezvous: Rendezvous | None = None
 _until_exit: Final = ExitStack()
 atexit.register(_until_exit.close)
 
 
 def set_rendezvous_file(file: int, environ: Mapping[str, str] = os.environ) -> None:
     """Make this process, a rank as `environ` says, use the store in a file for its rendezvous."""
-    global _rendezvous
-    _rendezvous = Rendezvous(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
+    global _store
+    _store = os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES}
 
 
 def rendezvous_file(timeout_s: float) -> int | None:
@@ -158,10 +144,11 @@ def rendezvous_file(timeout_s: float) -> int | None:
     place = describe_mpi_rank()
     if place is not None and place.local_size == place.size:
         set_rendezvous_file(shared_file(_job(os.environ), place.rank, place.size, timeout_s))
-    if _rendezvous is None or _rendezvous.process != os.getpid():
+    if _store is None:
         return None
-    changed = any(os.environ.get(name, "") != value for name, value in _rendezvous.variables.items())
-    return None if changed else _rendezvous.file
+    process, file, variables_then = _store
+    changed = any(os.environ.get(name, "") != value for name, value in variables_then.items())
+    return None if changed or process != os.getpid() else file
 
 
 def _job(environ: Mapping[str, str]) -> str:

@@ -43,11 +43,13 @@ class StopPage:
     """Two bytes that say how far the stop of a job is; the supervisor and the ranks of its host share them.
 
     Attributes:
-        tell: called when `stoppable` is set.
+        on_request: called when the ranks are asked to stop.
+        on_stoppable: called when `stoppable` is set.
     """
 
     def __init__(self, file: int | None = None) -> None:
-        self.tell: Callable[[bool], None] = lambda _: None
+        self.on_request: Callable[[], None] = lambda: None
+        self.on_stoppable: Callable[[bool], None] = lambda _: None
         self._bytes = bytearray(_BYTES) if file is None else mmap.mmap(file, _BYTES)
 
     @staticmethod
@@ -70,11 +72,12 @@ class StopPage:
     @stoppable.setter
     def stoppable(self, value: bool) -> None:
         self._bytes[_SECTION] = value
-        self.tell(value)
+        self.on_stoppable(value)
 
     def request(self) -> None:
         """Ask the ranks to save and stop."""
         self._bytes[_REQUEST] = 1
+        self.on_request()
 
     def withdraw(self) -> None:
         """Forget the request, of a section that is over."""
@@ -100,25 +103,21 @@ class Stopping:
 
     Attributes:
         page: the page of the ranks.
-        forward: called when ranks that cannot see the page are asked; None: all can see it.
         ended_by: the signal by which everything is ended, or None.
     """
 
     def __init__(self, signals: SignalWatch, page: StopPage | None = None) -> None:
         self._signals, self.page = signals, page or StopPage()
-        self.forward: Callable[[], None] | None = None
         self._asked_by: int | None = None
         self._insisted_s = math.inf
         self.ended_by: int | None = None
 
-    def pass_to(self, page: StopPage, forward: Callable[[], None] | None) -> None:
-        """Ask other ranks from here on, which go on where those before them were: a request is for them."""
+    def pass_to(self, page: StopPage) -> None:
+        """Ask other ranks from here on, which replace the ones before: an earlier request is for them."""
         page.stoppable = page.stoppable or self.page.stoppable
-        self.page, self.forward = page, forward
+        self.page = page
         if self._asked_by is not None:
             page.request()
-            if forward is not None:
-                forward()
 
     def fileno(self) -> int:
         """A descriptor that is readable once a signal has come."""
@@ -142,8 +141,6 @@ class Stopping:
             self._asked_by = signum
             say(_promise(signum))
         self.page.request()
-        if self.forward is not None:
-            self.forward()
         self._signals.acknowledge()
         return False
 

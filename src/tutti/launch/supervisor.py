@@ -60,7 +60,7 @@ def supervise(
         stopping = Stopping(watch.enter_context(SignalWatch())) if recovery is None else recovery.stopping
         stop = StopPage.make_file()
         page = StopPage(stop)
-        stopping.pass_to(page, None)
+        stopping.pass_to(page)
         with ExitStack() as stack:
             stack.callback(os.close, stop)
             server = stack.enter_context(fork_server())
