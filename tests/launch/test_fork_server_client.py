@@ -21,7 +21,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.launch.supervisor import Supervisor
 
 TWO = Placement(2, 1)
@@ -139,7 +139,7 @@ def test_a_process_that_the_program_forks_leaves_the_server_to_its_parent() -> N
 def end_of(crew: Supervisor) -> object:
     """The end of its work."""
     with SignalWatch() as signals:
-        return crew.wait(Stopping(signals))
+        return crew.wait(StopRequests(signals))
 
 
 def waiting(folder: Path) -> list[int]:

@@ -27,7 +27,7 @@ from tutti.launch.ranks_on_hosts import End, RanksOnHosts
 from tutti.launch.recovery import Replaced
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 
 HERE = Path(__file__).parent
 LIMIT_S = 20.0
@@ -136,7 +136,7 @@ def test_the_end_of_mpirun_before_all_ranks_are_done_is_an_error(
 ) -> None:
     ranks = started_as(monkeypatch, program)
     with SignalWatch() as signals, ranks:
-        assert ranks.wait(Stopping(signals), 60.0, None) is End.MPIRUN
+        assert ranks.wait(StopRequests(signals), 60.0, None) is End.MPIRUN
     with pytest.raises(error, match=said):
         ranks.result()
 
@@ -146,7 +146,7 @@ def test_ranks_are_ended_when_others_take_over_though_something_is_said_all_the_
 ) -> None:
     ranks = started_as(monkeypatch, "while :; do echo said >&2; sleep 0.05; done")
     with SignalWatch() as signals, ranks:
-        assert ranks.wait(Stopping(signals), 60.0, lambda: True) is End.REPLACED
+        assert ranks.wait(StopRequests(signals), 60.0, lambda: True) is End.REPLACED
     with pytest.raises(Replaced):
         ranks.result()
 

@@ -22,16 +22,16 @@ from tests.preloaded import interpreter
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch import stop_request
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping, stop_requested, stoppable
+from tutti.launch.stop_request import StopPage, StopRequests, stop_requested, stoppable
 
 PROGRAM = Path(__file__).with_name("stopping.py")
 PATIENCE_S = 90.0
 
 
 @pytest.fixture
-def stopping() -> Iterator[Stopping]:
+def stopping() -> Iterator[StopRequests]:
     with SignalWatch() as signals:
-        found = Stopping(signals, StopPage())
+        found = StopRequests(signals, StopPage())
         found.page.stoppable = True
         yield found
 
@@ -71,7 +71,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ],
 )
 def test_a_signal_asks_or_ends(
-    before: list[int], last: int, ends: bool, stopping: Stopping, clock: Clock
+    before: list[int], last: int, ends: bool, stopping: StopRequests, clock: Clock
 ) -> None:
     for signum in before:
         signal.raise_signal(signum)
@@ -84,7 +84,9 @@ def test_a_signal_asks_or_ends(
 
 
 @pytest.mark.parametrize("signum", [SIGINT, SIGTERM])
-def test_signals_within_half_a_second_are_one_request(signum: int, stopping: Stopping, clock: Clock) -> None:
+def test_signals_within_half_a_second_are_one_request(
+    signum: int, stopping: StopRequests, clock: Clock
+) -> None:
     for _ in range(2):  # As `timeout` sends them.
         signal.raise_signal(signum)
         assert not stopping.over()
@@ -98,7 +100,7 @@ def test_signals_within_half_a_second_are_one_request(signum: int, stopping: Sto
 
 
 @pytest.mark.parametrize("signum", [SIGINT, SIGTERM, SIGUSR1])
-def test_where_nobody_looks_for_requests_the_first_signal_ends(signum: int, stopping: Stopping) -> None:
+def test_where_nobody_looks_for_requests_the_first_signal_ends(signum: int, stopping: StopRequests) -> None:
     stopping.page.stoppable = False
     signal.raise_signal(signum)
     assert stopping.over()
@@ -107,13 +109,15 @@ def test_where_nobody_looks_for_requests_the_first_signal_ends(signum: int, stop
         _act_outside(stopping)
 
 
-def _act_outside(stopping: Stopping) -> None:
+def _act_outside(stopping: StopRequests) -> None:
     for signum in stop_request.ASKING:
         signal.signal(signum, signal.default_int_handler if signum == SIGINT else signal.SIG_DFL)
     stopping.act()
 
 
-def test_a_request_is_said_once_and_passed_on(stopping: Stopping, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_request_is_said_once_and_passed_on(
+    stopping: StopRequests, capfd: pytest.CaptureFixture[str]
+) -> None:
     passed: list[int] = []
     stopping.page.on_request = lambda: passed.append(1)
     for signum in (SIGUSR1, SIGTERM, SIGUSR1):
@@ -124,7 +128,7 @@ def test_a_request_is_said_once_and_passed_on(stopping: Stopping, capfd: pytest.
     stopping.act()
 
 
-def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: Stopping) -> None:
+def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: StopRequests) -> None:
     signal.raise_signal(SIGTERM)
     assert not stopping.over()
     passed: list[int] = []
@@ -252,7 +256,7 @@ def running() -> Iterator[list[Job]]:
     assert left_in_shared_memory(before) == set()
 
 
-def test_a_signal_that_ends_counts_behind_a_request_that_comes_too_late(stopping: Stopping) -> None:
+def test_a_signal_that_ends_counts_behind_a_request_that_comes_too_late(stopping: StopRequests) -> None:
     for signum in (SIGUSR1, SIGHUP):
         os.kill(os.getpid(), signum)
     with pytest.raises(SystemExit):

@@ -12,7 +12,7 @@ from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import BadRunFolder, LauncherLost, PeerLost, RankFailed, RankHung, TuttiError, UserError
 from tutti.launch.placement import place_ranks
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 from tutti.records.resize_request import (
     REQUEST,
     ResizeRequest,
@@ -29,13 +29,13 @@ from tutti.run.train_job import TrainJob
 @contextmanager
 def policy_of(
     folder: Path, on_failure: str = "respawn", workers: int = 3, max_failures: int = 10
-) -> Iterator[tuple[RecoveryPolicy, StateMemory, Stopping]]:
+) -> Iterator[tuple[RecoveryPolicy, StateMemory, StopRequests]]:
     """The policy of a run that has a copy of its state."""
     with closing(StateMemory()) as memory, SignalWatch([]) as signals:
         memory.place.note_folder(folder)
         memory.place.publish(1, {"step": 1})
         config = TrainConfig("mlp", data="digits", on_failure=on_failure, max_failures=max_failures)
-        stopping = Stopping(signals)
+        stopping = StopRequests(signals)
         job = TrainJob(config, memory=memory.place)
         yield RecoveryPolicy(job, place_ranks(workers), memory, stopping), memory, stopping
 

@@ -39,7 +39,7 @@ from tutti.launch.rank_processes import (
     note_server_message,
     start_ranks,
 )
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import CONFIG, LOG, RunFolder
 from tutti.run.resume import Resume
@@ -138,7 +138,7 @@ class HostPool:
         folder: FarmFolder,
         placement: Placement,
         blocks: int,
-        stopping: Stopping,
+        stopping: StopRequests,
     ) -> None:
         self.blocks = blocks
         self._server, self._folder, self._stopping = server, folder, stopping

@@ -18,7 +18,7 @@ from tutti.launch.fork_server_client import fork_server
 from tutti.launch.placement import Placement
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.farm_folder import BLOCK, THREADS, FarmEvent, FarmFolder, JobState
 from tutti.records.launches import Launch
@@ -74,7 +74,7 @@ def work_on(
     outcome = None
     with folder.launch() as launch, SignalWatch() as signals:
         # The farm itself looks for requests all the time.
-        stopping = Stopping(signals, StopPage())
+        stopping = StopRequests(signals, StopPage())
         stopping.page.stoppable = True
         with ExitStack() as stack:
             pool = _pool(stack, folder, launch, placement, count, stopping)
@@ -98,7 +98,7 @@ def _pool(
     launch: Launch,
     placement: Placement,
     blocks: int,
-    stopping: Stopping,
+    stopping: StopRequests,
 ) -> HostPool:
     """Start the blocks, and sample what all of them use."""
     if launch.shares_cores():

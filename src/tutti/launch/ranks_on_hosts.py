@@ -42,7 +42,7 @@ from tutti.launch.rank_connections import PATIENT_S, QUICK_S, STACKS, STOP, Rank
 from tutti.launch.recovery import Recovery, Replaced
 from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.terminal import warn_on_stderr
 
 FIRST_S: Final = 60.0
@@ -84,7 +84,7 @@ def run_on_hosts(
     Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
     """
     with ExitStack() as stack:
-        stopping = Stopping(stack.enter_context(SignalWatch())) if recovery is None else recovery.stopping
+        stopping = StopRequests(stack.enter_context(SignalWatch())) if recovery is None else recovery.stopping
         is_due = None if recovery is None else recovery.is_due
         for first_s in (FIRST_S, float("inf")):
             with RanksOnHosts(
@@ -162,7 +162,7 @@ class RanksOnHosts:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def wait(self, stopping: Stopping, first_s: float, is_due: Callable[[], bool] | None) -> End:
+    def wait(self, stopping: StopRequests, first_s: float, is_due: Callable[[], bool] | None) -> End:
         """Wait until the ranks have ended, or are to be ended."""
         self._page.on_request = lambda: self._connections.send(STOP)
         stopping.pass_to(self._page)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 
 DUE_S: Final = 0.1
 """Time between two calls of `Recovery.is_due`."""
@@ -30,5 +30,5 @@ class Recovery:
         is_due: called every `DUE_S`; returns whether the ranks are to be ended, by `Replaced`.
     """
 
-    stopping: Stopping
+    stopping: StopRequests
     is_due: Callable[[], bool]

@@ -98,7 +98,7 @@ def _promise(signum: int) -> str:
     return f"saving, then stopping{again.get(signal.Signals(signum), '')}"
 
 
-class Stopping:
+class StopRequests:
     """The supervisor's side: decides for each signal whether it is a request or the end.
 
     Attributes:

@@ -34,7 +34,7 @@ from tutti.launch.rank_processes import (
 )
 from tutti.launch.recovery import DUE_S, Recovery, Replaced
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 
 CAUSE_S: Final = 1.0
 """The wait for the cause, after a rank has reported that it lost a peer."""
@@ -57,7 +57,7 @@ def supervise(
     """Run `entry` on the ranks of the placement, on this machine, as `tutti.launch.start.start` says."""
     with ExitStack() as watch:
         # It lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
-        stopping = Stopping(watch.enter_context(SignalWatch())) if recovery is None else recovery.stopping
+        stopping = StopRequests(watch.enter_context(SignalWatch())) if recovery is None else recovery.stopping
         stop = StopPage.make_file()
         page = StopPage(stop)
         stopping.pass_to(page)
@@ -101,7 +101,7 @@ class Supervisor:
             self._opened = stack.pop_all()
 
     def wait(
-        self, stopping: Stopping, is_due: Callable[[], bool] | None = None
+        self, stopping: StopRequests, is_due: Callable[[], bool] | None = None
     ) -> bytes | TuttiError | Replaced | None:
         """Wait for the end of the work.
 

@@ -21,7 +21,7 @@ from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiError, UserError
 from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
 from tutti.run.remaining_hosts import after_loss
@@ -66,7 +66,9 @@ class RecoveryPolicy:
         placement: theirs.
     """
 
-    def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
+    def __init__(
+        self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: StopRequests
+    ) -> None:
         self.job, self.placement = job, placement
         self._memory, self._stopping = memory, stopping
         self._losses: list[float] = []

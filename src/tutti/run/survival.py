@@ -23,7 +23,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.recovery import Recovery, Replaced
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 from tutti.records import checkpoints
 from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob
@@ -33,14 +33,14 @@ from tutti.terminal import warn_on_stderr
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
     """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0."""
     with SignalWatch() as signals:
-        stopping = Stopping(signals)
+        stopping = StopRequests(signals)
         result = _survive(job, placement, announce, stopping)
     stopping.act()
     return result
 
 
 def _survive(
-    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: Stopping
+    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: StopRequests
 ) -> object:
     """Do the same; returns None once a signal has ended everything."""
     with ExitStack() as stack:

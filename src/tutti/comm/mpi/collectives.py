@@ -25,7 +25,7 @@ from tutti.comm.base import cut
 from tutti.comm.mpi.group import Membership
 from tutti.comm.mpi.transport import MpiRequests
 from tutti.comm.reductions import Reduction, rounds
-from tutti.comm.shm.barrier import Call, Kind, Steps, agree_on_lengths
+from tutti.comm.shm.barrier import Call, Collective, Steps, agree_on_lengths
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.errors import CallsDiffer
 
@@ -280,7 +280,7 @@ class HierarchicalCollectives:
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with each rank's input for this one; the ranks agree on the lengths first."""
         lengths = [len(one) for one in (*inputs, *outputs)]
-        table = yield from self.all_gather_ints(lengths, Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
+        table = yield from self.all_gather_ints(lengths, Call.of(Collective.ALL_TO_ALL, inputs[0].dtype))
         agree_on_lengths(table, self._membership.global_ranks)
         outputs[self.rank].copy_(inputs[self.rank])
         yield from self._requests.exchange(

@@ -56,7 +56,7 @@ from tutti.comm.shm.rings import DTYPE_NUMBERS, DTYPES
 from tutti.errors import CallsDiffer
 
 
-class Kind(IntEnum):
+class Collective(IntEnum):
     """The collectives."""
 
     BARRIER = 0
@@ -75,8 +75,8 @@ class Kind(IntEnum):
     SPLIT = 13
 
 
-_ROOTED = (Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.BROADCAST_OBJECT)
-_BARE = (Kind.BARRIER, Kind.ALL_GATHER_OBJECTS, Kind.COUNTER, Kind.SPLIT)
+_ROOTED = (Collective.BROADCAST, Collective.GATHER, Collective.SCATTER, Collective.BROADCAST_OBJECT)
+_BARE = (Collective.BARRIER, Collective.ALL_GATHER_OBJECTS, Collective.COUNTER, Collective.SPLIT)
 
 
 class Call(int):
@@ -90,7 +90,7 @@ class Call(int):
     @lru_cache(maxsize=4096)
     def of(
         cls,
-        kind: Kind,
+        kind: Collective,
         dtype: torch.dtype = torch.uint8,
         length: int = 0,
         *,
@@ -103,9 +103,9 @@ class Call(int):
         return cls(kind << 59 | reduction << 55 | number << 49 | (root & 0xFFF) << 37 | length & 0x1FFFFFFFFF)
 
     def __str__(self) -> str:
-        kind = Kind(self >> 59)
+        kind = Collective(self >> 59)
         parts = []
-        if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER):
+        if kind in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER):
             parts.append(REDUCTIONS[self >> 55 & 0xF].name)
         if kind not in _BARE:
             parts.append(f"{self & 0x1FFFFFFFFF} x {DTYPES[self >> 49 & 0x3F]}")

@@ -43,8 +43,8 @@ from tutti.comm.base import cut
 from tutti.comm.reductions import Reduction
 from tutti.comm.shm.barrier import (
     Call,
+    Collective,
     HostBarrier,
-    Kind,
     Steps,
     agree_on_lengths,
 )
@@ -222,7 +222,7 @@ class HostCollectives(HostBarrier):
             ]
             for rows in self._memory_of(dtype)
         ]
-        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
+        found = Call.of(Collective.ALL_REDUCE, dtype, length, reduction=number), sets
         self._short_plans[dtype, shape, number] = found
         return found
 
@@ -246,7 +246,7 @@ class HostCollectives(HostBarrier):
                 yield from rest
             return
         vector = tensor.view(-1)
-        call = Call.of(Kind.ALL_REDUCE, vector.dtype, len(vector), reduction=reduction.number)
+        call = Call.of(Collective.ALL_REDUCE, vector.dtype, len(vector), reduction=reduction.number)
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
         # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
@@ -294,7 +294,7 @@ class HostCollectives(HostBarrier):
             reduction.finish(output, 1)
             return
         dtype, rank = output.dtype, self.rank
-        call = Call.of(Kind.REDUCE_SCATTER, dtype, sum(map(len, inputs)), reduction=reduction.number)
+        call = Call.of(Collective.REDUCE_SCATTER, dtype, sum(map(len, inputs)), reduction=reduction.number)
         most = ROW // dtype.itemsize // self.size
         for begin in range(0, max(*map(len, inputs), 1), most):
             self._set ^= 1
@@ -352,7 +352,7 @@ class HostCollectives(HostBarrier):
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with the one of rank `root`."""
         vector = tensor.view(-1)
-        call = Call.of(Kind.BROADCAST, vector.dtype, len(vector), root=root)
+        call = Call.of(Collective.BROADCAST, vector.dtype, len(vector), root=root)
         moves = [(vector, root, 0)]
         puts, takes = (moves, []) if self.rank == root else ([], moves)
         return self._pass_on(call, len(vector), ROW // vector.itemsize, puts, takes)
@@ -360,7 +360,7 @@ class HostCollectives(HostBarrier):
     def all_gather(self, tensor: Tensor, outputs: Sequence[Tensor]) -> Steps:
         """Overwrite the vectors `outputs` with the ranks' tensors, contiguous, which may differ in length."""
         vector, mine = tensor.view(-1), outputs[self.rank]
-        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(map(len, outputs)))
+        call = Call.of(Collective.ALL_GATHER, vector.dtype, sum(map(len, outputs)))
         own = None if mine.data_ptr() == vector.data_ptr() else (mine, vector)
         puts, takes = [(vector, self.rank, 0)], [(outputs[other], other, 0) for other in self._others]
         return self._pass_on(call, max(map(len, outputs)), ROW // vector.itemsize, puts, takes, own)
@@ -368,7 +368,7 @@ class HostCollectives(HostBarrier):
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
-        call = Call.of(Kind.GATHER, vector.dtype, len(vector), root=root)
+        call = Call.of(Collective.GATHER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [(vector, self.rank, 0)], [])
@@ -377,7 +377,7 @@ class HostCollectives(HostBarrier):
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        call = Call.of(Kind.SCATTER, vector.dtype, len(vector), root=root)
+        call = Call.of(Collective.SCATTER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [], [(vector, self.rank, 0)])
@@ -386,7 +386,7 @@ class HostCollectives(HostBarrier):
 
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
-        call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
+        call = Call.of(Collective.ALL_TO_ALL, inputs[0].dtype)
         table = yield from self.all_gather_ints([*map(len, inputs), *map(len, outputs)], call)
         agree_on_lengths(table, self._group.global_ranks)
         rank, most = self.rank, ROW // inputs[0].itemsize // self.size

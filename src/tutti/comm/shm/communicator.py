@@ -20,7 +20,7 @@ from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.counters import HostCounter
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.barrier import BARRIER, Call, Kind
+from tutti.comm.shm.barrier import BARRIER, Call, Collective
 from tutti.comm.shm.collectives import SHORT, HostCollectives
 from tutti.comm.shm.fence import fence
 from tutti.comm.shm.layout import HostGroup, control_bytes
@@ -105,16 +105,16 @@ class HostCommunicator(BlockingCommunicator):
     def placed(self, *shape: int, dtype: torch.dtype) -> tuple[int, Tensor]:
         """Return what `shared` does, and before it its offset in the arena (collective)."""
         count = math.prod(shape)
-        offset = self._allocate(count * dtype.itemsize, Call.of(Kind.SHARED, dtype, count))
+        offset = self._allocate(count * dtype.itemsize, Call.of(Collective.SHARED, dtype, count))
         return offset, self._arena.tensor(offset, shape, dtype)
 
     @override
     def counter(self) -> HostCounter:
-        return HostCounter(self._arena, self._allocate(8, Call.of(Kind.COUNTER)))
+        return HostCounter(self._arena, self._allocate(8, Call.of(Collective.COUNTER)))
 
     @override
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
-        offset = self._allocate(count, Call.of(Kind.LOCKS, torch.uint8, count))
+        offset = self._allocate(count, Call.of(Collective.LOCKS, torch.uint8, count))
         return [self._arena.lock(offset + number) for number in range(count)]
 
     def _allocate(self, nbytes: int, call: Call) -> int:
@@ -140,13 +140,13 @@ class HostCommunicator(BlockingCommunicator):
         members = by_color(choices)[color]
         leads = color is not None and members[0] == self.rank
         block = self._arena.allocate(control_bytes(len(members))) if leads else 0
-        blocks = self._all_gather_ints(block, Call.of(Kind.SPLIT))
+        blocks = self._all_gather_ints(block, Call.of(Collective.SPLIT))
         return None if color is None else self._part(blocks[members[0]], members)
 
     def over(self, arena: Arena, kind: type[AnyHostCommunicator]) -> AnyHostCommunicator:
         """Return the same ranks over another arena, which they have all opened (collective)."""
         block = arena.allocate(control_bytes(self.size)) if self.rank == 0 else 0
-        place = self._all_gather_ints(block, Call.of(Kind.SPLIT))[0]
+        place = self._all_gather_ints(block, Call.of(Collective.SPLIT))[0]
         return kind(HostGroup(arena, place, self.rank, self._group.global_ranks), peers=self._peers)
 
     def _part(self, block: int, members: Sequence[int]) -> HostCommunicator:
