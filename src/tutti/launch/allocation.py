@@ -10,12 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Allocation:
-    """The allocation of a job.
-
-    Attributes:
-        nodes: their names, in Slurm's order.
-        tasks: for each node how many tasks it has places for.
-    """
+    """The allocation of a job."""
 
     nodes: tuple[str, ...]
     tasks: tuple[int, ...]

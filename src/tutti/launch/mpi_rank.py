@@ -99,16 +99,7 @@ def _set_up_process(job: RemoteJob) -> int | None:
 
 
 def workers_here(rank: int, local_size: int, hosts: Sequence[tuple[int, int]]) -> int:
-    """Return the number of workers among the ranks of a rank's host; the last ones are servers.
-
-    Args:
-        rank: the rank, in the job.
-        local_size: how many ranks its host has.
-        hosts: for each host how many workers, and how many ranks in all, it was to get.
-
-    Returns:
-        All of them, if the ranks were not placed host after host.
-    """
+    """Return the number of workers among the ranks of a rank's host; the last ones are servers."""
     first = 0
     for workers, ranks in hosts:
         if first <= rank < first + ranks and ranks == local_size:

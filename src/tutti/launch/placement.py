@@ -224,11 +224,7 @@ def _launched(
 
 
 def given_hosts(given: str) -> tuple[Host, ...]:
-    """The hosts of `--hosts`.
-
-    Raises:
-        BadOption: there is no allocation to take them from, or as in `read_hosts`.
-    """
+    """The hosts of `--hosts`."""
     if given == SLURM and not Path(given).is_file():
         allocation = find_allocation(os.environ)
         if allocation is None:

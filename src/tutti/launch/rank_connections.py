@@ -92,11 +92,7 @@ class RemoteJob:
 
 @dataclass(frozen=True)
 class Started:
-    """MPI has started in a rank.
-
-    Attributes:
-        segments: the files in /dev/shm that MPI made for the rank, to be removed if the rank is killed.
-    """
+    """MPI has started in a rank, and made these files in /dev/shm."""
 
     segments: tuple[str, ...]
 
@@ -132,15 +128,7 @@ class RemoteRank:
 
 
 class RankConnections:
-    """The launching process's side.
-
-    Args:
-        size: the number of ranks.
-        silence_s: the seconds of silence after which a host is lost.
-        job: of the ranks.
-        page: takes whether rank 0 looks for requests to stop; ranks that connect hear of a request.
-        elsewhere: some ranks are on other machines; else nothing listens to the network.
-    """
+    """The launching process's side."""
 
     def __init__(self, size: int, silence_s: int, job: RemoteJob, page: StopPage, *, elsewhere: bool) -> None:
         self._size, self._job, self._page = size, job, page

@@ -41,15 +41,7 @@ class RankSetting(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Fork a rank: its place in the job. The descriptors are sent with it.
-
-    Attributes:
-        rank: this rank.
-        size: the number of ranks.
-        entry: the function to run, as "package.module:function".
-        block: the offset of the world's control block in the arena.
-        setting: of this rank.
-    """
+    """Fork a rank: its place in the job. The descriptors are sent with it."""
 
     rank: int
     size: int

@@ -53,11 +53,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
-    """Return an address of rank 0's host, and a port that is free there (collective).
-
-    Returns:
-        Address and port; None if the ranks cannot talk by MPI.
-    """
+    """Return an address of rank 0's host, and a port that is free there (collective)."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     from tutti.comm.mpi.library import from_all, world_place

@@ -46,12 +46,6 @@ def join(threads: int | None = None) -> Communicator:
     the whole job, so that nothing hangs. Started by tutti, they are the ranks that it started. Otherwise
     this is a world of one.
 
-    Args:
-        threads: of torch, in a rank of an MPI job; None: this rank's share of the host's cores.
-
-    Returns:
-        The communicator. Each call returns the same.
-
     Raises:
         UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
     """

@@ -40,11 +40,6 @@ class MpiGroup:
     """Two MPI communicators of some ranks of the job, with the names of MPI that their users need.
 
     Making one is collective over these ranks, and initialises MPI.
-
-    Attributes:
-        module: the module `mpi4py.MPI`.
-        collectives: the one for collectives.
-        messages: the one for messages between two ranks.
     """
 
     def __init__(self, ranks: Sequence[int], tag: int) -> None:
@@ -77,11 +72,7 @@ class Membership:
         self._sent = False
 
     def early(self) -> list[int]:
-        """The ranks that have left, and will not come to the latest collective.
-
-        Raises:
-            PeerLost: a rank is lost.
-        """
+        """The ranks that have left, and will not come to the latest collective."""
         self.check()
         return [rank for rank, (done, _) in tuple(self._left.items()) if done < self.begun]
 

@@ -75,11 +75,7 @@ class Arena:
 
     @classmethod
     def create(cls, size: int = LARGEST) -> Arena:
-        """Make an empty arena.
-
-        Raises:
-            UserError: the system grants none.
-        """
+        """Make an empty arena."""
         try:
             arena = cls(memfd.make_roomy("arena", size))
         except OSError as error:
@@ -94,11 +90,7 @@ class Arena:
 
     @classmethod
     def attach(cls, fd: int) -> Arena:
-        """The arena behind an inherited descriptor, which now belongs to the returned object.
-
-        Raises:
-            ValueError: it is a descriptor of something else, or of another user's file.
-        """
+        """The arena behind an inherited descriptor, which now belongs to the returned object."""
         memfd.check(fd)
         if os.fstat(fd).st_size < PAGE or (arena := cls(fd))._header[_MAGIC_WORD] != _MAGIC:
             raise ValueError(

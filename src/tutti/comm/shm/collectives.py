@@ -65,14 +65,7 @@ _Stretch = tuple[int, int, int]
 
 
 class Piece:
-    """A piece of a vector; each rank owns a slice of it.
-
-    Args:
-        rank: this process's number in the group.
-        rows: of all ranks, as far as they are for this piece.
-        begin: at which element of the vector the piece begins.
-        length: how many elements it has.
-    """
+    """A piece of a vector; each rank owns a slice of it."""
 
     def __init__(self, rank: int, rows: Sequence[Tensor], begin: int, length: int) -> None:
         def stretch(row: Tensor, part: slice) -> _Stretch:

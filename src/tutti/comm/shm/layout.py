@@ -101,17 +101,7 @@ class ControlLayout:
 
 
 class HostGroup:
-    """A group of ranks of one host, as one of them sees it.
-
-    Args:
-        arena: the memory that they share.
-        block: where in it the group's control block of `control_bytes(size)` zero bytes begins.
-        rank: this process's number in the group.
-        global_ranks: the ranks' numbers in the job, by which errors name them.
-
-    Attributes:
-        words: the control words.
-    """
+    """A group of ranks of one host, as one of them sees it."""
 
     def __init__(self, arena: Arena, block: int, rank: int, global_ranks: Iterable[int]) -> None:
         self.arena, self.block, self.rank = arena, block, rank

@@ -31,11 +31,7 @@ class FileAddress(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> FileAddress:
-        """The address that `str` wrote.
-
-        Raises:
-            ValueError: `text` is no address.
-        """
+        """The address that `str` wrote."""
         process, _, descriptor = text.partition(" ")
         if not (process.isdecimal() and descriptor.isdecimal()):
             raise ValueError(f"{text[:80]!r} is no address of shared memory: expected two numbers")

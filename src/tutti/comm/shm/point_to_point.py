@@ -33,13 +33,7 @@ STALLS: Final = 8
 
 
 class Receiving:
-    """A receive that has been asked for.
-
-    Attributes:
-        source: the sender's rank, or ANY.
-        tag: of the message.
-        sender: who sent it, once it is here.
-    """
+    """A receive that has been asked for."""
 
     def __init__(self, source: int, tag: int) -> None:
         self.source, self.tag, self.sender = source, tag, source

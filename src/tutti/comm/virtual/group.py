@@ -33,12 +33,7 @@ class Message:
 
 
 class MessageQueue:
-    """The messages to one rank of one communicator; all operations take O(log messages).
-
-    Attributes:
-        owner: the rank.
-        wanted: the source and the tag of the message that it waits for, or None.
-    """
+    """The messages to one rank of one communicator; all operations take O(log messages)."""
 
     def __init__(self, owner: RankTask) -> None:
         self.owner = owner
