@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import errno
+import json
 import os
 import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,12 +29,15 @@ from tutti.launch.fork_server import (
     receive,
     send,
 )
-from tutti.launch.orphans import command_of
 from tutti.launch.rank_main import Descriptors, RankPlace
 from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import held_back
 
 _POLL_S: Final = 0.01
+_PROGRAM: Final = (
+    "import json, sys; sys.path[:], settings = json.loads(sys.argv[1]); "
+    "from tutti.launch.fork_server import main; main(**settings)"
+)
 
 
 class RankGroup:
@@ -83,14 +88,15 @@ class ForkServer(RankGroup):
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
         with ExitStack() as unless_started, theirs, held_back(signal.SIGINT):
             unless_started.callback(self.control.close)
+            settings = {
+                "supervisor": os.getpid(),
+                "control": theirs.fileno(),
+                "idle_s": IDLE_S,
+                "entry": entry,
+            }
+            given = json.dumps([[str(folder) for folder in sys.path], settings])
             self._process = subprocess.Popen(
-                command_of(
-                    "tutti.launch.fork_server",
-                    supervisor=os.getpid(),
-                    control=theirs.fileno(),
-                    idle_s=IDLE_S,
-                    entry=entry,
-                ),
+                [sys.executable, "-P", "-c", _PROGRAM, given],
                 stdin=subprocess.DEVNULL,
                 env=_environment(),
                 pass_fds=(theirs.fileno(),),

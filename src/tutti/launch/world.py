@@ -68,25 +68,21 @@ def _join_given(threads: int | None) -> Communicator:
     _end_job_on_exceptions()
     refuse_stranger()
     keep_memory()
-    comm = _all_of_torchrun() if started_by().launcher is Launcher.TORCHRUN else _all_of_mpi()
+    context = started_by()
+    comm: Communicator
+    if context.launcher is Launcher.TORCHRUN:
+        from tutti.torch_backend.rendezvous import join_by_store
+
+        comm = join_by_store(context.rank, context.size)
+    else:
+        from tutti.comm.mpi.communicator import MpiCommunicator
+
+        comm = MpiCommunicator.world()
     _leave_at_exit(comm)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     threads = threads or share_of(comm.node.rank, here)
     torch.set_num_threads(threads)
     return comm
-
-
-def _all_of_mpi() -> Communicator:
-    from tutti.comm.mpi.communicator import MpiCommunicator
-
-    return MpiCommunicator.world()
-
-
-def _all_of_torchrun() -> Communicator:
-    from tutti.torch_backend.rendezvous import join_by_store
-
-    context = started_by()
-    return join_by_store(context.rank, context.size)
 
 
 def refuse_stranger() -> None:
