@@ -30,7 +30,7 @@ def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: 
     assert found["command"] == lines[-1]
     assert lines[-1].startswith("tutti train mlp --model.hidden 16 -n 2 --threads 1 --batch-size ")
     assert {one["batch_size"] for one in found["candidates"]} == {16, 64}
-    assert {"samples_per_s", "turns", "fate"} <= found["candidates"][0].keys()
+    assert {"samples_per_s", "turns", "remark"} <= found["candidates"][0].keys()
 
 
 @pytest.mark.serial
