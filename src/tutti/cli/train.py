@@ -70,8 +70,8 @@ class TrainCommand(Command):
         )
         parser.option(
             "--dry-run",
-            "print the plan, about how much memory it takes, and the configuration with all that was left "
-            "open filled in, and end: no rank is started, nothing is written",
+            "print the plan and the configuration with every default filled in, and end: no rank is started, "
+            "nothing is written",
         )
         parser.config_options(auto=MEASURED)
 

@@ -82,11 +82,14 @@ class Twins:
         loss = abs(fmean(self.reference)) or 1.0
         deviation, spread = f"{self.deviation / loss:.2%}", f"{self.spread / loss:.2%}"
         if not self.learned:
-            return f"in {self.updates} updates fp32's loss fell by less than the {spread} between orders of batches"
+            return (
+                f"in {self.updates} updates fp32's loss fell by less than the {spread} between "
+                "orders of batches"
+            )
         verdict = "no more than" if self.follows else "more than"
         return (
-            f"after {self.updates} updates its loss differs from fp32's by {deviation}, {verdict} the {spread} "
-            f"of another order of the batches ({len(self.reference)} orders)"
+            f"after {self.updates} updates its loss differs from fp32's by {deviation}, {verdict} the "
+            f"{spread} of another order of the batches ({len(self.reference)} orders)"
         )
 
     def as_json(self) -> dict[str, object]:
