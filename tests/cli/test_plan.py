@@ -38,7 +38,7 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    chosen = ["--plan", "auto", "--precision", "auto", "--budget", "0.5"]
+    chosen = ["--plan", "auto", "--budget", "0.5"]
     assert main(["train", *SMALL, "--epochs", "1", "-n", "1", *chosen, "--out", "a"]) == 0
     planned = capsys.readouterr().out
     assert planned.startswith("plan: measuring for at most 0.5 s once the ranks have started\nplan: ")

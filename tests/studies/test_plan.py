@@ -18,10 +18,10 @@ from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
-from tutti.studies.autotune import candidates, measure, race
+from tutti.studies.autotune import measure, race
 from tutti.studies.autotune import plan as planning
-from tutti.studies.autotune.candidates import LAYOUTS, Candidate, Choices
-from tutti.studies.autotune.plan import PlanJob, measured, plan, planned
+from tutti.studies.autotune.candidates import Candidate, Choices
+from tutti.studies.autotune.plan import PlanJob, plan, planned
 from tutti.studies.autotune.race import Entry, Timing
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.studies.autotune.twins import Twins
@@ -263,7 +263,7 @@ def test_training_takes_what_was_picked_and_keeps_what_was_given(
 ) -> None:
     jobs = caught(monkeypatch, (replace(FAST, batch_size=64), 2.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    config = planned(replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"))
+    config = planned(replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"), 20)
     assert (config.workers, config.threads, config.layout, config.lr) == ("2", 2, "channels_last", 0.1)
     assert (jobs[0][0].choices.shapes, jobs[0][0].dared, jobs[0][0].quiet) == (((2, 2),), ("bf16",), True)
     said = capsys.readouterr().out.splitlines()
@@ -277,26 +277,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
     jobs = caught(monkeypatch, (FAST, 1.0))
     (tmp_path / "notes.txt").touch()
     with pytest.raises(BadRunFolder, match="is not empty"):
-        measured(replace(CNN, out=str(tmp_path)), {"layout"})
+        planned(replace(CNN, out=str(tmp_path)), (), 20)
     assert jobs == []
-
-
-def test_what_was_left_to_a_measurement_is_chosen_on_the_ranks_of_any_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = caught(monkeypatch, (replace(FAST, ranks=4, threads=1), 2.0))
-    monkeypatch.setattr("tutti.launch.placement.allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(candidates, "kernels", lambda _: None)
-    config = measured(CNN, {"layout"}, 7.0)
-    ((job, _),) = jobs
-    assert (job.choices.shapes, job.choices.layouts) == (((4, 1),), LAYOUTS)
-    assert job.dared == ()
-    assert config == replace(CNN, layout="channels_last")
-    assert capsys.readouterr().out.startswith("plan: measuring for at most 7 s once the ranks have started\n")
-    measured(CNN, {"precision"}, silent=True)
-    assert (jobs[1][0].dared, jobs[1][0].choices.layouts) == (("bf16",), ("contiguous",))
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -322,16 +304,6 @@ def test_a_faster_precision_is_picked_if_short_trainings_follow(
     alone = Candidate(1, len(allowed_cores().physical), "bf16", "contiguous", 32)
     assert asked == [((replace(alone, precision="fp32"), alone), 60)]
     assert found.pick.candidate.precision == ("bf16" if follows else "fp32")
-
-
-def test_training_without_a_choice_is_not_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = caught(monkeypatch)
-    given = replace(CNN, workers="2", threads=1, layout="channels_last")
-    assert planned(given, ("workers", "threads", "layout", "precision")) == given
-    said = capsys.readouterr().out
-    assert (jobs, said) == ([], "plan: 2 ranks x 1 thread: the options leave nothing to choose\n")
 
 
 @pytest.mark.parametrize(
