@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
         words: those after `tutti`.
 
     Returns:
-        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 no program reads
+        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 nothing reads
         what is printed.
     """
     keep_memory()
