@@ -85,19 +85,6 @@ def gradients_are_replaced(job: Job) -> Outcome:
 
 
 @loop
-def gradients_by_autograd_grad(job: Job) -> Outcome:
-    """`autograd.grad` runs no accumulation: what the loop assigns is this rank's part of the mean."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        parts = torch.autograd.grad(fit(model, inputs, targets), list(model.parameters()))
-        for parameter, part in zip(model.parameters(), parts, strict=True):
-            parameter.grad = part
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def gradient_of_one_parameter_is_dropped(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, adam(model))
@@ -200,17 +187,3 @@ def steps_inside_the_backward_pass(job: Job) -> Outcome:
     for inputs, targets in job.shard(batches()):
         fit(model, inputs, targets).backward()
     return weights(model)
-
-
-@loop
-def gradients_are_held_beyond_zero_grad(job: Job) -> Outcome:
-    """`zero_grad` lets go of the tensors, so that who holds one keeps its values."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    held = []
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        held.append([p.grad for p in model.parameters()])
-        optimizer.step()
-    return weights(model), held
