@@ -42,7 +42,6 @@ WAYS: dict[str, Run] = {
     "tensor": {"parallel": "tensor"},
     "pipeline": {"parallel": "pipeline"},
     "sharded": {"parallel": "sharded"},
-    "zbv": {"parallel": "pipeline", "parallel_options": {"schedule": "zbv"}},
 }
 """On two ranks."""
 
