@@ -23,7 +23,7 @@ def train(folder: Path, *words: str) -> int:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ["tensor", "sharded", "pipeline"])
+@pytest.mark.parametrize("way", ["sharded", "pipeline"])
 def test_a_run_leaves_a_folder_that_evaluate_reads(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], way: str
 ) -> None:

@@ -164,11 +164,9 @@ def test_other_ranks_end_with_the_same_numbers(
 
 
 OPTIMIZERS = {
-    "sgd": sgd,
     "two groups": lambda model: torch.optim.AdamW(
         [{"params": [p]} for p in model.parameters()], lr=0.01, betas=(0.8, 0.9), amsgrad=True
     ),
-    "foreach": lambda model: torch.optim.NAdam(model.parameters(), foreach=True),
     "adafactor": lambda model: torch.optim.Adafactor(model.parameters()),
     "tensor lr": lambda model: torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01)),
 }
@@ -239,57 +237,6 @@ def _two_models_and_loaders(folder: Path | None, stop: bool) -> Any:
                 run.save(step, wait=True, epoch=epoch)
                 return None
     return numbers(one, other)
-
-
-def _labelled_and_unlabelled(folder: Path | None, stop: bool) -> Any:
-    """A loader that begins again whenever it has come to its end, inside of the loop over another one."""
-    ((model, optimizer),) = made(adam)
-    run = kept(folder)
-    step = run.restore() if run else 0
-    labelled, unlabelled = (DataLoader(samples(n, n), 6, shuffle=True, drop_last=True) for n in (20, 13))
-    source = iter(distribute.shard(unlabelled))
-    for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
-        for inputs, targets in distribute.shard(labelled):
-            try:
-                more, _ = next(source)
-            except StopIteration:
-                source = iter(distribute.shard(unlabelled))
-                more, _ = next(source)
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            model(more).square().mean().backward()
-            optimizer.step()
-            step += 1
-            if run and stop and step == 4:
-                run.save(step, wait=True, epoch=epoch)
-                return None
-    return numbers(model)
-
-
-def _two_optimizers(folder: Path | None, stop: bool) -> Any:
-    """Of one model, with a scaler and averaged weights; gradients are accumulated over two batches."""
-    torch.manual_seed(5)
-    model = net()
-    head, body = adam(model[2]), sgd(model[0])
-    for optimizer in (head, body):
-        distribute.distribute(model, optimizer)
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    run = kept(folder, averaged=averaged)
-    step = run.restore() if run else 0
-    loader = DataLoader(samples(30), 4, shuffle=True)
-    for epoch in range(run.values["epoch"] if run and step else 0, 3):
-        for number, (inputs, targets) in enumerate(distribute.shard(loader)):
-            (fit(model, inputs, targets) / 2).backward()
-            if number % 2:
-                for optimizer in (head, body):
-                    optimizer.step()
-                    optimizer.zero_grad()
-                averaged.update_parameters(model)
-                step += 1
-                if run and stop and step == 5:
-                    run.save(step, wait=True, epoch=epoch)
-                    return None
-    return numbers(model, averaged)
 
 
 def _at_the_top(folder: Path | None, stop: bool) -> Any:
@@ -392,25 +339,6 @@ class Curriculum(Sampler[int]):
         self.random.setstate((3, tuple(state["words"]), None))
 
 
-class Counting(Sampler[int]):
-    """Draws sample by sample from torch's random numbers, and begins behind those that it has counted."""
-
-    def __init__(self) -> None:
-        self.drawn, self.begins = 0, 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.drawn, self.begins = self.begins, 0
-        while self.drawn < 20:
-            self.drawn += 1
-            yield int(torch.randint(20, ()))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.begins = state["drawn"]
-
-
 def _sampler(sampler: Callable[[], Any], workers: int, folder: Path | None, stop: bool) -> Any:
     """The sampler has a state; it stops in the middle of the first epoch."""
     ((model, optimizer),) = made(adam)
@@ -435,13 +363,8 @@ def _curriculum(folder: Path | None, stop: bool) -> Any:
     return _sampler(Curriculum, 0, folder, stop)
 
 
-def _counting(folder: Path | None, stop: bool) -> Any:
-    return _sampler(Counting, 0, folder, stop)
-
-
 LOOPS = [
-    *(_two_models_and_loaders, _labelled_and_unlabelled, _two_optimizers, _at_the_top, _iterable),
-    *(_generators, _curriculum, _counting),
+    *(_two_models_and_loaders, _at_the_top, _iterable, _generators, _curriculum),
 ]
 
 
