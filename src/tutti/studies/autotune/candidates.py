@@ -129,9 +129,7 @@ def _speed_decides(strategy: str) -> bool:
     """Return whether a strategy makes the same updates with any number of ranks."""
     if strategy == "auto" or strategy.startswith(OBJECT):
         return strategy == "auto"
-    from tutti.strategies import named  # it imports torch
-
-    return named(strategy).joins_gradients
+    return strategy in ("solo", "sync")
 
 
 def _layouts(device: str, precisions: Sequence[str]) -> tuple[str, ...]:
