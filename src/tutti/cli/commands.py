@@ -42,7 +42,7 @@ AIMS: Final = (
 """The aims of the commands, in the order of the help."""
 
 FARMS: Final = ("cv", "tune")
-"""The commands that plan the cores of all ranks of this host, whoever has started it."""
+"""The commands that place all ranks of this host themselves."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -52,7 +52,7 @@ def run(words: Sequence[str]) -> int:
         words: those after `tutti`.
 
     Returns:
-        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 nobody reads
+        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 nothing reads
         what is printed.
     """
     keep_memory()
@@ -82,7 +82,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _say(error: TuttiError) -> int:
-    """Print the error, after all that was printed before; returns its exit code."""
+    """Print the error after earlier output; returns its exit code."""
     sys.stdout.flush()
     texts = [str(error)]
     try:
@@ -147,8 +147,8 @@ def _help() -> str:
 _NEAR: Final = 0.8
 """So like a name that is known, in [0, 1], may a misspelt one be."""
 
-_SAYING_S: Final = 1.0
-"""Time of rank 0 to say what all ranks know."""
+_SAYING_S: Final = 10.0
+"""Time for rank 0 to print an error that all ranks have; its end ends the others."""
 
 _HELP: Final = """\
 usage: tutti COMMAND [OPTIONS]
@@ -163,7 +163,7 @@ digits, on every core."""
 
 
 def _repeated() -> bool:
-    """Tell whether another rank of the same MPI job says the same: each of them has read the same command."""
+    """Return whether rank 0 of the same MPI job prints the same error."""
     try:
         around = started_by()
     except UserError:
