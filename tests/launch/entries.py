@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.errors import BadData
 from tutti.launch.launcher import started_by
-from tutti.launch.placement import Placement, split_off_servers
+from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.launch.world import join
 
@@ -227,7 +227,7 @@ def places(comm: Communicator, payload: bytes) -> object:
 
 def take_sides(comm: Communicator, payload: bytes) -> object:
     """Workers have the sum of their ranks from the first server; all tell what they are."""
-    team = split_off_servers(comm, int(payload))
+    team = keep_servers(comm, int(payload))
     servers = team.servers
     assert servers is not None
     total = torch.zeros(1)

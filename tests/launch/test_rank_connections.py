@@ -25,7 +25,7 @@ from tutti.launch.rank_connections import (
 from tutti.launch.stop_request import StopPage
 
 LIMIT_S = 20.0
-JOB = RemoteJob("package:entry", b"payload", 2, [], ["program"], [(2, 2)])
+JOB = RemoteJob("package:entry", b"payload", 2, [], ["program"], 2)
 
 
 @pytest.fixture

@@ -114,8 +114,8 @@ def test_hosts_that_were_lost_come_back_only_where_the_run_would_end() -> None:
 
 def test_a_lost_server_is_replaced_whoever_shrinks() -> None:
     placement = placed("a:2,b:2", servers=2)
-    # Ranks 2 and 5 are servers.
-    assert on(after_loss(placement, PeerLost([2, 5], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 2}
+    # Ranks 4 and 5 are servers.
+    assert on(after_loss(placement, PeerLost([4, 5], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 2}
     assert on(after_loss(placement, PeerLost([3], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 1}
 
 

@@ -8,7 +8,6 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import Final
 
@@ -84,8 +83,9 @@ def _set_up_process(job: RemoteJob) -> int | None:
     context = started_by()
     if context.local_rank is None or context.local_size is None:
         return job.threads
-    workers = workers_here(context.rank, context.local_size, job.hosts)
-    share = share_host(allowed_cores(), workers, job.threads)
+    # mpirun starts the ranks host after host; the last ones are servers.
+    workers = min(context.local_size, job.workers - context.rank + context.local_rank)
+    share = share_host(allowed_cores(), max(1, workers), job.threads)
     works = context.local_rank < workers
     if context.local_rank == 0:
         for warning in share.warnings:
@@ -96,16 +96,6 @@ def _set_up_process(job: RemoteJob) -> int | None:
     threads = share.threads if works else 1
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     return threads
-
-
-def workers_here(rank: int, local_size: int, hosts: Sequence[tuple[int, int]]) -> int:
-    """Return the number of workers among the ranks of a rank's host; the last ones are servers."""
-    first = 0
-    for workers, ranks in hosts:
-        if first <= rank < first + ranks and ranks == local_size:
-            return workers
-        first += ranks
-    return local_size
 
 
 if __name__ == "__main__":

@@ -13,16 +13,13 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 from tutti.errors import BadOption
 from tutti.launch.allocation import find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
 from tutti.launch.orphans import refuse_ended_launcher
-
-if TYPE_CHECKING:
-    from tutti.comm.base import Communicator
 
 MOST_PER_CORE: Final = 32
 """Limit on the ranks per core: the start of more may fill the memory and stop the machine."""
@@ -53,7 +50,7 @@ class Placement:
         hosts: the hosts to start workers on through mpirun; empty for this machine alone.
         launcher: who starts the ranks.
         servers: the number of further ranks, which keep a parameter centre: each has one thread and is not
-            bound, as it sleeps most of the time. They are the last ranks of their hosts.
+            bound, as it sleeps most of the time. They are the last ranks of the job.
         places: all hosts that were given, with all their places for workers; `hosts` are those of them that
             have workers now. The others stand by.
         away: hosts that were lost, or did not answer: only where the run would end without them is asked for
@@ -83,11 +80,9 @@ class Placement:
 
     @property
     def hosts_with_servers(self) -> tuple[Host, ...]:
-        """The hosts with all their ranks, servers included."""
-        more = servers_per_host(len(self.hosts), self.servers) if self.hosts else []
-        return tuple(
-            Host(host.name, host.ranks + count) for host, count in zip(self.hosts, more, strict=True)
-        )
+        """The hosts with all their ranks: the last one has the servers, too."""
+        *others, last = self.hosts
+        return (*others, Host(last.name, last.ranks + self.servers))
 
     def describe(self) -> str:
         """The placement in one line, such as "2 ranks x 1 thread, bound to cores 0-1"."""
@@ -124,7 +119,7 @@ def place_ranks(
         cores: the cores that may be used; by default what the kernel allows this process.
         hosts: "a:4,b:4", the path of a host file, or "slurm" for the nodes of Slurm's allocation, to start
             the ranks with mpirun; their workers.
-        servers: the number of ranks for a parameter centre, besides the workers; spread over the hosts.
+        servers: the number of ranks for a parameter centre, besides the workers; on the last host.
 
     Returns:
         The placement.
@@ -351,55 +346,3 @@ def _host(entry: str) -> Host:
             f"'{entry}' of --hosts is not a host; write a name and its number of ranks, such as node1:4"
         )
     return Host(name, int(ranks))
-
-
-def servers_per_host(hosts: int, servers: int) -> list[int]:
-    """Return the number of servers of each host, which get them in turn."""
-    return [servers // hosts + (host < servers % hosts) for host in range(hosts)]
-
-
-def choose_servers(homes: Sequence[int], servers: int) -> list[int]:
-    """Choose the ranks to be servers: the last ones of each host, the hosts taken in turn.
-
-    Args:
-        homes: for each rank a number that stands for its host.
-        servers: how many to choose; fewer than there are ranks.
-
-    Returns:
-        Their ranks in order. A host keeps a worker as long as another one has several ranks left; rank 0 is
-        always a worker.
-    """
-    left: dict[int, list[int]] = {}
-    for rank, home in enumerate(homes):
-        left.setdefault(home, []).append(rank)
-    chosen: list[int] = []
-    while len(chosen) < servers:
-        several = [ranks for ranks in left.values() if len(ranks) > 1]
-        for ranks in several or list(left.values())[:0:-1]:
-            if len(chosen) < servers:
-                chosen.append(ranks.pop())
-        left = {home: ranks for home, ranks in left.items() if ranks}
-    return sorted(chosen)
-
-
-def servers_among(comm: Communicator, servers: int) -> list[int]:
-    """Return which ranks of the job are the servers, given their number (collective)."""
-    if not servers:
-        return []
-    leader = comm.node.broadcast_object(comm.rank)
-    return choose_servers(cast("list[int]", comm.all_gather_objects(leader)), servers)
-
-
-def split_off_servers(
-    comm: Communicator, servers: int, levels: int = 1, server_period: int | None = None
-) -> Communicator:
-    """Keep the last ranks of every host for the parameter centre (collective).
-
-    Returns:
-        The workers' communicator, or the servers' on a server; `comm` itself where there are no servers.
-    """
-    from tutti.comm.base import SERVER_PERIOD, keep_servers
-
-    if not servers:
-        return comm
-    return keep_servers(comm, servers_among(comm, servers), levels, server_period or SERVER_PERIOD)

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
@@ -79,7 +79,7 @@ class RemoteJob:
         threads: how many threads each worker may use; None: its share of its host's cores.
         path: `sys.path` of the launching process.
         arguments: its `sys.argv`.
-        hosts: for each host the number of its workers, and of all its ranks.
+        workers: the number of workers; the ranks after them are servers.
     """
 
     entry: str
@@ -87,7 +87,7 @@ class RemoteJob:
     threads: int | None
     path: list[str]
     arguments: list[str]
-    hosts: Sequence[tuple[int, int]]
+    workers: int
 
 
 @dataclass(frozen=True)

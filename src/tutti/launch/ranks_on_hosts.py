@@ -116,12 +116,12 @@ class RanksOnHosts:
         self._hosts, self._goes_on = placement.hosts_with_servers, goes_on
         self._host_of = [host.name for host in self._hosts for _ in range(host.ranks)]
         self._page = StopPage()
-        pairs = zip(placement.hosts, self._hosts, strict=True)
-        shape = [(workers.ranks, ranks.ranks) for workers, ranks in pairs]
         self._connections = RankConnections(
             placement.ranks,
             QUICK_S if goes_on else PATIENT_S,
-            RemoteJob(entry, payload, placement.threads, list(map(str, sys.path)), sys.argv, shape),
+            RemoteJob(
+                entry, payload, placement.threads, list(map(str, sys.path)), sys.argv, placement.workers
+            ),
             self._page,
             elsewhere=not all(is_this_machine(host.name) for host in self._hosts),
         )

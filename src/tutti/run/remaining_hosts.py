@@ -45,7 +45,7 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
     def room() -> int:
         return first.ranks + sum(host.ranks for host in others if host.name in there)
 
-    wanted = placement.workers - _lost_workers(placement, lost.ranks) * shrinks
+    wanted = placement.workers - sum(rank < placement.workers for rank in lost.ranks) * shrinks
     there = set(answers([host.name for host in others if host.name not in suspects], PROBE_S))
     if room() < wanted:
         silent = [host.name for host in others if host.name not in there]
@@ -63,12 +63,3 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         ) from lost
     away = tuple(host for host in others if host.name not in there)
     return replace(placement, workers=workers, hosts=fill(left, workers), places=left, away=away)
-
-
-def _lost_workers(placement: Placement, ranks: Sequence[int]) -> int:
-    """Return how many of the lost ranks were workers."""
-    first, count = 0, 0
-    for host, with_servers in zip(placement.hosts, placement.hosts_with_servers, strict=True):
-        count += len(set(range(first, first + host.ranks)) & set(ranks))
-        first += with_servers.ranks
-    return count

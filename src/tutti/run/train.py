@@ -14,12 +14,11 @@ from torch import nn
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
-from tutti.launch.placement import split_off_servers
 from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.run import RunStart, World, now
@@ -83,7 +82,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     with seeded(config.seed), default_floats(job.floats):
         strategy = check_job(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
-        team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
+        team = keep_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
