@@ -257,22 +257,6 @@ def with_remedy(error: BaseException) -> UserError | None:
 
 
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:
-    """Refuse an argument that is not of a kind.
-
-    Args:
-        given: the argument.
-        kind: its type.
-        what: its name, in messages.
-        such_as: how an object of this kind is written.
-
-    Raises:
-        BadOption: it is of another type.
-    """
+    """Raise BadOption for an argument of another type than `kind`; `such_as` shows how one is written."""
     if not isinstance(given, kind):
-        raise BadOption(f"the {what} is {_shown(given)}; give an object, such as {such_as}")
-
-
-def _shown(given: object) -> str:
-    if given is None or isinstance(given, bool | int | float | str):
-        return repr(given)
-    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+        raise BadOption(f"the {what} is {given!r:.80}; give an object, such as {such_as}")
