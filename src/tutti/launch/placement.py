@@ -144,7 +144,7 @@ def place_ranks(
     count = wanted or cores.usable
     refuse_too_many(count + servers, cores)
     placed = share_host(cores, count, threads)
-    return replace(placed, servers=servers, warnings=(*placed.warnings, *_of_slurm(count, cores)))
+    return replace(placed, servers=servers, warnings=(*placed.warnings, *_of_slurm()))
 
 
 def refuse_too_many(ranks: int, cores: Cores) -> None:
@@ -231,20 +231,15 @@ def given_hosts(given: str) -> tuple[Host, ...]:
     return read_hosts(given)
 
 
-def _of_slurm(ranks: int, cores: Cores) -> Iterator[str]:
-    """Yield what is unusual about ranks of this node in Slurm's allocation, and what to ask for."""
+def _of_slurm() -> Iterator[str]:
+    """Yield a warning if Slurm has allocated more nodes than this one."""
     allocation = find_allocation(os.environ)
-    if allocation is None or mpi_place(os.environ):
-        return
-    if ranks > cores.usable:
-        given = _count(cores.usable, "core")
-        yield f"Slurm has given this task {given}; ask for more by --cpus-per-task={ranks}"
-    if is_task(os.environ) or len(allocation.nodes) == 1:
-        return
-    yield (
-        f"Slurm has allocated {len(allocation.nodes)} nodes ({in_words(allocation.nodes)}), and this uses "
-        "one of them; for all, give --hosts slurm, or start it with: srun --mpi=pmix tutti ..."
-    )
+    alone = not (is_task(os.environ) or mpi_place(os.environ))
+    if alone and allocation is not None and len(allocation.nodes) > 1:
+        yield (
+            f"Slurm has allocated {len(allocation.nodes)} nodes ({in_words(allocation.nodes)}), and this uses "
+            "one of them; for all, give --hosts slurm, or start it with: srun --mpi=pmix tutti ..."
+        )
 
 
 def _on_hosts(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, servers: int) -> Placement:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from tutti.launch.cores import parse_cpu_list
-from tutti.launch.launcher import Launcher, started_by
 from tutti.records.json_lines import to_json
 from tutti.records.usage import GONE, RankUsage, UsageRecord
 from tutti.terminal import warn_on_stderr
@@ -78,10 +77,6 @@ def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
         comm.node.barrier()  # The last sample is of ranks that are there.
         return
     cores = {core for _, _, allowed in here for core in allowed}
-    # What started this rank may be bound to a core. (Slurm's daemon is no part of the job.)
-    if started_by().launcher in (Launcher.TUTTI, Launcher.MPIRUN):
-        with suppress(OSError):
-            cores |= os.sched_getaffinity(os.getppid())
     sampler = Sampler({rank: process for rank, process, _ in here}, sorted(cores))
     try:
         yield sampler
