@@ -237,8 +237,8 @@ def _of_slurm() -> Iterator[str]:
     alone = not (is_task(os.environ) or mpi_place(os.environ))
     if alone and allocation is not None and len(allocation.nodes) > 1:
         yield (
-            f"Slurm has allocated {len(allocation.nodes)} nodes ({in_words(allocation.nodes)}), and this uses "
-            "one of them; for all, give --hosts slurm, or start it with: srun --mpi=pmix tutti ..."
+            f"Slurm has allocated {len(allocation.nodes)} nodes ({in_words(allocation.nodes)}), and this "
+            "uses one of them; for all, give --hosts slurm, or start it with: srun --mpi=pmix tutti ..."
         )
 
 
