@@ -20,7 +20,6 @@ from tutti.launch.placement import share_host
 from tutti.launch.rank_connections import (
     LauncherAddress,
     LauncherConnection,
-    RemoteJob,
     Started,
     Stoppable,
     connect,
@@ -62,7 +61,7 @@ def main() -> None:
 
 def _run(connection: LauncherConnection) -> None:
     job = connection.job
-    threads = _set_up_process(job)
+    threads = _set_up_process(job.workers, job.threads)
     # By the kernel: MPI holds the interpreter's lock while it starts.
     signal.alarm(START_S)
     comm = join(threads)
@@ -78,15 +77,15 @@ def _run(connection: LauncherConnection) -> None:
     comm.close()
 
 
-def _set_up_process(job: RemoteJob) -> int | None:
+def _set_up_process(workers: int, threads: int | None) -> int | None:
     """Bind this process to its share of the host's cores; returns how many threads it may use."""
     context = started_by()
     if context.local_rank is None or context.local_size is None:
-        return job.threads
+        return threads
     # mpirun starts the ranks host after host; the last ones are servers.
-    workers = min(context.local_size, job.workers - context.rank + context.local_rank)
-    share = share_host(allowed_cores(), max(1, workers), job.threads)
-    works = context.local_rank < workers
+    here = min(context.local_size, workers - context.rank + context.local_rank)
+    share = share_host(allowed_cores(), max(1, here), threads)
+    works = context.local_rank < here
     if context.local_rank == 0:
         for warning in share.warnings:
             warn_on_stderr(f"on {socket.gethostname()}, {warning}")

@@ -130,8 +130,10 @@ class RemoteRank:
 class RankConnections:
     """The launching process's side."""
 
-    def __init__(self, size: int, silence_s: int, job: RemoteJob, page: StopPage, *, elsewhere: bool) -> None:
-        self._size, self._job, self._page = size, job, page
+    def __init__(
+        self, size: int, silence_s: int, given: RemoteJob, page: StopPage, *, elsewhere: bool
+    ) -> None:
+        self._size, self._job, self._page = size, given, page
         self._listener = socket.create_server(("" if elsewhere else "127.0.0.1", 0), backlog=max(128, size))
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -229,8 +231,8 @@ class LauncherConnection:
         status: returns the word STEPS of this rank, and whether it waits; None: MPI has not started.
     """
 
-    def __init__(self, connection: Connection, job: RemoteJob) -> None:
-        self._connection, self.job = connection, job
+    def __init__(self, connection: Connection, received: RemoteJob) -> None:
+        self._connection, self.job = connection, received
         self._lock, self._leaves = threading.Lock(), False
         self.status: Callable[[], tuple[int, bool]] | None = None
 

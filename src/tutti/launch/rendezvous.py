@@ -170,14 +170,14 @@ def reserved_port(interface: str = "") -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-def shared_file(job: str, rank: int, size: int, timeout_s: float) -> int:
+def shared_file(job_name: str, rank: int, size: int, timeout_s: float) -> int:
     """Return a descriptor of the anonymous file that all ranks of a job on this host share (collective).
 
     Raises:
         UserError: the socket's name is taken, or belongs to another user.
         PeerLost: rank 0 did not come.
     """
-    name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job}".encode()).hexdigest()
+    name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job_name}".encode()).hexdigest()
     if rank == 0:
         file = memfd.make("store")
         _offer(name, file, size - 1)
