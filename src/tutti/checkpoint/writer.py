@@ -18,7 +18,7 @@ _KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "PYTHONHOME")
 
 
 class Writer:
-    """The process that writes the checkpoints of a host.
+    """The process that writes checkpoints.
 
     It starts with the first checkpoint, as many runs end before that, and again after it was killed.
     """

@@ -16,7 +16,6 @@ from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
-from tutti.comm.shm.communicator import HostCommunicator
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.placement import split_off_servers
@@ -36,7 +35,6 @@ from tutti.run.build import (
 )
 from tutti.run.checks import check_job, check_predictions
 from tutti.run.jobs import Job, load_job
-from tutti.run.kept_data import KeptData
 from tutti.run.optimization import build_optimizer
 from tutti.run.recording import Recording
 from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
@@ -55,8 +53,6 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
-    if job.memory is not None and isinstance(comm, HostCommunicator):
-        context = replace(context, open_data=KeptData(job.memory.data).open)
     # Nobody watches a process that tutti has not started, itself or by mpirun.
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
@@ -88,7 +84,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
             dataset = context.open_data(job, comm)
-            if job.memory is None:
+            if job.memory is None:  # Ranks that come after these read them again.
                 free_given_data(job, comm)
             task = prepare_task(job, dataset)
             check_predictions(config, task.dataset)
