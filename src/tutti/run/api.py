@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
@@ -29,7 +31,6 @@ from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
 from tutti.run.config import BUDGET_S, MEASURED, Options, TrainConfig
-from tutti.run.curves import curves, frame
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run
@@ -38,6 +39,7 @@ from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
 from tutti.training.evaluation import load_buffers, named_buffers
+from tutti.training.loggers.base import figures_of
 from tutti.training.precision import Arithmetic
 from tutti.training.weights import bring_back, read_weights
 
@@ -66,15 +68,8 @@ class Result:
         Returns:
             A data frame if pandas is installed, else a list of dicts.
         """
-        return frame(self.history)
-
-    def plot(self) -> Any:
-        """Draw loss and metrics against the epochs: a chart of altair, which a notebook shows.
-
-        Raises:
-            BadOption: altair is not installed.
-        """
-        return curves(self.history)
+        rows = [figures_of(record) for record in self.history]
+        return rows if find_spec("pandas") is None else import_module("pandas").DataFrame(rows)
 
 
 class TrainOptions(TypedDict, total=False):
@@ -128,12 +123,6 @@ class TrainOptions(TypedDict, total=False):
     out: str | None
 
 
-def other_floats() -> str | None:
-    """Return torch's default type of floats, such as "float64", where the program has chosen another."""
-    floats = torch.get_default_dtype()
-    return None if floats == torch.float32 else str(floats).removeprefix("torch.")
-
-
 @as_arguments()
 def train(
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
@@ -169,7 +158,7 @@ def train(
             torch `Dataset` or a pair of them, a DataLoader (its data set, batch size and `collate_fn` are
             taken), a frame of pandas or polars (`data_options={"target": "column"}`), or a function that
             makes a data set. Several inputs are a dict or a tuple in place of one. Floats are kept as
-            float32; as float64 with `precision="fp64"`, or after `torch.set_default_dtype(torch.float64)`.
+            float32; as float64 with `precision="fp64"`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
         optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters; by
@@ -276,7 +265,6 @@ def _job(
         quiet=quiet,
         write=config.out is not None,
         bring_weights=True,
-        floats=str(torch.get_default_dtype()).removeprefix("torch."),
         notebook=_in_notebook(),
         resume=found,
         began=began,

@@ -84,17 +84,6 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-@contextmanager
-def default_floats(name: str | None) -> Iterator[None]:
-    """Make `name` torch's default type of floats meanwhile; None: leave it as it is."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(before if name is None else getattr(torch, name))
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def reseed(seed: int, rank: int) -> None:
     """Seed every global random generator, for each rank differently."""
     mixed = [int(word) for word in np.random.SeedSequence((seed, rank)).generate_state(3, np.uint32)]

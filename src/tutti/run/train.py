@@ -27,7 +27,6 @@ from tutti.records.texts import resumed_text
 from tutti.run.assembled import AssembledRun, Pulse, RunContext
 from tutti.run.build import (
     Task,
-    default_floats,
     free_given_data,
     prepare_task,
     reseed,
@@ -76,7 +75,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     if job.write and job.resume is None and comm.rank == 0 and context.alone:
         check_writable(config.out)
     checkpoint = _checkpoint(comm, job)
-    with seeded(config.seed), default_floats(job.floats):
+    with seeded(config.seed):
         strategy = check_job(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
         team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)

@@ -32,8 +32,6 @@ class TrainJob(Job):
         trace: write what every rank did when into the run folder.
         resume: the run to go on with; None: a new one.
         began: when it was started, in seconds since the epoch: its time limit counts from there.
-        floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
-            ranks.
         notebook: a notebook's cell shows what the ranks print.
         memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
     """
@@ -45,7 +43,6 @@ class TrainJob(Job):
     trace: bool = False
     resume: Resume | None = None
     began: float = field(default_factory=time.time)
-    floats: str | None = None
     notebook: bool = False
     memory: MemoryPlace | None = None
 
