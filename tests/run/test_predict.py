@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import pickle
 import shutil
@@ -80,15 +81,15 @@ def test_any_number_of_ranks_writes_each_sample_once_in_order(
     first = predicted(runs / "table", data, tmp_path / "1.csv").read_bytes()
     for ranks, hosts in ((2, None), (3, 2)):
         assert predicted(runs / "table", data, tmp_path / "2.csv", ranks, hosts).read_bytes() == first
-    lines = [line.split(",") for line in first.decode().splitlines()]
+    lines = list(csv.reader(first.decode().splitlines()))
     assert lines[0] == ["row", "class", "p(ant)", "p(bee)", "p(cow)"]
     model = tutti.load(runs / "table")
     chances = model.probabilities(TABLE)
     assert [int(line[0]) for line in lines[1:]] == list(range(900))
     assert [line[1] for line in lines[1:]] == model.predict(TABLE).tolist()
     assert [NAMES[k] for k in chances.argmax(1)] == model.predict(TABLE).tolist()
-    # The table has its numbers in text, and probabilities have nine digits there.
-    assert np.allclose(np.array([line[2:] for line in lines[1:]], float), chances, rtol=1e-8, atol=0)
+    # The file has float32 in text.
+    assert np.allclose(np.array([line[2:] for line in lines[1:]], float), chances, rtol=2**-23, atol=0)
     assert (np.array(model.predict(TABLE)) == np.array(NAMES)[KINDS]).mean() > 0.6
 
 
@@ -132,7 +133,7 @@ def test_every_kind_of_file_has_the_same_predictions(runs: Path, tmp_path: Path)
     assert lines[:, 1].tolist() == found["class"].to_pylist() == values.argmax(1).tolist()
     amounts = predicted(runs / "amounts", str(runs / "v.npz"), tmp_path / "v.csv", 2)
     given = TABLE[:60].astype(np.float32)
-    assert amounts.read_text().splitlines()[0] == "row,value 0,value 1"
+    assert amounts.read_text().splitlines()[0] == '"row","value 0","value 1"'
     values = np.loadtxt(amounts, delimiter=",", skiprows=1)[:, 1:]
     assert np.array_equal(values.astype(np.float32), tutti.load(runs / "amounts").predict(given))
 
@@ -140,7 +141,7 @@ def test_every_kind_of_file_has_the_same_predictions(runs: Path, tmp_path: Path)
 def test_parts_of_the_data_of_the_run_have_the_numbers_of_their_samples(runs: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "v.csv")
     assert main(["predict", str(runs / "table"), "--part", "validation", "-o", out, "-n", "1"]) == 0
-    lines = [line.split(",") for line in Path(out).read_text().splitlines()[1:]]
+    lines = list(csv.reader(Path(out).read_text().splitlines()))[1:]
     rows = [int(line[0]) for line in lines]
     assert len(rows) == 90
     assert [line[1] for line in lines] == tutti.load(runs / "table").predict(TABLE[rows]).tolist()

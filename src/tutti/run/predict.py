@@ -24,7 +24,7 @@ from tutti.data.unlabelled import open_inputs
 from tutti.records.files import refusing
 from tutti.run.build import open_config_data, seeded
 from tutti.run.jobs import load_job
-from tutti.run.prediction_files import SUFFIXES, Meaning
+from tutti.run.prediction_files import Meaning, PredictionFile
 from tutti.run.seen import aligned, part_named
 from tutti.run.train_job import PredictJob
 from tutti.run.trained import Predictor, load_trained
@@ -53,7 +53,7 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
     meaning = Meaning(predictor.kind, data.classes, data.labels)
     done = 0
-    with SUFFIXES[path.suffix](path, samples, meaning) if comm.rank == 0 else nullcontext() as file:
+    with PredictionFile(path, samples, meaning) if comm.rank == 0 else nullcontext() as file:
         for rows, block in blocks:
             outputs = outputs_of(predictor, block, comm, arithmetic)
             if file is not None and outputs is not None:
