@@ -86,36 +86,6 @@ def test_the_caller_s_module_comes_back_trained() -> None:
     assert test.metrics["accuracy"] == pytest.approx(right)
 
 
-class Centres(nn.Module):
-    """Has the mean of its inputs in a buffer that is not stored, and their number in one of a later time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 5)
-        self.register_buffer("mean", torch.zeros(6), persistent=False)
-        self.register_buffer("seen", None, persistent=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.training:
-            self.mean.lerp_(inputs.mean(0), 0.1)
-            self.seen = len(inputs) + (torch.zeros(()) if self.seen is None else self.seen)
-        return self.linear(inputs - self.mean)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_buffers_that_are_not_stored_come_back(workers: int) -> None:
-    model = Centres()
-    mean = model.mean
-    result = tutti.train(model, DATA, **{**ONE, "workers": workers})
-    assert model.mean is mean
-    assert model.seen is not None
-    assert "mean" not in model.state_dict()
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(model.eval()(DATA[1][0]), DATA[1][1]).item()
-    assert result.summary.test is not None
-    assert loss == pytest.approx(result.summary.test.loss, rel=1e-5)
-
-
 def test_functions_are_taken_for_loss_metric_optimizer_and_schedule() -> None:
     result = tutti.train(
         net(),

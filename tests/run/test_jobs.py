@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tutti.errors import BadOption, UserError
-from tutti.run.checks import check_job
+from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import TrainJob
 
@@ -37,7 +37,7 @@ def test_names_and_options_are_checked_before_any_data_is_read(
     options: dict[str, Any], ranks: int, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        check_job(TrainJob(TrainConfig(**options)), ranks)
+        check_recipe(TrainJob(TrainConfig(**options)), ranks)
     assert message in str(caught.value)
 
 

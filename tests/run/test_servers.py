@@ -10,7 +10,7 @@ import pytest
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.run.checks import check_job
+from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.train import work
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -52,7 +52,7 @@ def test_a_number_of_servers_or_levels_that_cannot_be_used_is_named(
 )
 def test_a_strategy_that_does_not_fit_servers_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(tutti.UserError) as caught:
-        check_job(job(**options), 3, hosts=2)
+        check_recipe(job(**options), 3, hosts=2)
     assert message in str(caught.value)
 
 

@@ -38,7 +38,6 @@ from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
-from tutti.training.evaluation import load_buffers, named_buffers
 from tutti.training.loggers.base import figures_of
 from tutti.training.precision import Arithmetic
 from tutti.training.weights import bring_back, read_weights
@@ -356,6 +355,4 @@ def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Modu
         built = model
     assert outcome.weights is not None
     bring_back(outcome.weights, built)
-    if built.state_dict().keys() == outcome.weights.keys():
-        load_buffers(built, {**named_buffers(built), **outcome.buffers})
     return built

@@ -33,7 +33,6 @@ from tutti.run.saving import Saving, saving
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
 from tutti.terminal import warn_on_stderr
-from tutti.training.evaluation import named_buffers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.losses import weights_in
@@ -50,22 +49,15 @@ GONE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class RunContext:
-    """The context of a run: what it shares with others, where it is one of many.
+    """What a run shares with others, where it is one of many."""
 
-    Attributes:
-        follower: is told how the run goes, on each rank.
-        open_data: opens the data of the configuration (collective).
-        ends: says after each epoch whether the run is to end with it, and why (collective over the workers).
-        alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
-            files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
-        on_step: called before each step of this rank, with the number of updates made before.
-    """
-
-    follower: Progress = field(default_factory=Progress)
-    open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data
+    follower: Progress = field(default_factory=Progress)  # is told how the run goes, on each rank
+    open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data  # collective
+    # Returns after each epoch why the run is to end with it (collective over the workers).
     ends: Callable[[Communicator], str | None] | None = None
+    # The only run. Else the caller samples cores and memory, and flushes files (`finish_together`).
     alone: bool = True
-    on_step: Callable[[int], None] | None = None
+    on_step: Callable[[int], None] | None = None  # with the number of updates made before
 
 
 class Pulse(Progress):
@@ -93,17 +85,7 @@ class Pulse(Progress):
 
 @dataclass(frozen=True)
 class AssembledRun:
-    """A run with all its parts, on one rank of those that train.
-
-    Attributes:
-        job: what is asked for.
-        comm: the ranks that train.
-        parts: the model, the workers, the schedule and the rules by which it ends.
-        context: what the run shares with others.
-        sampler: samples what cores and memory are used for; None: nobody does.
-        recording: traces.
-        start: where and how it begins, or goes on.
-    """
+    """A run with all its parts, on one rank of those that train."""
 
     job: TrainJob
     comm: Communicator
@@ -123,7 +105,15 @@ class AssembledRun:
         names, weights = logger_names(job.config.log), dict[str, Any]()
         with (
             _run_folder(self) as folder,
-            saving(job, comm, self.parts, folder) as saver,
+            saving(
+                comm,
+                self.parts,
+                folder,
+                job.memory,
+                job.deadline,
+                write=job.write,
+                resumed=job.resume is not None and not job.resume.again,
+            ) as saver,
             # On the rank that has the run folder.
             Logbook(loggers_of(folder, names) if folder else {}, self._config.as_json()) as book,
             # The others wait for rank 0 here, not in their first step: loggers take seconds to begin.
@@ -159,7 +149,7 @@ class AssembledRun:
         outcome = replace(outcome, summary=summary)
         if self._speaks:
             _print_end(outcome, summary, data, pipeline)
-        return self._with_model(outcome, trainer, weights) if job.bring_weights else outcome
+        return self._with_model(outcome, weights) if job.bring_weights else outcome
 
     @property
     def _speaks(self) -> bool:
@@ -249,15 +239,11 @@ class AssembledRun:
             found = predictions_of(part, outputs, task.objective.loss.ignored)
             folder.write_predictions(found.as_bytes())
 
-    def _with_model(self, outcome: RunOutcome, trainer: Trainer, weights: dict[str, Any]) -> RunOutcome:
+    def _with_model(self, outcome: RunOutcome, weights: dict[str, Any]) -> RunOutcome:
         """Return the outcome with the model, for a caller in Python."""
-        callbacks, buffers = self.parts.callbacks, named_buffers(trainer.replica.module)
-        return replace(
-            outcome,
-            weights=in_own_memory(weights),
-            buffers=in_own_memory({name: one for name, one in buffers.items() if name not in weights}),
-            callbacks=() if callbacks is None else tuple(callbacks.attributes()),
-        )
+        callbacks = self.parts.callbacks
+        noted = () if callbacks is None else tuple(callbacks.attributes())
+        return replace(outcome, weights=in_own_memory(weights), callbacks=noted)
 
 
 @contextmanager
@@ -288,16 +274,12 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             folder.begin_again()
         if run._speaks and not job.takeover:
             print(f"run folder: {folder.path}", flush=True)  # A run that loses a rank goes on from there.
-        try:
-            folder.write_config(config.as_json())
-            of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
-            folder.write(trained_on(task.dataset, of_classes))
-            folder.write(run._facts)
-            folder.note_start(run.start, flush=not job.takeover)
-            yield folder
-        except Exception:
-            run.recording.rescue(folder)
-            raise
+        folder.write_config(config.as_json())
+        of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
+        folder.write(trained_on(task.dataset, of_classes))
+        folder.write(run._facts)
+        folder.note_start(run.start, flush=not job.takeover)
+        yield folder
 
 
 def _print_beginning(parts: Assembly) -> None:

@@ -17,7 +17,7 @@ from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.config import OBJECT
-from tutti.run.jobs import Job, load_job
+from tutti.run.jobs import Recipe, load_job
 from tutti.run.seen import aligned, part_named, scale_seen
 from tutti.run.train_job import EvaluateJob
 
@@ -49,16 +49,16 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     return result
 
 
-def open_seen(job: Job, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
+def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
     """Open the data of a configuration as a model sees them (collective)."""
-    config = job.config
+    config = recipe.config
     # Names of classes that were not as many as the classes are not known any more.
     if config.split is not None or not (other or trained.labels):
-        return seen_as(open_config_data(job, comm), trained)
+        return seen_as(open_config_data(recipe, comm), trained)
     if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
         options = with_columns(config.data, config.data_options, trained.columns)
-        job = replace(job, config=replace(config, data_options=options))
-    found = open_config_data(job, comm, known=KnownClasses(trained.classes, trained.labels))
+        recipe = replace(recipe, config=replace(config, data_options=options))
+    found = open_config_data(recipe, comm, known=KnownClasses(trained.classes, trained.labels))
     return seen_as(found, trained, "columns" in config.data_options)
 
 

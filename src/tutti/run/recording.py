@@ -94,12 +94,7 @@ class Recording:
             pickled = self._all.broadcast_object(pickle.dumps(own) if rank == self._all.rank else None, rank)
             if folder is not None:
                 lanes.append(pickle.loads(cast("bytes", pickled)))
-        return [] if folder is None else [_write(lanes, RunFolder(Path(folder)), whole=True)]
-
-    def rescue(self, folder: RunFolder) -> None:
-        """Write what this rank has recorded, after a failure; not collective."""
-        if self.trace is not None:
-            _write([self._lane(self.trace)], folder, whole=False)
+        return [] if folder is None else [_write(lanes, RunFolder(Path(folder)))]
 
     def _lane(self, trace: Trace) -> Lane:
         return Lane(f"rank {self._all.rank}", self._host, socket.gethostname(), trace, tuple(self._readings))
@@ -111,11 +106,11 @@ class Recording:
             self._readings.append(reading)
 
 
-def _write(lanes: list[Lane], folder: RunFolder, whole: bool) -> str:
+def _write(lanes: list[Lane], folder: RunFolder) -> str:
     for lane in lanes:
         if lane.trace.left_out:
             warn_on_stderr(
                 f"the trace of {lane.name} is full: {lane.trace.left_out:,} spans after its first "
                 f"{lane.trace.limit:,} were left out; trace fewer steps (--steps)"
             )
-    return f"trace: {folder.write_trace(lanes, whole)}; open it at https://ui.perfetto.dev"
+    return f"trace: {folder.write_trace(lanes)}; open it at https://ui.perfetto.dev"

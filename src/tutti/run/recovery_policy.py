@@ -26,7 +26,7 @@ from tutti.launch.stop_request import Stopping
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
 from tutti.run.remaining_hosts import after_loss
-from tutti.run.train_job import TrainJob, again
+from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr, warn_on_stderr
 
 HOUR_S: Final = 3600.0
@@ -171,7 +171,7 @@ class RecoveryPolicy:
 
     def _change_to(self, job: TrainJob, placement: Placement, why: str) -> None:
         """Have other ranks train from now on."""
-        self.job, self.placement = again(job), placement
+        self.job, self.placement = job.again(), placement
         self._memory.place.note_takeover(why)
 
     def _look(self) -> bool:

@@ -22,7 +22,7 @@ from tutti.records.run_folder import RunFolder
 from tutti.replica import local
 from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import Job, layout_of
+from tutti.run.jobs import Recipe, layout_of
 from tutti.run.resume import Resume
 from tutti.state import Saved
 from tutti.strategies import Solo, Strategy, Sync
@@ -108,7 +108,7 @@ def _takes_over(strategy: Strategy, earlier: TrainConfig) -> bool:
 
 @contextmanager
 def laid_out(
-    job: Job,
+    recipe: Recipe,
     comm: Communicator,
     task: Task,
     strategy: Strategy,
@@ -116,14 +116,15 @@ def laid_out(
     ends: Callable[[], str | None] | None = None,
 ) -> Iterator[Assembly]:
     """Lay the model out for training, with the state of a checkpoint if there is one (collective)."""
-    layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
+    config = recipe.config
+    layout, work = layout_of(config, comm.size), task.workload(config.batch_size)
     saved = None
     if checkpoint is not None:
-        saved = saved_for(checkpoint, comm, strategy, job.config, task.dataset)
+        saved = saved_for(checkpoint, comm, strategy, config, task.dataset)
     with closing(portion_of(layout, comm, task.module, work)) as portion:
         if saved is not None:
             load_model(portion.module, saved)
-        yield assemble(job, comm, task, strategy, portion, saved, ends)
+        yield assemble(recipe, comm, task, strategy, portion, saved, ends)
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:

@@ -33,7 +33,7 @@ def training(config: TrainConfig, together: bool) -> str:
     """Describe the training in a line."""
     schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
     of = "" if together else " of each worker"
-    length = _plural(config.epochs, "epoch") if config.epochs else _plural(config.steps or 0, "step")
+    length = plural(config.epochs, "epoch") if config.epochs else plural(config.steps or 0, "step")
     return (
         f"training: {length} by {config.optimizer.removeprefix('object:')}, learning rate {config.lr:g}, "
         f"{schedule}, batch size {config.batch_size:,}{of}"
@@ -78,7 +78,7 @@ def speed(summary: Summary) -> str:
     """Describe the speed of the training."""
     ranks = ranks_text(summary.ranks_in_turn or (summary.world.ranks,))
     return (
-        f"trained {_plural(summary.steps, 'step')} ({_passes(summary)}) on {ranks} in "
+        f"trained {plural(summary.steps, 'step')} ({_passes(summary)}) on {ranks} in "
         f"{summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
     )
 
@@ -86,15 +86,14 @@ def speed(summary: Summary) -> str:
 def _passes(summary: Summary) -> str:
     """Count the epochs of a run, in words."""
     if summary.complete:
-        return _plural(summary.epochs, "epoch")
+        return plural(summary.epochs, "epoch")
     return (
-        f"{_plural(summary.epochs - 1, 'epoch')} and part of one"
-        if summary.epochs > 1
-        else "part of an epoch"
+        f"{plural(summary.epochs - 1, 'epoch')} and part of one" if summary.epochs > 1 else "part of an epoch"
     )
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """Name a number of things."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -129,7 +128,7 @@ def _waiting(history: Sequence[EpochRecord]) -> Iterator[str]:
         shares = [wait / own if own else 0.0 for wait, own in zip(waited, whole, strict=True)]
         most = shares.index(max(shares))
         changed = any(len(record.ranks) != len(ranks) for record in history)
-        on = f" on {_plural(len(ranks), 'rank')}" if changed else ""
+        on = f" on {plural(len(ranks), 'rank')}" if changed else ""
         yield (
             f"waiting for others: {sum(waited) / sum(whole):.0%} of the time{on}; "
             f"rank {most} the most, {shares[most]:.0%} of its own"

@@ -16,6 +16,7 @@ from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
+from tutti.errors import BadOption
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.placement import split_off_servers
@@ -32,12 +33,12 @@ from tutti.run.build import (
     reseed,
     seeded,
 )
-from tutti.run.checks import check_job, check_predictions
-from tutti.run.jobs import Job, load_job
+from tutti.run.checks import check_predictions, check_recipe
+from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
 from tutti.run.recording import Recording
 from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
-from tutti.run.saving import refuse_over
+from tutti.run.saving import is_over
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Home
@@ -76,7 +77,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         check_writable(config.out)
     checkpoint = _checkpoint(comm, job)
     with seeded(config.seed):
-        strategy = check_job(job, comm.size, comm.hosts)
+        strategy = check_recipe(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
         team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
@@ -123,7 +124,10 @@ def _train(
     with laid_out(job, comm, task, strategy, checkpoint, ends) as parts:
         reseed(job.config.seed, 1 + parts.portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
-        refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
+        if comm.broadcast_object(is_over(job.deadline)):  # before an earlier run's folder is changed
+            raise BadOption(
+                f"--time-limit is '{job.config.time_limit}', which is over before the first step; give more"
+            )
         saved, step, not_restored = parts.saved, 0, tuple[str, ...]()
         if checkpoint is not None and saved is not None:
             refuse_shorter(checkpoint, saved, parts.schedule)
@@ -154,14 +158,14 @@ def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
 
 
 def work_or_serve(
-    job: Job, team: Communicator, module: nn.Module, strategy: Strategy, work: Callable[[], R]
+    recipe: Recipe, team: Communicator, module: nn.Module, strategy: Strategy, work: Callable[[], R]
 ) -> R | None:
     """Return the result of a worker's `work`; None on a server, which serves until the workers are done."""
-    servers, config = team.servers, job.config
+    servers, config = team.servers, recipe.config
     if servers is None or not servers.serving:
         return work()
     assert isinstance(strategy, Centred), "others are refused with servers"
-    optimizer = build_optimizer(job, module)
+    optimizer = build_optimizer(recipe, module)
     replica = place(module, team, Home.PRIVATE)
     # A request to stop may reach all ranks; the workers act on it.
     with stoppable():

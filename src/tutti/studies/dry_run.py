@@ -33,7 +33,7 @@ from tutti.run.build import (
     resolved,
     seeded,
 )
-from tutti.run.checks import check_job, check_predictions
+from tutti.run.checks import check_predictions, check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.optimization import build_optimizer
@@ -62,7 +62,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
     job = load_job(payload, DryRunJob)
     planned, config, placement = job.planned, job.planned.config, job.ranks
     hosts = max(1, len(placement.hosts))
-    strategy = check_job(planned, placement.ranks, hosts)
+    strategy = check_recipe(planned, placement.ranks, hosts)
     with seeded(config.seed):
         with shapes_alone():
             dataset = open_config_data(job, comm)
