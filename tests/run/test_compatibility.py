@@ -74,7 +74,6 @@ def test_an_unfit_pairing_is_refused_naming_what_fits(
         ({"parallel": "sharded", "balance": "speed"}, "--parallel sharded does not go with --balance speed"),
         ({"parallel_options": {"microbatches": 2}}, "--parallel.microbatches needs --parallel: name a way"),
         ({"levels": 2}, "--levels 2 needs --servers"),
-        ({"max_failures": 3}, "--max-failures 3 needs --on-failure"),
         ({"parallel": "sharded", "on_failure": "shrink"}, "use --on-failure respawn"),
         ({"parallel": "sharded", "device": "cuda"}, "--parallel sharded does not go with --device cuda"),
         (

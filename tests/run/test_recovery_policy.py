@@ -22,19 +22,19 @@ from tutti.records.resize_request import (
     request_workers,
 )
 from tutti.run.config import TrainConfig
-from tutti.run.recovery_policy import HOUR_S, RecoveryPolicy
+from tutti.run.recovery_policy import MOST_LOSSES, RecoveryPolicy
 from tutti.run.train_job import TrainJob
 
 
 @contextmanager
 def policy_of(
-    folder: Path, on_failure: str = "respawn", workers: int = 3, max_failures: int = 10
+    folder: Path, on_failure: str = "respawn", workers: int = 3
 ) -> Iterator[tuple[RecoveryPolicy, StateMemory, Stopping]]:
     """The policy of a run that has a copy of its state."""
     with closing(StateMemory()) as memory, SignalWatch([]) as signals:
         memory.place.note_folder(folder)
         memory.place.publish(1, {"step": 1})
-        config = TrainConfig("mlp", data="digits", on_failure=on_failure, max_failures=max_failures)
+        config = TrainConfig("mlp", data="digits", on_failure=on_failure)
         stopping = Stopping(signals)
         job = TrainJob(config, memory=memory.place)
         yield RecoveryPolicy(job, place_ranks(workers), memory, stopping), memory, stopping
@@ -67,16 +67,15 @@ def test_the_next_ranks_follow_from_the_end_of_the_last(
                 assert policy.job.takeover == str(end)
 
 
-def test_one_loss_too_many_within_an_hour_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("tutti.run.recovery_policy.time.monotonic", lambda: now)
-    with policy_of(tmp_path, max_failures=2) as (policy, _, _):
-        lost = PeerLost([1], "killed by signal 9")
-        policy.go_on_after(lost)
-        now = HOUR_S
-        policy.go_on_after(lost)
-        policy.go_on_after(lost)
-        with pytest.raises(PeerLost, match="killed by signal 9; it was loss 3 within an hour"):
+def test_losses_between_which_the_run_comes_no_further_end_it(tmp_path: Path) -> None:
+    lost = PeerLost([1], "killed by signal 9")
+    with policy_of(tmp_path) as (policy, memory, _):
+        for _ in range(MOST_LOSSES):
+            policy.go_on_after(lost)
+        memory.place.publish(2, {"step": 2})
+        for _ in range(MOST_LOSSES):
+            policy.go_on_after(lost)
+        with pytest.raises(PeerLost, match=f"killed by signal 9; it was loss {MOST_LOSSES + 1} in a row"):
             policy.go_on_after(lost)
 
 

@@ -180,17 +180,6 @@ def test_one_that_is_left_goes_on_with_the_options_of_the_strategy_and_takes_oth
     torch.testing.assert_close(weights_of(longer), weights_of(straight), rtol=0, atol=1e-12)
 
 
-def test_a_run_that_loses_too_many_leaves_the_state_to_go_on_from(tmp_path: Path) -> None:
-    deaths = [(0, 2), (1, 4), (0, 6)]
-    out = str(tmp_path / "run")
-    lasting = {**OPTIONS, "callbacks": Killed(tmp_path, deaths)}
-    with pytest.raises(PeerLost, match=r"SIGKILL.*loss 3 within an hour"):
-        tutti.train(model(), workers=2, on_failure="respawn", max_failures=2, out=out, **lasting)
-    alone = tutti.train(model(), workers=2, **OPTIONS)
-    resumed = tutti.train(model(), workers=2, resume=out, callbacks=tutti.Callback(), **OPTIONS)
-    assert torch.equal(weights_of(resumed), weights_of(alone))
-
-
 class FailsAfterLoss(tutti.Callback):
     """Kills rank 1 after an epoch; the ranks that go on fail.
 

@@ -63,6 +63,11 @@ class MemoryPlace:
         return max((found[_NUMBER] for _, found in self.described()), default=0)
 
     @property
+    def step(self) -> int:
+        """The step of the last copy; -1: there is none."""
+        return max((found["step"] for _, found in self.described()), default=-1)
+
+    @property
     def takeover(self) -> str | None:
         """Why ranks last took over from others; None: none did."""
         text = self._read(_TAKEOVER)

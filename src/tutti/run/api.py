@@ -115,7 +115,6 @@ class TrainOptions(TypedDict, total=False):
     checkpoint: str
     keep: int
     on_failure: str
-    max_failures: int
     hang_timeout: str
     skip_nonfinite: int
     log: str

@@ -35,7 +35,7 @@ MAY_DIFFER: Final = frozenset(
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "monitor", "patience", "target", "restore_best"),
         *("time_limit", "checkpoint", "keep", "log", "out"),
-        *("predictions", "callbacks", "on_failure", "max_failures", "hang_timeout"),
+        *("predictions", "callbacks", "on_failure", "hang_timeout"),
         "skip_nonfinite",
     }
 )
