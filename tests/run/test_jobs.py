@@ -45,7 +45,7 @@ def test_files_are_missed_before_any_rank_starts_without_torch_too(tmp_path: Pat
     command = [sys.executable, "-m", "tutti", "train", "net.py:net", "-n", "2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (2, "")  # no plan
-    assert "the model 'net.py:net' is in no file" in done.stderr
+    assert "net.py:net' is in no file" in done.stderr
 
 
 @pytest.mark.parametrize(("asked", "refused"), [("10s", True), ("off", False), ("60s", False)])

@@ -300,15 +300,9 @@ def _print_beginning(parts: Assembly) -> None:
 def _print_end(
     outcome: RunOutcome, summary: Summary, dataset: DataSet, pipeline: PipelineRecord | None
 ) -> None:
-    history, validate = outcome.history, outcome.config.validate
-    lines = summary_lines.result(summary, dataset.labels)
-    if isinstance(dataset.train, StreamedPart):
-        lines.append(summary_lines.loading(history))
-    lines += summary_lines.exchanges(history)
+    lines = [*summary_lines.result(summary, dataset.labels), *summary_lines.exchanges(outcome.history)]
     if pipeline is not None:
         lines.append(summary_lines.bubble(pipeline))
-    if validate != "pause" and dataset.validation is not None:
-        lines.append(summary_lines.validation(validate, history))
     if outcome.folder is not None:
         lines.append(f"run folder: {outcome.folder}")
     print(*lines, sep="\n", flush=True)

@@ -52,7 +52,6 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
 def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
     """Open the data of a configuration as a model sees them (collective)."""
     config = recipe.config
-    # Names of classes that were not as many as the classes are not known any more.
     if config.split is not None or not (other or trained.labels):
         return seen_as(open_config_data(recipe, comm), trained)
     if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
@@ -63,10 +62,7 @@ def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: boo
 
 
 def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataSet:
-    """Other data, seen by the model as it saw the data that it was trained on.
-
-    They get the same scale, the same classes and the same order of columns.
-    """
+    """Give other data the scale and the classes of the data that a model was trained on."""
     columns = () if chosen else dataset.columns
     dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))
     here, there = dataset.classes, trained.classes

@@ -47,7 +47,8 @@ class Recipe:
         if isinstance(value, str) and value.startswith(OBJECT):
             raise BadOption(
                 f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
-                f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
+                f"configuration cannot bring back; run that script again, name one with {flag(field)}, or "
+                "give a model again: tutti.load(run, model=...)"
             )
         return value
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from tutti.data.columns import Columns, columns_of, sequences_in
 from tutti.data.parts import DataSet, Part, Scale
 from tutti.errors import BadData
@@ -31,7 +28,7 @@ def part_named(dataset: DataSet, name: str) -> Part:
 
 
 def aligned(name: str, part: Part, columns: Sequence[str], trained: TrainedOn) -> Part:
-    """Return a part of other data with its inputs in the order of training.
+    """Return a part of other data with its several inputs in the order of training.
 
     Args:
         name: of the data, for messages.
@@ -42,19 +39,22 @@ def aligned(name: str, part: Part, columns: Sequence[str], trained: TrainedOn) -
     Raises:
         BadData: inputs are missing, or are of another shape or another kind of numbers.
     """
-    stored, order = part.stored_inputs, _order_of(name, columns, trained.columns)
-    if order is not None and isinstance(stored, Tensor):
-        part = replace(part, stored_inputs=stored.index_select(1, torch.tensor(order, device=stored.device)))
+    there = trained.columns
+    if columns and there and not there[0].isdecimal() and tuple(columns) != tuple(there):
+        raise BadData(
+            f"{name} has the inputs {', '.join(columns[:10])}, but the model was trained on "
+            f"{', '.join(there[:10])}; give these, in this order"
+        )
     if trained.inputs:
         part = _in_columns(trained, part)
     stored = part.stored_inputs
-    there = trained.dtype or ("uint8" if trained.mean else "")
+    known = trained.dtype or ("uint8" if trained.mean else "")
     here = "" if isinstance(stored, Columns) else str(stored.dtype).removeprefix("torch.")
-    if here and there and _kind(here) != _kind(there):
-        hint = ", from 0 to 255" if there == "uint8" else ""
+    if here and known and _kind(here) != _kind(known):
+        hint = ", from 0 to 255" if known == "uint8" else ""
         raise BadData(
-            f"the inputs of {name} are {here}, but the model was trained on {there}{hint} ({trained.name}); "
-            f"convert them, as by array.astype('{there}')"
+            f"the inputs of {name} are {here}, but the model was trained on {known}{hint} ({trained.name}); "
+            f"convert them, as by array.astype('{known}')"
         )
     if part.shape != trained.of_inputs:
         raise BadData(
@@ -69,10 +69,7 @@ def _kind(dtype: str) -> str:
 
 
 def _in_columns(trained: TrainedOn, part: Part) -> Part:
-    """Put the inputs that a model takes in its order, with sequences as such and as long as those it knows.
-
-    Other data may by chance have sequences of equal length, or shorter ones than a model was made for.
-    """
+    """Put the inputs that a model takes in its order, and sequences as long as those it knows."""
     stored, names = part.stored_inputs, tuple(one.name for one in trained.inputs if one.name)
     columns = columns_of(stored)
     there = stored.names if isinstance(stored, Columns) else ()
@@ -87,23 +84,3 @@ def _in_columns(trained: TrainedOn, part: Part) -> Part:
         for one, column in zip(trained.inputs, ordered, strict=True)
     )
     return replace(part, stored_inputs=Columns(tuple(found), names))
-
-
-def _order_of(name: str, columns: Sequence[str], trained: Sequence[str]) -> list[int] | None:
-    """Return where other data have the columns of training; None: as they were there.
-
-    Data without names, such as arrays, are taken as they are. So are positions in a table without a line of
-    names: its target may be elsewhere.
-    """
-    numbers = all(one.isdecimal() for one in trained)
-    if not (columns and trained) or [*columns] == [*trained]:
-        return None
-    if numbers and sorted(columns) != sorted(trained):
-        return None
-    missing = next((one for one in trained if columns.count(one) != 1), None)
-    if missing is not None:
-        raise BadData(
-            f"{name} has {columns.count(missing) or 'no'} inputs called '{missing}', on which the model was "
-            f"trained; it has {', '.join(columns[:10])}: call them as in training, each once"
-        )
-    return [columns.index(one) for one in trained]

@@ -16,18 +16,18 @@ from tutti.run.survival import survive
 from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr
 
-CODE: Final = {
-    "model": "model",
-    "data": "data set",
-    "strategy": "strategy",
-    "optimizer": "optimizer",
-    "schedule": "schedule",
-    "loss": "loss",
-    "metrics": "metric",
-    "augment": "augmentation",
-    "callbacks": "callback",
-}
-"""The fields that may name Python files, and what those hold."""
+CODE: Final = (
+    "model",
+    "data",
+    "strategy",
+    "optimizer",
+    "schedule",
+    "loss",
+    "metrics",
+    "augment",
+    "callbacks",
+)
+"""The fields that may name Python files."""
 
 
 def run(job: Job) -> object:
@@ -51,11 +51,11 @@ def run(job: Job) -> object:
 
 def check_files(config: TrainConfig) -> None:
     """Refuse files of code and of models that the configuration names and that are not there."""
-    for field, kind in CODE.items():
+    for field in CODE:
         for name in str(getattr(config, field)).split(","):
             where = name.rpartition(":")[0].strip()
             if where.endswith(".py"):
-                find_file(where, name.strip(), kind)
+                find_file(where, name.strip(), field)
     if names_file(config.model):
         find_file(config.model, config.model, "model")
 

@@ -44,7 +44,6 @@ from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Home
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
-from tutti.terminal import warn_on_stderr
 
 R = TypeVar("R")
 
@@ -123,7 +122,6 @@ def _train(
     ends = None if context.ends is None else partial(context.ends, comm)
     with laid_out(job, comm, task, strategy, checkpoint, ends) as parts:
         reseed(job.config.seed, 1 + parts.portion.peers.rank)
-        warn_if_short(strategy, parts.schedule.updates, comm)
         if comm.broadcast_object(is_over(job.deadline)):  # before an earlier run's folder is changed
             raise BadOption(
                 f"--time-limit is '{job.config.time_limit}', which is over before the first step; give more"
@@ -145,16 +143,6 @@ def _train(
             # Why, whoever has started these ranks has said.
             print(resumed_text(replace(start, why="")), flush=True)
         return AssembledRun(job, comm, parts, context, sampler, recording, start).execute()
-
-
-def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
-    """Warn of a run that ends before the workers have exchanged much."""
-    if comm.rank == 0 and comm.size > 1 and 1 < strategy.period >= steps:
-        warn_on_stderr(
-            f"each worker makes {steps} steps, and with strategy '{strategy.name}' they exchange something "
-            f"after every {strategy.period}, so they learn next to nothing from each other; train longer, or "
-            "have them exchange more often"
-        )
 
 
 def work_or_serve(
