@@ -14,7 +14,6 @@ from tutti.launch.placement import place_ranks
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import Stopping
 from tutti.records.resize_request import (
-    REQUEST,
     ResizeRequest,
     answer_request,
     read_request,
@@ -183,12 +182,6 @@ def test_a_request_stands_alone_until_its_answer_is_read(
     answer_request(tmp_path, request, "for another one", agreed=True)
     remove_request(tmp_path, request)
     assert read_request(tmp_path) == other
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"workers": "many"}', "[]"])
-def test_what_is_no_request_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / REQUEST).write_text(text)
-    assert read_request(tmp_path) is None
 
 
 def test_a_request_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tutti.errors import BadOption, HostLost, LauncherLost, PeerLost
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Host, Placement, place_ranks
 from tutti.run.config import TrainConfig
-from tutti.run.remaining_hosts import SLOW_S, after_loss
+from tutti.run.recovery_policy import SLOW_S, after_loss
 from tutti.run.train_job import TrainJob
 
 
@@ -85,12 +85,6 @@ def test_ranks_go_on_where_there_are_places(
     assert on(after_loss(placement, lost, all_but(*dead), shrinks=True)) == shrunk
 
 
-def test_a_slow_host_is_waited_for_where_no_other_can_take_its_place() -> None:
-    busy = Busy(slow=["c"])
-    placement = after_loss(placed("a:2,b:2,c:2", 4), B_LOST, busy.answers, shrinks=False)
-    assert (on(placement), busy.asked) == ({"a": 2, "c": 2}, [["c"], ["c", "b"]])
-
-
 def test_a_slow_host_is_not_waited_for_where_another_stands_by_and_is_asked_again_at_the_next_loss() -> None:
     busy = Busy(slow=["c"], dead=["b"])
     once = after_loss(placed("a:2,b:2,c:2,d:2", 4), B_LOST, busy.answers, shrinks=False)
@@ -117,11 +111,6 @@ def test_a_lost_server_is_replaced_whoever_shrinks() -> None:
     # Ranks 2 and 5 are servers.
     assert on(after_loss(placement, PeerLost([2, 5], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 2}
     assert on(after_loss(placement, PeerLost([3], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 1}
-
-
-def test_a_run_of_which_no_worker_is_left_ends() -> None:
-    with pytest.raises(PeerLost, match="none is left"):
-        after_loss(placed("a:1"), PeerLost([0], "killed"), all_but(), shrinks=True)
 
 
 def test_the_first_host_has_to_be_this_machine_and_the_launcher_ours(monkeypatch: pytest.MonkeyPatch) -> None:

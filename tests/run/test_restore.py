@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadCheckpoint, BadOption, RunStopped
+from tutti.errors import BadCheckpoint, BadOption
 from tutti.records.checkpoints import FOLDER, step_folder
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -252,20 +252,6 @@ def test_schedules_go_on_whatever_they_keep_and_change(place: Path, tmp_path: Pa
     assert apart(run, tmp_path / "whole") == 0
 
 
-def test_a_finished_run_can_be_longer_and_its_schedule_is_that_of_the_longer_run(
-    whole_anywhere: Path, place: Path, tmp_path: Path
-) -> None:
-    run = shutil.copytree(whole_anywhere, tmp_path / "run", symlinks=True)
-    outcome = train(replace(config_of(place, ""), epochs=5, out=str(run)), 2, Resume(run))
-    longer = train(replace(config_of(place, ""), epochs=5, out=str(tmp_path / "longer")), 2)
-    assert RunFolder(run).finished
-    assert [one.step for one in outcome.history] == [5, 10, 15, 20, 25]
-    # From its end on.
-    assert [one.lr for one in outcome.history[3:]] == [one.lr for one in longer.history[3:]]
-    assert all(one.lr != other.lr for one, other in zip(outcome.history[:3], longer.history[:3], strict=True))
-    assert RunFolder(run).starts().records[-1].step == 3 * UPDATES
-
-
 @pytest.mark.parametrize(
     ("strategy", "length", "end"),
     [
@@ -303,10 +289,7 @@ def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
 
 @pytest.mark.parametrize(
     ("before", "after", "ranks"),
-    [
-        *(("sync", "local", 2), ("local", "local", 3), ("easgd_sync", "sync", 2), ("local", "sync", 1)),
-        *(("sync", "solo", 1), ("solo", "sync", 2), ("solo", "local", 2), ("solo", "diloco", 1)),
-    ],
+    [("sync", "local", 2), ("local", "local", 3), ("solo", "sync", 2), ("solo", "diloco", 1)],
 )
 def test_another_strategy_or_other_ranks_go_on_with_the_learning_rate_of_the_step(
     place: Path, tmp_path: Path, before: str, after: str, ranks: int
@@ -434,13 +417,3 @@ def test_python_code_goes_on_with_what_it_gave(given: str, tmp_path: Path) -> No
         assert torch.equal(ours, theirs)
     with pytest.raises(BadOption, match=r"batch_size=7 \(was 30\)"):
         tutti.train(model or make(), DATA, **options, optimizer=adam, batch_size=7, resume=tmp_path / "run")
-
-
-def test_python_code_that_is_stopped_is_told_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving, "stop_requested", lambda: True)
-    options: dict[str, Any] = {"workers": 1, "threads": 1, "quiet": True, "out": str(tmp_path / "run")}
-    with pytest.raises(RunStopped, match=f"resume='{tmp_path / 'run'}'"):
-        tutti.train("mlp", DATA, **options, epochs=10**6)
-    assert RunFolder(tmp_path / "run").starts().records[0].step == 0

@@ -29,8 +29,9 @@ from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
 from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
-from tutti.run.build import reseed, seeded
+from tutti.run.build import seeded
 from tutti.run.config import BUDGET_S, MEASURED, Options, TrainConfig
+from tutti.run.jobs import Recipe
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run
@@ -72,7 +73,7 @@ class Result:
 
 
 class TrainOptions(TypedDict, total=False):
-    """The fields of `TrainConfig` that are not arguments of their own of `tutti.train`: its `**options`."""
+    """The `**options` of `tutti.train`: the other fields of `TrainConfig`."""
 
     model_options: Options
     data_options: Options
@@ -232,7 +233,7 @@ def _job(
 ) -> tuple[TrainJob, RunOutcome | None]:
     """Return the job that arguments make, and its outcome if it is a run that has come to its end."""
     began = time.time()
-    # What is left at its default is not said, so that a resumed run goes on with what it had.
+    # A resumed run goes on with what it had where an argument is left at its default.
     left = [name for name, one in given.items() if one is None or (isinstance(one, str) and one == "auto")]
     values, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
     if "workers" not in left:
@@ -253,9 +254,7 @@ def _job(
         if outcome is not None:
             outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
     elif asked:
-        measured: Any = load_object(
-            "tutti.studies.autotune.plan:measured", "measurement"
-        )  # of runs like this
+        measured: Any = load_object("tutti.studies.autotune.plan:measured", "measurement")
         config = measured(config, asked, BUDGET_S, objects, quiet)
     job = TrainJob(
         config,
@@ -286,32 +285,30 @@ def _refuse_wrong(
         if given[name] is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
     refuse_built(given["optimizer"])
-    for name in ("optimizer", "schedule", "loss", "metrics", "callbacks"):
+    several = cast("Sequence[object]", given["callbacks"])
+    for one in several if isinstance(several, list | tuple) else [several]:
+        refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
+    for name in ("optimizer", "schedule", "loss", "metrics"):
         value = given[name]
-        for one in value if name in ("metrics", "callbacks") and isinstance(value, list | tuple) else [value]:
-            if name == "callbacks":
-                refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
-            elif not (one is None or isinstance(one, str) or callable(one)):
+        for one in value if name == "metrics" and isinstance(value, list | tuple) else [value]:
+            if not (one is None or isinstance(one, str) or callable(one)):
                 raise BadOption(f"{name} is {one!r}; give a name or a function, as help(tutti.train) says")
 
 
 def _in_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook, whose cell shows what ranks print."""
+    """Return whether this process is the kernel of a notebook, whose cell shows what ranks print."""
     ipython = sys.modules.get("IPython")
-    # That of a terminal has no kernel.
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
     """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given."""
-    pair = isinstance(data, tuple | list) and any(isinstance(one, DataLoader) for one in data)
-    if pair:
-        loaders = [Unloaded.of(one) if isinstance(one, DataLoader) else one for one in cast("Any", data)]
-    elif isinstance(data, DataLoader):
-        loaders = [Unloaded.of(data)]
-    else:
+    pair = isinstance(data, tuple | list)
+    given: Any = data if pair else [data]
+    loaders = [Unloaded.of(one) if isinstance(one, DataLoader) else one for one in given]
+    first = next((one for one in loaders if isinstance(one, Unloaded)), None)
+    if first is None:
         return data
-    first = next(one for one in loaders if isinstance(one, Unloaded))
     options.setdefault("batch_size", first.batch_size)
     if not quiet:
         print(first.said, flush=True)
@@ -341,17 +338,16 @@ def refuse_built(optimizer: object) -> None:
         )
 
 
-def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Module:
-    """The caller's module, or a new one, with the trained weights."""
-    if not isinstance(model, nn.Module):
-        with ONE_AT_A_TIME, seeded(job.config.seed):
-            reseed(job.config.seed, 0)
-            options = job.config.model_options
-            built = models.build(job.given("model"), outcome.shape, outcome.outputs, options)
+def _trained_model(model: object, recipe: Recipe, outcome: RunOutcome) -> nn.Module:
+    """Return the caller's module, or a new one, with the trained weights."""
+    config = recipe.config
+    if isinstance(model, nn.Module):
+        built = model
+    else:
+        with ONE_AT_A_TIME, seeded(config.seed):
+            built = models.build(recipe.given("model"), outcome.shape, outcome.outputs, config.model_options)
         if outcome.config.precision == "fp64":
             built = Arithmetic("fp64").prepare(built)
-    else:
-        built = model
     assert outcome.weights is not None
     bring_back(outcome.weights, built)
     return built

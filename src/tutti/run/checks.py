@@ -36,10 +36,10 @@ _PACES: Final = {
 
 _WORKERS: Final = {
     Pace.TOGETHER: "make each update together, from one batch",
-    Pace.ABREAST: "have batches of their own and make every step at the same time",
-    Pace.FREE: "have batches of their own and wait for nobody",
+    Pace.ABREAST: "make every step at the same time, each from its batches",
+    Pace.FREE: "train on batches of their own, and do not wait",
 }
-"""The workers of a pace, in words."""
+"""What the workers of a pace do."""
 
 
 def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = False) -> Strategy:

@@ -23,9 +23,9 @@ from tutti.data.streaming.part import StreamedPart
 from tutti.data.unlabelled import open_inputs
 from tutti.records.files import refusing
 from tutti.run.build import open_config_data, seeded
+from tutti.run.evaluate import aligned, part_named
 from tutti.run.jobs import load_job
 from tutti.run.prediction_files import Meaning, PredictionFile
-from tutti.run.seen import aligned, part_named
 from tutti.run.train_job import PredictJob
 from tutti.run.trained import Predictor, load_trained
 from tutti.run.trained_run import UNUSED, find_run

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiError, UserError
+from tutti.errors import BadOption, BadRunFolder, HostLost, LauncherLost, PeerLost, TuttiError, UserError
 from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
 from tutti.launch.stop_request import Stopping
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
-from tutti.run.remaining_hosts import after_loss
 from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr, warn_on_stderr
 
@@ -233,3 +232,61 @@ class RecoveryPolicy:
 def ranks_text(count: int, kind: str = "rank") -> str:
     """Name a number of ranks."""
     return f"{count} {kind}{'' if count == 1 else 's'}"
+
+
+SLOW_S: Final = 60.0
+"""Time to answer of hosts that no other host can replace: they may only be busy."""
+
+Answering = Callable[[Sequence[str], float], Sequence[str]]
+"""Returns which of some hosts answer within some seconds."""
+
+
+def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:
+    """Place the ranks that go on.
+
+    Hosts that were lost, or do not answer at once, are waited for only if the others have too few places.
+
+    Args:
+        placement: of the ranks before.
+        lost: what was lost of these.
+        answers: asks hosts other than this machine, the first one.
+        shrinks: lost workers are not replaced.
+
+    Raises:
+        PeerLost: no hosts are left that have places for them.
+    """
+    first, *others = (*placement.places, *placement.away)
+    lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set()
+    suspects = lost_hosts | {host.name for host in placement.away}
+    others.sort(key=lambda host: (host.name in lost_hosts, host.name in suspects))
+
+    def room() -> int:
+        return first.ranks + sum(host.ranks for host in others if host.name in there)
+
+    wanted = placement.workers - _lost_workers(placement, lost.ranks) * shrinks
+    there = set(answers([host.name for host in others if host.name not in suspects], PROBE_S))
+    if room() < wanted:
+        silent = [host.name for host in others if host.name not in there]
+        say_on_stderr(f"{lost}; waiting up to {SLOW_S:g} s for {', '.join(silent)}")
+        there |= set(answers(silent, SLOW_S))
+    workers = min(wanted, room()) if shrinks else wanted
+    if workers < 1:
+        raise lost.adding("none is left to go on") from lost
+    left = (first, *(host for host in others if host.name in there))
+    if room() < workers:
+        raise lost.adding(
+            f"only {', '.join(host.name for host in left)} left, with too few places for {workers} workers: "
+            "go on by --resume and other --hosts; next time name more hosts than -n needs, so that some "
+            "stand by, or let fewer workers go on, by --on-failure shrink"
+        ) from lost
+    away = tuple(host for host in others if host.name not in there)
+    return replace(placement, workers=workers, hosts=fill(left, workers), places=left, away=away)
+
+
+def _lost_workers(placement: Placement, ranks: Sequence[int]) -> int:
+    """Return how many of the lost ranks were workers."""
+    first, count = 0, 0
+    for host, with_servers in zip(placement.hosts, placement.hosts_with_servers, strict=True):
+        count += len(set(range(first, first + host.ranks)) & set(ranks))
+        first += with_servers.ranks
+    return count

@@ -31,8 +31,8 @@ from tutti.records.output_kinds import Kind, kind_of
 from tutti.records.run_folder import TrainedOn
 from tutti.run.build import seeded
 from tutti.run.config import TrainConfig
+from tutti.run.evaluate import aligned, scale_seen
 from tutti.run.jobs import Recipe
-from tutti.run.seen import aligned, scale_seen
 from tutti.run.trained_run import UNUSED, TrainedRun, find_run
 from tutti.training.evaluation import evaluating
 from tutti.training.precision import FP32, Arithmetic
