@@ -266,7 +266,7 @@ def corrupt(tmp_path: Path) -> None:
         ("own_models.py:narrow", "cannot take a batch of shape (2, 1, 8, 8)"),
         ("own_models.py:number", "int"),
         ("own_models.py:wade", "did you mean 'wide'?"),
-        ("--config busy", "is not JSON"),
+        ("--config busy", "cannot read the configuration"),
         ("--out busy", "busy"),
         ("--out full", "is not empty"),
         ("--device mps", "Known: cpu, cuda"),

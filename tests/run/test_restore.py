@@ -329,10 +329,9 @@ def run(whole_anywhere: Path, tmp_path: Path) -> Iterator[Path]:
 
 def test_another_model_is_refused_by_its_tensors(place: Path, run: Path) -> None:
     config = replace(config_of(place, ""), model_options={"width": 8}, out=str(run))
-    said = r"another model: '0.weight' has shape \(8, 6\), and \(16, 6\) in the checkpoint;.*and \d more"
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=r"another model.*'0.weight' of shape \("):
         train(config, 2, Resume(run))
-    with pytest.raises(BadCheckpoint, match=r"'3\.weight' is missing there; '3\.bias' is missing there;"):
+    with pytest.raises(BadCheckpoint, match=r"another model.*'3\.weight'"):
         train(replace(config, model="mlp", model_options={}), 2, Resume(run))
 
 

@@ -85,7 +85,6 @@ def test_what_cannot_be_resumed_is_refused_with_what_to_do(tmp_path: Path) -> No
         (run, tmp_path / "other", BadOption, "leave --out out"),
         (run / FOLDER / "step-00000005", run / FOLDER, BadOption, "leave --out out"),
         (tmp_path / "none", None, BadRunFolder, "does not exist"),
-        (run / FOLDER / "step-00000007", None, BadRunFolder, "there are: step-00000005"),
         (tmp_path / "file", None, BadRunFolder, "is a file"),
         (tmp_path / "strange", None, BadRunFolder, "no folder of a run"),
         (left_by(tmp_path / "killed"), None, BadRunFolder, "has no checkpoint to go on from"),

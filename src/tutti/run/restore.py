@@ -26,7 +26,7 @@ from tutti.run.jobs import Recipe, layout_of
 from tutti.run.resume import Resume
 from tutti.state import Saved
 from tutti.strategies import Solo, Strategy, Sync
-from tutti.terminal import say_on_stderr, warn_on_stderr
+from tutti.terminal import warn_on_stderr
 from tutti.training.run_parts import Schedule
 
 
@@ -46,12 +46,10 @@ def _newest(resume: Resume) -> Checkpoint | None:
     found, passed_over = newest(resume.folder / checkpoints.FOLDER)
     for sentence in passed_over:
         warn_on_stderr(sentence)
-    if passed_over and found is not None:
-        say_on_stderr(f"going on from {found.path.name}")
     if found is None and (not resume.auto or RunFolder(resume.folder).finished):
         raise BadCheckpoint(
-            f"{resume.folder} has no checkpoint that is whole; train again in another folder, if it has come "
-            "to its end with --weights, which takes the folder of a run, from its final weights"
+            f"{resume.folder} has no checkpoint that is whole; train again in another folder, or with "
+            "--weights, which takes the final weights of a run"
         )
     return found
 
@@ -101,7 +99,7 @@ def saved_for(
 
 
 def _takes_over(strategy: Strategy, earlier: TrainConfig) -> bool:
-    """Tell whether workers know all that those of another strategy knew: the optimizer's state alone."""
+    """Return whether workers knew as much under the other strategy: the optimizer's state alone."""
     kept = earlier.strategy_options.get("compress", "none") != "none"
     return {strategy.name, earlier.strategy} == {Solo.name, Sync.name} and not kept
 
@@ -135,31 +133,23 @@ def load_model(module: nn.Module, saved: Saved) -> None:
         if name.startswith("weights/")
     }
     own = {name: local(parameter.detach()) for name, parameter in module.named_parameters()}
-    differ = [f"'{name}' is missing there" for name in own if name not in weights]
-    differ += [f"'{name}' is in the checkpoint alone" for name in weights if name not in own]
-    differ += [
-        f"'{name}' has shape {tuple(parameter.shape)}, and {tuple(weights[name].shape)} in the checkpoint"
-        for name, parameter in own.items()
-        if name in weights and weights[name].shape != parameter.shape
-    ]
-    if differ:
-        more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
+    shapes, saved_shapes = ({name: one.shape for name, one in these.items()} for these in (own, weights))
+    if shapes != saved_shapes:
+        differ = dict(sorted(set(shapes.items()) ^ set(saved_shapes.items())))
+        listed = ", ".join(f"'{name}' of shape {tuple(shape)}" for name, shape in differ.items())
         raise BadCheckpoint(
-            f"the checkpoint is of another model: {'; '.join(differ[:3])}{more}; resume with the model that "
-            "the run began with"
+            f"the checkpoint is of another model, as only one of them has {listed}; resume with the model "
+            "that the run began with"
         )
     for name, parameter in own.items():
         parameter.copy_(weights[name])
 
 
 def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> None:
-    """Refuse a run that would have come to its end before the checkpoint.
-
-    One that ends with the checkpoint's last step has its final weights to make.
-    """
+    """Refuse a run that would have come to its end before the checkpoint."""
     training, per_epoch = saved.shared["training"], schedule.batches.updates
     begun = training["epoch"] * per_epoch
-    # Of other workers nobody has counted yet what is left of the epoch for them.
+    # Other workers have other batches left in the epoch.
     alike = training.get("per_epoch", per_epoch) == per_epoch
     made = begun + saved.shared["batches"]["rounds"][0] if alike else begun
     if max(made, begun + 1) > schedule.updates:
@@ -174,8 +164,8 @@ def history_of(saved: Saved) -> list[EpochRecord]:
     return [parse_record(text, EpochRecord) for text in saved.shared["training"]["history"]]
 
 
-def anew(saved: Saved, worker: Any) -> list[str]:
-    """Return, in words, what begins anew."""
+def not_restored(saved: Saved, worker: Any) -> list[str]:
+    """Return what is not restored."""
     if "worker" not in saved.shared:
         return ["all that the workers of the other strategy knew"]
     return [] if saved.own is not None else list(worker.restarts)

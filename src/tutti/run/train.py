@@ -50,7 +50,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
 from tutti.run.recording import Recording, observed
-from tutti.run.restore import anew, found_by, history_of, laid_out, refuse_shorter
+from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
 from tutti.run.saving import Saving, is_over, saving
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -185,7 +185,7 @@ def _start_of(job: TrainJob, comm: Communicator, parts: Assembly, checkpoint: Ch
     )
     if checkpoint is not None and parts.saved is not None:
         refuse_shorter(checkpoint, parts.saved, parts.schedule)
-        lost = tuple(anew(parts.saved, parts.workers.worker))
+        lost = tuple(not_restored(parts.saved, parts.workers.worker))
         start = replace(start, step=checkpoint.step, anew=lost)
         if comm.rank == 0 and not job.quiet:
             print(resumed_text(start), flush=True)

@@ -36,21 +36,13 @@ UNUSED: Final = frozenset(vars(TrainConfig())) - {"model", "model_options"}
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run whose model is put to use.
-
-    Attributes:
-        folder: of the run.
-        config: that it was trained with.
-        data: that it was trained on, as it saw them.
-        weights: the place of its weights: see `tutti.exports.sources.read_from`.
-        notes: what a user should know of them, a sentence each.
-    """
+    """A run whose model is put to use."""
 
     folder: Path
-    config: TrainConfig
-    data: TrainedOn
-    weights: Path
-    notes: tuple[str, ...] = ()
+    config: TrainConfig  # of the training
+    data: TrainedOn  # as the model saw them
+    weights: Path  # a place for `tutti.exports.sources.read_from`
+    notes: tuple[str, ...] = ()  # what a user should know of the weights, a sentence each
 
 
 def find_run(
