@@ -27,7 +27,7 @@ from tutti.records.checkpoints import newest, tidy
 from tutti.records.json_lines import Json
 
 _SLOT: Final = 1 << 24
-"""The room for a text on the page, in bytes, of which only what is written takes memory."""
+"""The room for a text on the page, in bytes, which takes memory only where it is written."""
 
 _LENGTH: Final = 8
 """The size of the number before a text: its length, 0 if there is none."""
@@ -44,8 +44,8 @@ class MemoryPlace:
     """The address of the memory.
 
     Attributes:
-        page: that of the page.
-        copies: those of the two copies.
+        page: of the page.
+        copies: of the two copies.
     """
 
     page: FileAddress
@@ -175,7 +175,7 @@ class StateMemory:
         self.place = MemoryPlace(page, (copies[0], copies[1]))
 
     def want_copy(self, wanted: bool) -> None:
-        """Have the ranks copy their state as soon as they can, or no more than they do by themselves."""
+        """Ask the ranks to copy their state as soon as they can, or withdraw that."""
         os.pwrite(self._made[0], bytes([wanted]), _WANTED)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class Checkpoint:
         path: of its folder.
         step: how many steps were done.
         ranks: how many have left their state.
-        score: how good the model is, the higher the better; None: nobody has measured it.
+        score: how good the model is, the higher the better; None: unknown.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
@@ -43,7 +43,7 @@ class Checkpoint:
         return (self.path / name).read_bytes()
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of a safetensors file; whoever changes them does not change the file."""
+        """Return the tensors of a safetensors file; the file does not change with them."""
         return load_file(self.path / name)
 
     @cached_property
@@ -54,9 +54,8 @@ class Checkpoint:
     def saved(self, rank: int, ranks: int) -> Saved:
         """Return what a rank is given to go on from.
 
-        Tensors that one rank has saved whole are mapped from its file; whoever changes them does not change
-        the file. The others are put together each time that they are asked for, and are not kept: all ranks
-        of a host may go on at the same time.
+        Tensors that one rank has saved whole are mapped from its file, privately. The others are put together
+        each time that they are asked for, and are not kept: all ranks of a host may go on at the same time.
         """
         same = ranks == self.ranks
         alone = named([self._states[rank].alone]) if same else None

@@ -141,7 +141,7 @@ class Saver:
         self.close()
 
     def close(self) -> None:
-        """End, whatever is being written."""
+        """End at once."""
         if self._writer is not None:
             self._writer.close()
         self._snapshot.close()

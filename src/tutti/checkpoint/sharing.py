@@ -1,6 +1,6 @@
 """A checkpoint that rank 0 has, for the ranks of all hosts.
 
-Hosts that do not see its folder, or the memory that it is in, get its files into memory of their own.
+Hosts that do not see its folder, or the memory that it is in, get its files into their memory.
 """
 
 from __future__ import annotations

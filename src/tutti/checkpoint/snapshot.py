@@ -61,7 +61,7 @@ class Room:
         return _round_up(sum(_round_up(most, _FILE_ALIGNMENT) for most in self.most), _PAGE)
 
     def holds(self, sizes: Sizes) -> bool:
-        """Tell whether files of these sizes have room."""
+        """Return whether files of these sizes have room."""
         return all(size <= most for size, most in zip(sizes, self.most, strict=True))
 
 
@@ -82,7 +82,7 @@ class MemorySnapshot:
 
     Args:
         comm: all ranks.
-        host: those that share memory with this one.
+        host: the ranks that share memory with this one.
         given: the memory to copy to; None: it is made, and given back when rank 0 closes it or ends.
     """
 

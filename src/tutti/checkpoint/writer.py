@@ -54,7 +54,7 @@ class Writer:
             return WriterAnswer(step, "the process that writes it was killed")
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process at once."""
         self._step = None
         if self._connection is not None:
             self._connection.close()

@@ -165,8 +165,8 @@ def train(
         schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
             update.
         loss: a name, a loss module of torch, or a function (outputs, targets) -> mean over the samples, or
-            (sum of the losses, weight to divide it by): a sum of any denominator is divided by that of the
-            whole batch, over all ranks and passes.
+            (sum of the losses, weight to divide it by): the sum is divided by the weight of the whole
+            batch, over all ranks and passes.
         metrics: comma-separated names, or a list of names and functions: (outputs, targets) -> one value a
             sample, or a number for all of them; or as scikit-learn's, (y_true, y_pred) -> a number.
         sampling: draws the samples of an epoch with replacement: "balanced", each class equally often, or a
@@ -188,7 +188,7 @@ def train(
 
     Returns:
         The trained model, the history and the summary. A module that was given is the trained one: its
-        weights, and what it has changed in attributes of its own, are those of rank 0; it keeps its dtype.
+        weights and its buffers are rank 0's; it keeps its dtype.
         Another model has the trained dtype: float64 with precision="fp64".
 
     Raises:

@@ -40,7 +40,7 @@ def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
 
 @contextmanager
 def as_arguments(*, of_loop: bool = False) -> Iterator[None]:
-    """Spell the options in a `UserError` as arguments of `tutti.train`, or those that a loop has."""
+    """Spell the options in a `UserError` as arguments of `tutti.train` or of a loop."""
     try:
         yield
     except UserError as error:

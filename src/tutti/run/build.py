@@ -65,7 +65,7 @@ DEFAULT_EPOCHS: Final = 20
 """Passes over the training samples, when neither epochs nor steps is given."""
 
 FEW: Final = 5
-"""Up to so many classes are told by their names."""
+"""The most classes that are listed by name."""
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def open_config_data(
 
 
 def data_seed(config: TrainConfig) -> int:
-    """Return the seed of the data that a function makes: that of the data which were split, if they were."""
+    """Return the seed of the data that a function makes; a file of splits has its own."""
     if config.split is None:
         return config.seed
     found = seed_of_data(Path(split_of(config.split)[0]).expanduser())
@@ -338,7 +338,7 @@ def class_weights_of(config: TrainConfig, trained: TrainedOn | None) -> str | Te
 class Assembly:
     """The parts of a training run on one rank."""
 
-    config: TrainConfig  # with all that was left open filled in
+    config: TrainConfig  # with everything that was left open filled in
     task: Task  # learned by this rank's portion of the model
     strategy: Strategy
     portion: Portion
@@ -414,7 +414,7 @@ def assemble(
 def resolved(
     config: TrainConfig, comm: Communicator, task: Task, strategy: Strategy, optimizer: Optimizer
 ) -> TrainConfig:
-    """Return the configuration with all that was left open filled in."""
+    """Return the configuration with everything that was left open filled in."""
     names = ",".join(metric.name for metric in task.objective.metrics) or "none"
     # Another host may have more memory, or less, and the parts and the order of the samples are to stay.
     streamed = decided(config.data, isinstance(task.dataset.train, StreamedPart))

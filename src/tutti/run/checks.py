@@ -86,7 +86,7 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
         yield f"--accumulate {c.accumulate} does not go with --strategy.every {strategy.passes}; give one"
     if compared and pace is not Pace.TOGETHER:
         yield (
-            f"{name} gives every worker batches of its own, so it does not follow sequential training; "
+            f"{name} gives every worker other batches, so it does not follow sequential training; "
             "compare one that makes each update together, such as '--strategy sync'"
         )
     for (option, value), needed in () if compared else _PACES.items():

@@ -130,7 +130,7 @@ class TrainConfig:
     weights: str | None = option(
         None,
         "begin with these weights in place of the model's first ones: a run folder, a checkpoint, or what "
-        "else 'tutti export' reads; the optimizer begins anew",
+        "else 'tutti export' reads; the optimizer is new",
     )
     data: str = option(
         "digits",
@@ -209,7 +209,7 @@ class TrainConfig:
     balance: str = option(
         "none",
         "when workers differ in speed: split each batch by speed, where all make one update together; or "
-        "hand out batches to whoever asks (queue), where workers wait for nobody",
+        "hand out batches to workers that ask (queue), where these do not wait for each other",
         ("none", "speed", "queue"),
     )
     threads: int | None = option(
@@ -248,7 +248,7 @@ class TrainConfig:
     )
     accumulate: int = option(
         1,
-        "compute each worker's part of an update in so many passes, one after the other, and add up their "
+        "compute each worker's part of an update in this number of passes, and add up their "
         "gradients: memory for a part of the batch, and the same training",
         least=1,
     )
@@ -336,7 +336,7 @@ class TrainConfig:
     )
     skip_nonfinite: int = option(
         0,
-        "so many updates in a row are skipped if a gradient or a loss is NaN or inf, and the rank is named; "
+        "skip up to this number of updates in a row whose gradient or loss is NaN or inf, and name the rank; "
         "0: no gradient is looked at, and such a loss ends the run",
         least=0,
     )
@@ -382,7 +382,7 @@ class TrainConfig:
         """Return the same configuration but for some fields.
 
         Options of a part go with it: another strategy begins with its own defaults. Epochs that are given
-        take the place of steps, and steps that of epochs.
+        replace steps, and steps replace epochs.
 
         Args:
             given: new values by field; the options of a part after the part.
@@ -499,7 +499,7 @@ def _given(config: TrainConfig, row: str) -> str:
 
 
 def _refused(config: TrainConfig) -> Iterator[str]:
-    """Describe what a configuration cannot be, whatever the strategy."""
+    """Describe what a configuration cannot be under any strategy."""
     for one, other, why in _TOGETHER:
         if (first := _given(config, one)) and (second := _given(config, other)):
             yield f"{first} does not go with {second}: {why}; leave one of them out"

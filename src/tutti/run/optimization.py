@@ -89,7 +89,7 @@ def load_optimizer(
     options: list[Values] = schedule["options"]
     stepped = 0
     fits = length.has_length_of(training.shared) and schedule["state"] is not None
-    # What ReduceLROnPlateau has set came of the losses so far: to step it anew would not give that.
+    # The rate of ReduceLROnPlateau comes from the losses so far; steps would not repeat it.
     if lr is not None and not isinstance(lr, ReduceLROnPlateau) and not fits:
         # As far as is certain now: the trainer makes the other steps once it knows the batches.
         begun = training.shared["epoch"] * length.batches.updates

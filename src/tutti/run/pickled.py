@@ -85,7 +85,7 @@ class Pickled:
         return self if self.held is None else replace(self, held=bytearray(self._memory()))
 
     def free(self) -> None:
-        """Free the file's memory: nobody loads the object any more. Nothing happens if it is in use here."""
+        """Free the file's memory, unless the object is in use here; it cannot be loaded afterwards."""
         if isinstance(self.held, FileAddress) and self.held not in _mapped.values():
             file = self.held.open()
             os.ftruncate(file, 0)

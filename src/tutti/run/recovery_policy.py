@@ -148,7 +148,7 @@ class RecoveryPolicy:
             placement = replace(before, workers=workers, hosts=fill(before.places, workers))
             return self._on_hosts(placement), placement
         job = replace(self.job, config=self.job.config.changed({"workers": str(workers)}))
-        # Ranks that were lost may hold their memory still, and fewer need no more.
+        # Lost ranks may still hold their memory, and fewer need less.
         return job, job.placement(memory_bytes=sys.maxsize if workers < before.workers else None)
 
     def _on_hosts(self, placement: Placement) -> TrainJob:
@@ -187,7 +187,7 @@ class RecoveryPolicy:
         return False
 
     def _begin(self, folder: Path, request: ResizeRequest) -> None:
-        """Have a copy taken for a request, or refuse it."""
+        """Ask for a copy for a request, or refuse it."""
         self._cancel_resize()
         resize = _Resize(folder, request, self.job, self.placement, self._memory.place.copies_taken)
         if request.workers == self.placement.workers:

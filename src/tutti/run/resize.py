@@ -26,7 +26,7 @@ _GONE_S: Final = 600.0
 
 
 def resize(run: str | Path, workers: int) -> str:
-    """Have a run go on with more or fewer workers, while it trains.
+    """Change the number of workers of a run while it trains.
 
     The run copies its state at the next step, and new ranks go on from there. With strategy `sync` or
     `paramserver` the batch stays the same, and so does what is learned. It needs the run to be on this
@@ -63,7 +63,7 @@ def resize(run: str | Path, workers: int) -> str:
     if request is None:
         raise BadRunFolder(
             f"{path} is being asked for another number of workers already; wait for the answer to that, or "
-            f"remove {path / REQUEST} if nobody asks"
+            f"remove {path / REQUEST} if no 'tutti resize' is running"
         )
     try:
         found = read_request(path)

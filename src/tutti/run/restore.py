@@ -34,7 +34,7 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
     """Find the checkpoint to go on from (collective); rank 0 says which ones are damaged.
 
     Returns:
-        The checkpoint; None: the run begins anew.
+        The checkpoint; None: the run begins.
     """
     found: Checkpoint | None = None
     if comm.rank == 0:

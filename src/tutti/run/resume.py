@@ -23,7 +23,7 @@ AUTO: Final = "auto"
 """Goes on with the run in --out if it has a checkpoint, and begins it if it has none."""
 
 SOLO: Final = "solo"
-"""The strategy of one worker by itself."""
+"""The strategy of one worker."""
 
 _STREAM: Final = "stream"
 """The option of `tutti.data.streaming.options`, which imports torch."""

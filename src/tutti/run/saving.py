@@ -60,7 +60,7 @@ class Saving:
         return facts_of(self._parts.config, self._parts.task.dataset) if self._comm.rank == 0 else {}
 
     def save(self, step: int, state: State, decision: Decision) -> None:
-        """Keep this rank's state; that of the end, or of a stop, is on the disk when this returns."""
+        """Keep this rank's state; a final one is on the disk when this returns."""
         if self._memory is not None and decision.copy:
             self._memory.save(step, self._parts.portion.to_save(state), self._facts)
         if self._disk is None or not decision.save:
@@ -90,7 +90,7 @@ def saving(
     Args:
         comm: the workers.
         parts: of the run.
-        folder: on rank 0, that of the run.
+        folder: of the run, on rank 0.
         memory: where the state is copied to; None: nowhere.
         deadline: when the run is to stop, in seconds since the epoch.
         write: the run has a folder.

@@ -37,7 +37,7 @@ def run_program(
     """Run a Python file on every rank of this machine, or of several hosts.
 
     Returns:
-        The exit code: 0, or that of a program which has saved its state and stopped because it was asked to.
+        The exit code: 0, or the program's own if it has saved its state and stopped as it was asked to.
 
     Raises:
         BadOption: there is no such file.

@@ -305,7 +305,7 @@ class FittedRun:
         heartbeat: Progress,
         weights: dict[str, Any],
     ) -> Trainer:
-        """Return the trainer, with all that observes it; `weights` gets the trained ones."""
+        """Return the trainer with its observers; `weights` gets the trained ones."""
 
         def keep() -> None:
             weights.update(self.parts.portion.state())
@@ -395,7 +395,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
     if job.memory is not None:
         # At once: ranks that come after these must know it as theirs, whenever these are lost.
         job.memory.note_folder(folder.path.absolute())
-    # Ranks that were lost may not be gone yet, though they write no more.
+    # Lost ranks may not be gone yet, though they no longer write.
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
         folder = replace(folder, lock=lock, together=not context.alone)
         if lock.problem is not None:

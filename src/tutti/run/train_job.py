@@ -109,7 +109,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class EvaluateJob(Job):
-    """An evaluation of a trained model: `config` is that of its run, with what is to be different now."""
+    """An evaluation of a trained model; `config` is its run's, with what is different now."""
 
     entry: ClassVar[str] = "tutti.run.evaluate:work"
 
@@ -122,7 +122,7 @@ class EvaluateJob(Job):
 
 @dataclass(frozen=True)
 class PredictJob(Job):
-    """The predictions of a trained model: `config` is that of its run, with what is to be different now."""
+    """The predictions of a trained model; `config` is its run's, with what is different now."""
 
     entry: ClassVar[str] = "tutti.run.predict:work"
 
