@@ -14,7 +14,7 @@ import torch
 
 from tests.checkpoint.states import check, state_of
 from tests.comm.ranks import World
-from tutti.checkpoint import sharing
+from tutti.checkpoint import reading
 from tutti.checkpoint.reading import newest, open_checkpoint
 from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
@@ -56,8 +56,8 @@ def share(comm: Communicator, folder: Path, sees: bool, step: int) -> Path:
     found = open_checkpoint(folder / "latest") if comm.rank == 0 else None
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank >= 2 and not sees:
-            patch.setattr(sharing, "_sees", lambda *_: False)
-        checkpoint = sharing.for_all(TwoHosts(comm), found)  # type: ignore[arg-type]
+            patch.setattr(reading, "_sees", lambda *_: False)
+        checkpoint = reading.for_all(TwoHosts(comm), found)  # type: ignore[arg-type]
     assert checkpoint.facts == {"epoch": step}
     check(checkpoint.saved(comm.rank, 4), comm.rank, 4, step, 3)
     return checkpoint.path

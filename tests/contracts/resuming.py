@@ -53,7 +53,6 @@ class Course:
         own_loop: whether it is a loop of the user's, which changes the weights between two steps.
         in_turn: whether one worker steps after the other: then those that wait for nobody do the same in each
             run of processes, too.
-        stops: whether the state is taken in the middle.
     """
 
     strategy: Strategy
@@ -64,7 +63,6 @@ class Course:
     late: bool = False
     own_loop: bool = False
     in_turn: bool = False
-    stops: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,16 +129,14 @@ def begin(comm: Communicator, course: Course) -> Left | None:
     replica.in_own_loop = course.own_loop
     worker = course.strategy.worker(replica, comm, optimizer, Clip())
     _train(comm, course, replica, worker, optimizer, range(STOP))
-    weights, state, options = module.state_dict(), State(), options_of(optimizer)
-    if course.stops:
-        comm.barrier()
-        worker.settle()
-        weights, state, options = deepcopy((module.state_dict(), worker.state(), options_of(optimizer)))
-        worker.resume()
-        comm.barrier()
-        worker.settle()
-        worker.resume()
-        comm.barrier()
+    comm.barrier()
+    worker.settle()
+    weights, state, options = deepcopy((module.state_dict(), worker.state(), options_of(optimizer)))
+    worker.resume()
+    comm.barrier()
+    worker.settle()
+    worker.resume()
+    comm.barrier()
     worker.traffic.take()
     _train(comm, course, replica, worker, optimizer, range(STOP, course.steps))
     final = _finished(comm, course, replica, worker)

@@ -11,7 +11,6 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.run.build import build_model, deal, seeded
-from tutti.run.checks import refused_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import TrainJob
 from tutti.strategies import EASGD, Local, Solo, Strategy, Sync
@@ -51,9 +50,3 @@ def test_an_update_of_any_strategy_is_computed_in_as_many_passes_as_wanted(strat
     assert all(len(update) == 4 for mine in found for update in mine)
     assert sum(found[0][0]) == (8 // ranks if together else 8)
     assert sum(sum(update) for mine in found for update in mine) == 19
-
-
-def test_passes_are_given_once() -> None:
-    assert not list(refused_strategy(Sync(every=2), TrainConfig()))
-    (message,) = refused_strategy(Sync(every=2), TrainConfig(accumulate=3))
-    assert message.startswith("--accumulate 3 does not go with --strategy.every 2")

@@ -26,8 +26,6 @@ from tutti.run import evaluate, predict
 from tutti.run import train as training
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import EvaluateJob, PredictJob, TrainJob
-from tutti.studies.ensemble.evaluation import predict_work
-from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -292,22 +290,6 @@ def test_several_inputs_by_name_and_sequences_are_predicted_from_files(
     for ranks, hosts in ((1, None), (3, 2)):
         out = predicted(run, f"{tmp_path}/new.jsonl", tmp_path / "out.npy", ranks, hosts, trust=True)
         assert np.allclose(np.load(out), wanted, rtol=0, atol=1e-6)
-    # An ensemble of its checkpoints takes the same inputs.
-    both = str(tmp_path / "both")
-    assert main(["ensemble", str(run), "--part", "train", "--out", both, "-n", "1", "--trust"]) == 0
-    named = {name: given[name] for name in options["columns"]}
-    places = sorted((run / "checkpoints").glob("step-*"))
-    values = [tutti.load(place, trust=True).probabilities(named) for place in places]
-    job = EnsemblePredictJob(
-        TrainConfig.from_json({"data": f"{tmp_path}/new.jsonl"}),
-        both,
-        f"{tmp_path}/both.npy",
-        other_data=True,
-        trust=True,
-    )
-    VirtualWorld(2).run(lambda comm: predict_work(comm, pickle.dumps(job)))
-    assert len(values) == 2
-    assert np.allclose(np.load(tmp_path / "both.npy"), np.mean(values, axis=0), rtol=0, atol=1e-6)
     job = EvaluateJob(
         TrainConfig.read(run, True).changed({"validation": 0.0, "data_options": {}}),
         str(run),

@@ -227,26 +227,8 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(
     assert apart(tmp_path / "run", whole_anywhere) == 0
 
 
-MULTIPLIED = """
-from torch.optim.lr_scheduler import LRScheduler
-
-class Growing(LRScheduler):
-    def __init__(self, optimizer):
-        self.made = {0: "an integer is a key of what this keeps"}
-        super().__init__(optimizer)
-    def get_lr(self):
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] = group["weight_decay"] * 1.5 + 0.01
-        return [group["lr"] * 0.9 for group in self.optimizer.param_groups]
-"""
-
-
-@pytest.mark.parametrize("schedule", ["MultiStepLR", "grow.py:Growing"])
-def test_schedules_go_on_whatever_they_keep_and_change(place: Path, tmp_path: Path, schedule: str) -> None:
-    (place / "grow.py").write_text(MULTIPLIED)
-    options = {"milestones": [3, 9]} if schedule == "MultiStepLR" else {}
-    name = schedule if options else f"{place}/{schedule}"
-    config = config_of(place, "", schedule=name, schedule_options=options)
+def test_a_schedule_of_torch_goes_on(place: Path, tmp_path: Path) -> None:
+    config = config_of(place, "", schedule="MultiStepLR", schedule_options={"milestones": [3, 9]})
     train(replace(config, out=str(tmp_path / "whole")), 2)
     run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
     assert apart(run, tmp_path / "whole") == 0
@@ -361,19 +343,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert "tutti: warning: " in capsys.readouterr().err
     assert RunFolder(run).starts().records[-1].step == MIDDLE
     assert apart(run, whole_anywhere) == 0
-
-
-def test_a_strategy_of_the_users_own_goes_on_with_what_its_workers_knew(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom tutti.strategies import Local\n\n"
-        "@dataclass(frozen=True)\nclass Mine(Local):\n    pass\n"
-    )
-    options = {"strategy": f"{tmp_path / 'mine.py'}:Mine", "strategy_options": {"every": 2}}
-    config = replace(config_of(place, "", **options), out=str(tmp_path / "whole"))
-    train(config, 2)
-    run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
-    assert RunFolder(run).starts().records[-1].anew == ()
-    assert apart(run, tmp_path / "whole") == 0
 
 
 # From Python.

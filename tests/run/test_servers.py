@@ -81,11 +81,3 @@ def test_a_server_learns_what_the_centre_in_shared_memory_learns() -> None:
     assert shared.weights is not None
     for name, tensor in served.weights.items():
         assert tensor.allclose(shared.weights[name], rtol=1e-12, atol=1e-12)
-
-
-def test_processes_train_with_a_server() -> None:
-    options = {"epochs": 6, "lr": 0.003, "batch_size": 32, "quiet": True}
-    result = tutti.train("mlp", "digits", strategy="downpour", workers=2, servers=1, **options)
-    assert result.summary.test is not None
-    assert result.summary.test.metrics["accuracy"] > 0.9
-    assert (result.config.workers, result.config.servers) == ("2", 1)

@@ -13,8 +13,7 @@ from typing import BinaryIO, cast
 
 from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.checkpoint.reading import Checkpoint
-from tutti.checkpoint.sharing import MemoryCheckpoint, received
+from tutti.checkpoint.reading import Checkpoint, MemoryCheckpoint, received
 from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
 from tutti.comm.base import Communicator
 from tutti.records.checkpoints import Manifest

@@ -20,8 +20,7 @@ from typing import Self, cast
 
 from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
-from tutti.checkpoint.writer import Writer
-from tutti.checkpoint.writer_process import Order, WriterAnswer
+from tutti.checkpoint.writer_process import Order, Writer, WriterAnswer
 from tutti.comm.base import Communicator
 from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import remove_unfinished

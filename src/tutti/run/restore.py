@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
-from tutti.checkpoint.sharing import for_all
+from tutti.checkpoint.reading import Checkpoint, for_all, newest, open_checkpoint
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
