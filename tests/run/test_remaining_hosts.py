@@ -116,8 +116,8 @@ def test_a_lost_server_is_replaced_whoever_shrinks() -> None:
 def test_the_first_host_has_to_be_this_machine_and_the_launcher_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     job = TrainJob(TrainConfig(model="mlp", data="digits", on_failure="respawn"), write=False)
     job.check(placed("localhost:1,b:1"))
-    with pytest.raises(BadOption, match=r"not for --hosts whose first one, node7.*--resume auto"):
+    with pytest.raises(BadOption, match=r"from the first of them.*--resume auto"):
         job.check(placed("node7:1,localhost:1"))
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with pytest.raises(BadOption, match=r"not for ranks that mpirun starts.*--resume auto"):
+    with pytest.raises(BadOption, match=r"that tutti starts itself.*--resume auto"):
         job.check(Placement(2, 1, launcher=Launcher.MPIRUN))

@@ -64,9 +64,6 @@ from tutti.training.validation import ValidationPlan
 DEFAULT_EPOCHS: Final = 20
 """Passes over the training samples, when neither epochs nor steps is given."""
 
-FEW: Final = 5
-"""The most classes that are listed by name."""
-
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
@@ -236,16 +233,18 @@ def graph_of(
     config: TrainConfig, objective: Objective, replica: Replica, batches: Batches
 ) -> GraphedPass | None:
     """Return what computes forward and backward by a CUDA graph; None where no graph does."""
-    part, loss, obstacle = batches.part, objective.loss, None
-    if part.device.type != "cuda":
-        obstacle = "samples that do not lie on a GPU"
-    elif isinstance(batches, Queue) or batches.augment is not None or config.precision == "fp16":
-        obstacle = "batches from a queue, changed samples, or fp16"
-    elif loss.weighed or loss.whole or isinstance(part.stored_inputs, Columns):
-        obstacle = "several inputs, or a loss that gets all outputs or has a denominator of its own"
-    if obstacle is not None and config.cuda_graph == "on":
-        raise BadOption(f"--cuda-graph on is not for {obstacle}; use --cuda-graph off")
-    if obstacle is not None or config.cuda_graph == "off":
+    part, loss = batches.part, objective.loss
+    fits = (
+        part.device.type == "cuda"
+        and not (isinstance(batches, Queue) or batches.augment is not None or config.precision == "fp16")
+        and not (loss.weighed or loss.whole or isinstance(part.stored_inputs, Columns))
+    )
+    if not fits and config.cuda_graph == "on":
+        raise BadOption(
+            "--cuda-graph on is for samples of one input on a GPU, batches that nothing changes, and a loss "
+            "of each sample; use --cuda-graph off"
+        )
+    if not fits or config.cuda_graph == "off":
         return None
     if config.cuda_graph == "auto" and not can_be_recorded(replica.module, loss):
         return None
@@ -287,11 +286,8 @@ class Task:
         data, of = self.dataset, self.objective
         parts = {name: len(part) for name in PARTS if (part := getattr(data, name)) is not None}
         sizes = summary_lines.counts(self.name, self.parameters, data.name, parts, data.shape)
-        names = f" ({', '.join(data.labels)})" if data.labels and len(data.labels) <= FEW else ""
         kind = (
-            summary_lines.plural(outputs_for(data), "number")
-            if data.classes is None
-            else f"{data.classes} classes{names}"
+            f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
         )
         return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
 
@@ -314,6 +310,11 @@ class Task:
 def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = None) -> Task:
     """Build the model, and check that all fits; `trained` is what it was trained on, if on other data."""
     config = recipe.config
+    if config.predictions and dataset.validation is None:
+        raise BadOption(
+            "--predictions is for the validation part, and there is none; give --validation a share, or "
+            "--split"
+        )
     arithmetic = Arithmetic(config.precision, config.layout, config.device)
     if arithmetic.has_room_for(dataset.nbytes):
         dataset = dataset.on(config.device)

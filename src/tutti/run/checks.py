@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from tutti import models, optim
-from tutti.data import DataSet
 from tutti.data.batches import check_split
 from tutti.errors import BadOption
 from tutti.load_object import names_object
@@ -68,15 +67,6 @@ def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = Fa
     if strategy.pace is Pace.TOGETHER:
         check_split(config.batch_size, workers)
     return strategy
-
-
-def check_predictions(config: TrainConfig, dataset: DataSet) -> None:
-    """Refuse to keep predictions of a part that there is not."""
-    if config.predictions and dataset.validation is None:
-        raise BadOption(
-            "--predictions is for the validation part, and there is none; give --validation a share, or "
-            "--split"
-        )
 
 
 def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False) -> Iterator[str]:

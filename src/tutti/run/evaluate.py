@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +29,6 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         The evaluation, equal on all ranks.
     """
     job = load_job(payload, EvaluateJob)
-    if comm.rank == 0:
-        for note in job.notes:
-            print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
     with seeded(job.config.seed):
         trained = RunFolder(Path(job.folder)).read(TrainedOn)
         dataset = open_seen(job, comm, trained, job.other_data)

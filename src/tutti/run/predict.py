@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -37,10 +36,7 @@ def work(comm: Communicator, payload: bytes) -> None:
     """Predict; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, PredictJob)
     run = find_run(job.place, job.trust, job.weights, UNUSED)
-    speaks = comm.rank == 0
-    for note in run.notes if speaks else ():
-        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
-    write_predictions(job, comm, load_trained(run, job.config.device, warn=speaks))
+    write_predictions(job, comm, load_trained(run, job.config.device, warn=comm.rank == 0))
 
 
 def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor) -> None:

@@ -45,7 +45,7 @@ from tutti.run.build import (
     seeded,
     trained_on,
 )
-from tutti.run.checks import check_predictions, check_recipe
+from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
@@ -147,7 +147,6 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
             if job.memory is None:  # Ranks that come after these read them again.
                 free_given_data(job, comm)
             task = prepare_task(job, dataset)
-            check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)
 

@@ -74,19 +74,13 @@ class TrainJob(Job):
                 f"--hang-timeout {config.hang_timeout} is for ranks that tutti starts, not {launcher.value}; "
                 f"give --hang-timeout {OFF}, or name the hosts by --hosts"
             )
-        if config.on_failure == STOP:
-            return
-        where = None
-        if launcher is not Launcher.ALONE:
-            where = f"ranks that {launcher.value} starts"
-        elif placement.hosts and not is_this_machine(placement.hosts[0].name):
-            where = f"--hosts whose first one, {placement.hosts[0].name}, is not this machine"
-        elif config.device != "cpu":
-            where = f"--device {config.device}"
-        if where is not None:
+        foreign = bool(placement.hosts) and not is_this_machine(placement.hosts[0].name)
+        if config.on_failure != STOP and (
+            launcher is not Launcher.ALONE or foreign or config.device != "cpu"
+        ):
             raise BadOption(
-                f"--on-failure {config.on_failure} is for ranks that tutti starts itself, on CPUs, from the "
-                f"first of --hosts, not for {where}; leave it out, and start a run that has ended again with "
+                f"--on-failure {config.on_failure} is for ranks on CPUs that tutti starts itself, with "
+                "--hosts from the first of them; leave it out, and start a run that has ended again with "
                 "--resume auto"
             )
 
@@ -117,7 +111,6 @@ class EvaluateJob(Job):
     part: str | None  # one of `PARTS`; None: the test part, or all of other data that have no parts
     weights: str  # where they are: see `tutti.exports.sources.read_from`
     other_data: bool = False  # than the run was trained on; they are scaled as its data were
-    notes: tuple[str, ...] = ()  # what to say of the weights
 
 
 @dataclass(frozen=True)

@@ -261,10 +261,7 @@ def load(
         Untrusted: it names code, and no run of this user has written it.
     """
     given = set() if model is None else {"model", "model_options"}
-    found = find_run(run, trust, replaced=UNUSED | given)
-    for note in found.notes:
-        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
-    return load_trained(found, model=model)
+    return load_trained(find_run(run, trust, replaced=UNUSED | given), model=model)
 
 
 def load_trained(

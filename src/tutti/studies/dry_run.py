@@ -33,7 +33,7 @@ from tutti.run.build import (
     resolved,
     seeded,
 )
-from tutti.run.checks import check_predictions, check_recipe
+from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.optimization import build_optimizer
@@ -67,7 +67,6 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
         with shapes_alone():
             dataset = open_config_data(job, comm)
         task = prepare_task(job, dataset)
-        check_predictions(config, task.dataset)
         optimizer = build_optimizer(job, task.module)
         state = state_per_byte(lambda module: build_optimizer(job, module))
         layout = layout_of(config, placement.workers)
