@@ -82,7 +82,7 @@ class RunContext:
     """What a run shares with others, where it is one of many."""
 
     follower: Progress = field(default_factory=Progress)  # is told how the run goes, on each rank
-    open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data  # collective
+    open_data: Callable[[Recipe, Communicator], DataSet] = open_config_data  # collective
     # Returns after each epoch why the run is to end with it (collective over the workers).
     ends: Callable[[Communicator], str | None] | None = None
     # The only run. Else the caller samples cores and memory, and flushes files (`finish_together`).
