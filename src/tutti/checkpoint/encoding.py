@@ -50,15 +50,10 @@ _HEADER_ALIGNMENT: Final = 64
 
 @dataclass
 class EncodedState:
-    """A rank's state in parts that can be written.
+    """A rank's state in parts that can be written."""
 
-    Attributes:
-        head: the JSON head.
-        tensors: by their names in the safetensors file, in its order; they are live.
-    """
-
-    head: bytes = b""
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    head: bytes = b""  # JSON
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # by their names, in order; they are live
 
     def header(self) -> bytes:
         """Return the beginning of the safetensors file, before the tensors."""
@@ -109,11 +104,7 @@ def decode(head: Json, tensors: Mapping[str, Tensor]) -> State:
 
 
 class _Encoder:
-    """The collector of all tensors of a state.
-
-    Attributes:
-        tensors: by the names that they get.
-    """
+    """The collector of all tensors of a state, by the names that they get."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}

@@ -41,12 +41,7 @@ _NUMBER: Final = "number"
 
 @dataclass(frozen=True)
 class MemoryPlace:
-    """The address of the memory.
-
-    Attributes:
-        page: of the page.
-        copies: of the two copies.
-    """
+    """The address of the memory."""
 
     page: FileAddress
     copies: tuple[FileAddress, FileAddress]
@@ -163,11 +158,7 @@ class MemoryPlace:
 
 
 class StateMemory:
-    """The memory, in the process that has made it; it is gone when that closes it or ends.
-
-    Attributes:
-        place: where ranks of this host find it.
-    """
+    """The memory, in the process that has made it; ranks of this host find it by `place`."""
 
     def __init__(self) -> None:
         self._made = [memfd.make_roomy(what) for what in ("state-page", "state-1", "state-2")]

@@ -40,15 +40,10 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Room:
-    """The place of a rank's files in the memory.
+    """The place of a rank's files in the memory."""
 
-    Attributes:
-        start: of its region.
-        most: how large each file may be.
-    """
-
-    start: int
-    most: Sizes
+    start: int  # of its region
+    most: Sizes  # how large each file may be
 
     @property
     def starts(self) -> list[int]:

@@ -144,10 +144,8 @@ def train(
     """Train a model in parallel, and wait for the result.
 
     The ranks are new processes, which get the arguments by value: a script needs no guard such as
-    `if __name__ == "__main__"`, and functions and classes of a notebook can be used. The process that forks
-    them has torch imported and is kept for later calls, which need not wait for that: until this process
-    ends, the environment changes, or five minutes have passed. In a program that mpirun or srun started, the
-    ranks that are there train instead.
+    `if __name__ == "__main__"`, and functions and classes of a notebook can be used. In a program that mpirun
+    or srun started, the ranks that are there train instead.
 
     Args:
         model: a name ("mlp", "package.module:factory", "file.py:factory"), an `nn.Module`, whose weights

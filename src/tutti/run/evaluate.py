@@ -90,13 +90,9 @@ def part_named(dataset: DataSet, name: str) -> Part:
 
 
 def aligned(name: str, part: Part, columns: Sequence[str], trained: TrainedOn) -> Part:
-    """Return a part of other data with its several inputs in the order of training.
+    """Return a part of other data, called `name`, with its several inputs in the order of training.
 
-    Args:
-        name: of the data, for messages.
-        part: of them.
-        columns: the names of the columns of a table; empty: it has none, or the user has chosen them.
-        trained: what the model was trained on.
+    `columns` are the names of the columns of a table; empty: it has none, or the user has chosen them.
 
     Raises:
         BadData: inputs are missing, or are of another shape or another kind of numbers.

@@ -23,15 +23,10 @@ from tutti.run.pickled import Pickled
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration, and the Python objects that stand behind its names.
-
-    Attributes:
-        config: the configuration.
-        objects: what was given as Python objects instead of names, by field of `config`.
-    """
+    """A configuration, and the Python objects that stand behind its names."""
 
     config: TrainConfig
-    objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)
+    objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)  # by field of `config`
 
     def given(self, field: str) -> Any:
         """Return the object that the caller gave for a field of the configuration, or else its value."""
@@ -55,19 +50,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Job(Recipe):
-    """The work of a command's ranks.
+    """The work of a command's ranks."""
 
-    Attributes:
-        entry: the function that each rank calls with the communicator and the pickled job, as
-            "package.module:function".
-        announced: the plan is printed in one line, unless the job is quiet.
-        quiet: print nothing.
-    """
+    entry: ClassVar[str]  # "package.module:function", which gets the communicator and the pickled job
+    announced: ClassVar[bool] = True  # the plan is printed in one line, unless the job is quiet
 
-    entry: ClassVar[str]
-    announced: ClassVar[bool] = True
-
-    quiet: bool = field(default=False, kw_only=True)
+    quiet: bool = field(default=False, kw_only=True)  # print nothing
 
     def placement(self, memory_bytes: int | None = None) -> Placement:
         """The ranks to start."""

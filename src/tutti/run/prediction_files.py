@@ -61,13 +61,7 @@ class Meaning:
 
 
 class PredictionFile(AbstractContextManager["PredictionFile"]):
-    """A file of predictions that is being written.
-
-    Args:
-        path: of the file.
-        samples: how many there will be.
-        meaning: of the values.
-    """
+    """A file of predictions that is being written; `samples` is how many there will be."""
 
     def __init__(self, path: Path, samples: int, meaning: Meaning) -> None:
         self._path, self._samples, self._meaning = path, samples, meaning
@@ -76,15 +70,12 @@ class PredictionFile(AbstractContextManager["PredictionFile"]):
         self._writer: Any = None
 
     def append(self, rows: Array, values: Array, dtype: type) -> None:
-        """Add some samples.
+        """Add some samples, by their numbers.
 
         Args:
-            rows: their numbers, of shape (samples,).
+            rows: numbers of shape (samples,).
             values: float64, of shape (samples, ...).
             dtype: np.float32 or np.float64: the precision that the values have.
-
-        Raises:
-            BadData: they do not fit into such a file.
         """
         if self._path.suffix == ".npy":
             self._append_array(np.ascontiguousarray(values, dtype))

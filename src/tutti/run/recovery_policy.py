@@ -53,18 +53,7 @@ class _Resize:
 
 
 class RecoveryPolicy:
-    """Decides which ranks train.
-
-    Args:
-        job: of the first ranks, with the place of the memory.
-        placement: theirs.
-        memory: has the state from which the next ranks start.
-        stopping: receives signals.
-
-    Attributes:
-        job: of the ranks that train now.
-        placement: theirs.
-    """
+    """Decides which ranks train; `job` and `placement` are those of now."""
 
     def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
         self.job, self.placement = job, placement
@@ -245,12 +234,6 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
     """Place the ranks that go on.
 
     Hosts that were lost, or do not answer at once, are waited for only if the others have too few places.
-
-    Args:
-        placement: of the ranks before.
-        lost: what was lost of these.
-        answers: asks hosts other than this machine, the first one.
-        shrinks: lost workers are not replaced.
 
     Raises:
         PeerLost: no hosts are left that have places for them.
