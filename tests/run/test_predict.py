@@ -19,12 +19,13 @@ from pyarrow import parquet
 import tutti
 from tutti.cli.main import main
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import unlabelled
+from tutti.data import DataSet, Part, unlabelled
 from tutti.errors import BadData, BadModel, BadOption, BadRunFolder
-from tutti.records.run_folder import RunFolder
+from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import evaluate, predict
 from tutti.run import train as training
 from tutti.run.config import TrainConfig
+from tutti.run.evaluate import seen_as
 from tutti.run.train_job import EvaluateJob, PredictJob, TrainJob
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
@@ -299,3 +300,16 @@ def test_several_inputs_by_name_and_sequences_are_predicted_from_files(
     )
     found = VirtualWorld(2).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))[0]
     assert found.metrics["accuracy"] == (wanted.argmax(1) == np.arange(count) % 3).mean()
+
+
+TRAINED = TrainedOn("pets", 3, ("cat", "cow", "dog"), (2,), (), (), 3, fill=(5.0, 6.0))
+
+
+def data_of(labels, numbers):
+    inputs = torch.tensor([[float("nan"), 1.0]] * len(numbers))
+    return DataSet("others", Part(inputs, torch.tensor(numbers)), None, None, len(labels), labels)
+
+
+def test_missing_values_become_the_means_of_training():
+    seen = seen_as(data_of(("cat", "cow"), [0, 1]), TRAINED)
+    assert seen.train.take(torch.tensor([1]))[0].tolist() == [[5, 1]]
