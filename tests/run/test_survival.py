@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,9 @@ import torch
 from torch import nn
 
 import tutti
-from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import PeerLost, RankFailed
-from tutti.launch.cores import Cores
-from tutti.launch.placement import share_host
-from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import Stopping
+from tutti.errors import RankFailed
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run_folder import RunFolder
-from tutti.run.config import TrainConfig
-from tutti.run.recovery_policy import RecoveryPolicy
-from tutti.run.train_job import TrainJob
 
 INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
 TARGETS = (INPUTS[:, 0] > 0).long()
@@ -201,17 +192,3 @@ def test_a_run_whose_new_ranks_fail_leaves_the_state_to_go_on_from(tmp_path: Pat
     alone = tutti.train(model(), workers=2, **OPTIONS)
     resumed = tutti.train(model(), workers=2, resume=out, callbacks=tutti.Callback(), **OPTIONS)
     assert torch.equal(weights_of(resumed), weights_of(alone))
-
-
-def test_a_run_shrinks_though_the_memory_of_lost_ranks_is_not_free_yet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    core = Cores(((0,),))
-    monkeypatch.setattr("tutti.launch.placement.allowed_cores", lambda: core)
-    monkeypatch.setattr("tutti.launch.placement.free_bytes", lambda: 0)
-    config = TrainConfig(model="mlp", data="digits", on_failure="shrink")
-    with closing(StateMemory()) as memory:
-        job = TrainJob(config, memory=memory.place)
-        policy = RecoveryPolicy(job, share_host(core, 3, None), memory, Stopping(SignalWatch([])))
-        policy.go_on_after(PeerLost([1], "killed"))
-        assert policy.placement.ranks == 2
