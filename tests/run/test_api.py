@@ -225,7 +225,6 @@ def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(
         {"loss": lambda outputs, targets: "x"},
         {"metrics": [5]},
         {"metrics": lambda outputs, targets: "x"},
-        {"quiet": "no"},
         {"time_limit": "1h"},  # of a run without a folder
     ],
 )

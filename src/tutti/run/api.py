@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -180,8 +179,7 @@ def train(
             this is the result.
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
-            written when `out` names one. precision and layout may be "auto": then a measurement
-            of at most 20 s on the ranks chooses them first, and the result's configuration has what it chose.
+            written when `out` names one.
 
     Returns:
         The trained model, the history and the summary. A module that was given is the trained one: its
@@ -201,7 +199,7 @@ def train(
     given = {"model": model, "data": data, "strategy": strategy, "workers": workers, "optimizer": optimizer}
     given |= {"schedule": schedule, "loss": loss, "metrics": metrics, "sampling": sampling}
     given |= {"augment": augment, "callbacks": callbacks}
-    _refuse_wrong(given, options, {"quiet": quiet, "trace": trace})
+    _refuse_wrong(given, options)
     watchers = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     given["callbacks"] = watchers or None
     given["data"] = without_loaders(data, options, quiet)
@@ -229,23 +227,22 @@ def _job(
     given: dict[str, object], options: TrainOptions, quiet: bool, resume: str | None
 ) -> tuple[TrainJob, RunOutcome | None]:
     """Return the job that arguments make, and its outcome if it is a run that has come to its end."""
-    began = time.time()
     # A resumed run goes on with what it had where an argument is left at its default.
     left = [name for name, one in given.items() if one is None or (isinstance(one, str) and one == "auto")]
-    values, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
+    chosen, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
     if "workers" not in left:
-        values["workers"] = str(given["workers"])
+        chosen["workers"] = str(given["workers"])
     spell_class_weights(options)
-    plain = dict(options)
-    config = TrainConfig.from_json({**values, **plain})
+    chosen |= options
+    config = TrainConfig.from_json(chosen)
     found = None if resume is None else Resume.find(resume, config.out)
     outcome = None
     if found is not None:
         before = TrainConfig.read(found.folder, trust=True)
-        chosen = {**values, **plain}
         config = replace(placed(before, chosen).changed(chosen), out=str(found.folder))
-        config = going_on(before, config) if found.goes_on else config
-        outcome = outcome_again(found, config, quiet) if found.goes_on else None
+        if found.goes_on:
+            config = going_on(before, config)
+            outcome = outcome_again(found, config, quiet)
         if outcome is not None:
             outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
     job = TrainJob(
@@ -256,23 +253,17 @@ def _job(
         bring_weights=True,
         notebook=_in_notebook(),
         resume=found,
-        began=began,
     )
     return job, outcome
 
 
-def _refuse_wrong(
-    given: Mapping[str, object], options: Mapping[str, object], flags: Mapping[str, object]
-) -> None:
-    """Refuse arguments that there are not, and values of another kind."""
+def _refuse_wrong(given: Mapping[str, object], options: Mapping[str, object]) -> None:
+    """Refuse unknown arguments, and values of another kind."""
     for name in options:
         if name not in TrainOptions.__annotations__:
             known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
             known.remove("options")
             raise UnknownName("argument", name, known, "See help(tutti.train).")
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise BadOption(f"{name} is {flag!r}; give True or False")
     for name in ("model", "data"):
         if given[name] is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
