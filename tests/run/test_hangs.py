@@ -14,7 +14,6 @@ import pytest
 
 import tutti
 from tests.run.test_survival import OPTIONS, model
-from tutti.comm.shm.layout import FIRST_STEP
 from tutti.errors import PeerLost
 from tutti.launch.hangs import HangWatch, RankStatus
 
@@ -143,13 +142,6 @@ def test_nobody_hangs_while_the_whole_job_was_suspended(watch: HangWatch) -> Non
     assert look(watch, 1001, steps(10), steps(10)) == []
 
 
-def test_a_rank_that_was_stopped_is_lost_though_it_makes_no_steps_yet(watch: HangWatch) -> None:
-    stopped = RankStatus(0, False, stopped=True)
-    for now in range(11, 32):
-        assert look(watch, now, steps(now), stopped) == []
-    assert look(watch, 32, steps(32), stopped) == [1]
-
-
 def test_a_long_step_is_ten_times_as_long_as_the_longest() -> None:
     watch = HangWatch(timeout_s=5)
     for now in range(0, 100, 4):
@@ -157,13 +149,6 @@ def test_a_long_step_is_ten_times_as_long_as_the_longest() -> None:
     for now in range(100, 284, 4):
         assert look(watch, now, steps(4)) == []
     assert look(watch, 284, steps(4)) == [0]
-
-
-def test_a_rank_that_has_made_a_step_between_two_looks_has_no_first_one_to_make() -> None:
-    watch = HangWatch(timeout_s=5)
-    for now in range(1, 7):
-        assert look(watch, now, steps(FIRST_STEP + 30), steps(30)) == []
-    assert look(watch, 7, steps(FIRST_STEP + 30), steps(30)) == [1]
 
 
 def test_one_that_waits_for_another_that_does_not_train_does_not_hang(watch: HangWatch) -> None:
