@@ -122,7 +122,8 @@ class RecoveryPolicy:
         before, config = self.placement, self.job.config
         if config.strategy in ("auto", "sync") and workers > config.batch_size:
             raise BadOption(
-                f"a batch of {config.batch_size} samples cannot be split over {workers} workers; ask for fewer"
+                f"a batch of {config.batch_size} samples cannot be split over {workers} workers; ask for "
+                "fewer"
             )
         if before.hosts:
             room = sum(host.ranks for host in before.places)
