@@ -53,7 +53,6 @@ class Course:
     dtype: torch.dtype = torch.float32
     steps: int = END
     late: bool = False  # a part of the model gets its first gradient after the stop
-    own_loop: bool = False  # a loop of the user's, which changes the weights between two steps
     in_turn: bool = False  # one worker steps after the other, so that runs of processes repeat themselves
 
 
@@ -102,7 +101,6 @@ def begin(comm: Communicator, course: Course) -> Left | None:
     if _serves(comm, course, module, optimizer):
         return None
     replica = place(module, comm, course.strategy.home)
-    replica.in_own_loop = course.own_loop
     worker = course.strategy.worker(replica, comm, optimizer, Clip())
     _train(comm, course, replica, worker, optimizer, range(STOP))
     comm.barrier()
@@ -130,9 +128,8 @@ def go_on(comm: Communicator, course: Course, kept: Checkpoint | None) -> Resume
     module.load_state_dict(kept.weights)
     saved = kept.saved[comm.rank]
     names = {parameter: name for name, parameter in module.named_parameters()}
-    load(optimizer, names, saved, kept.options, copy=course.own_loop)
+    load(optimizer, names, saved, kept.options)
     replica = place(module, comm, course.strategy.home)
-    replica.in_own_loop = course.own_loop
     worker = course.strategy.worker(replica, comm, optimizer, Clip())
     worker.load_state(saved)
     comm.barrier()
@@ -208,10 +205,6 @@ def _train(
         (loss * worker.share).backward()
         comm.compute(SAMPLES * SPEEDS[rank % len(SPEEDS)])
         _in_turn(comm, worker.step) if course.in_turn else worker.step()
-        if course.own_loop:
-            with torch.no_grad():
-                for parameter in replica.module.parameters():
-                    parameter.mul_(0.3)
 
 
 def _in_turn(comm: Communicator, step: Callable[[], object]) -> None:
