@@ -21,7 +21,7 @@ from tutti.errors import (
     UserError,
 )
 from tutti.launch.launcher import Launcher
-from tutti.launch.placement import Host, Placement, place_ranks
+from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import Stopping
 from tutti.records.resize_request import (
@@ -218,15 +218,6 @@ def on(placement: Placement) -> dict[str, int]:
 
 
 B_LOST = HostLost(["b"], [2, 3], "it cannot be reached any more")
-
-
-def test_fewer_workers_than_places_leave_hosts_that_stand_by() -> None:
-    placement = placed("a:2,b:2,c:2", 3)
-    assert on(placement) == {"a": 2, "b": 1}
-    assert placement.standing_by == (Host("c", 2),)
-    assert placement.describe() == "3 ranks on 2 hosts (a: 2, b: 1), c standing by, started by mpirun"
-    with pytest.raises(BadOption, match="places for 6 ranks"):
-        placed("a:2,b:2,c:2", 7)
 
 
 @pytest.mark.parametrize(
