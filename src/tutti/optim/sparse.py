@@ -1,7 +1,7 @@
 """The user's optimizer on the rows of embedding tables that a batch has touched.
 
 An `nn.Embedding(sparse=True)` has a gradient for the rows that were looked up. Moving only these costs what
-the batch has, not what the table has, and leaves all other rows to whoever else may write them.
+the batch has, not what the table has, and leaves all other rows to other workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sparse_tables(module: nn.Module) -> list[nn.Parameter]:
 
 
 class RowOptimizer:
-    """An optimizer of the touched rows of embedding tables, with a state of its own.
+    """An optimizer of the touched rows of embedding tables, with its own state.
 
     State that the user's optimizer has already is carried over. SGD and Adagrad do what they do to a dense
     gradient. Adam is torch's `SparseAdam`: the moments of a row change only when the row is touched.
@@ -83,7 +83,7 @@ class RowOptimizer:
             theirs, own = self._optimizer.param_groups[number], optimizer.param_groups[0]
             own.update({name: theirs[name] for name in own if name in theirs and name not in _KEPT})
             if any(table.grad is not None for table in tables):
-                # torch warns of its own optimizers' sparse tensors unless told what to do about them.
+                # Otherwise torch warns of sparse tensors that its optimizers make.
                 with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
                     optimizer.step()
         for table in self._tables:
