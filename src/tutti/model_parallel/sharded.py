@@ -5,7 +5,7 @@
                                                                          the sum of gradients, in slices
 
 Every rank has its own samples, as with `sync`, and one slice of weights, gradients and optimizer state. A
-layer's weights are gathered for its forward and its backward pass, and dropped again. That is PyTorch's FSDP2.
+layer's weights are gathered for its forward and its backward pass, and dropped again: PyTorch's FSDP2.
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.3;
 Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
