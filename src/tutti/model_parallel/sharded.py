@@ -34,7 +34,7 @@ from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step
 from tutti.optim.clipping import clip_gradients
-from tutti.optim.runs import is_elementwise
+from tutti.optim.sliced_optimizer import is_elementwise
 from tutti.optim.state import held_by
 from tutti.replica import Gradients, Replica, local
 from tutti.state import Saved, State

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
 from tutti.optim.parameterwise import is_parameterwise
-from tutti.optim.runs import (
+from tutti.optim.sliced_optimizer import (
     COUNTERS,
     GroupOptimizer,
     ParameterSlice,
@@ -37,7 +37,7 @@ from tutti.optim.runs import (
 )
 from tutti.optim.state import held_by
 from tutti.replica import ALIGNMENT, NONE_MISSING, Flat, Missing, Replica
-from tutti.state import Held
+from tutti.state import LocalState
 
 UNUSABLE: dict[type[Optimizer], str] = {
     optim.LBFGS: "calls the model several times for one update",
@@ -156,18 +156,18 @@ class ShardedOptimizer:
             for parameter, view in own:
                 parameter.grad = view
 
-    def state(self) -> Held:
+    def state(self) -> LocalState:
         """Return the optimizer's state for the slices, by parameter."""
         names = self._replica.names
-        held = held_by(self._optimizer, names) if self.joint else Held()
+        held = held_by(self._optimizer, names) if self.joint else LocalState()
         for piece in self.pieces:
             for run in piece.runs:
                 run.add_state(held, names)
         return held
 
-    def counters(self) -> Held:
+    def counters(self) -> LocalState:
         """Return what the optimizer counts for the parameters of the slices."""
-        return Held([one for one in self.state().pieces if one.name.rpartition("/")[2] in COUNTERS])
+        return LocalState([one for one in self.state().pieces if one.name.rpartition("/")[2] in COUNTERS])
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.optim.state import add_whole
-from tutti.state import Held
+from tutti.state import LocalState
 
 BY_ROWS: Final[dict[type[Optimizer], type[Optimizer]]] = {
     optim.SGD: optim.SGD,
@@ -63,9 +63,9 @@ class RowOptimizer:
                 self._groups.append((number, mine, _by_rows(optimizer, group, mine)))
         self._tables = list(tables)
 
-    def state(self, names: Mapping[nn.Parameter, str]) -> Held:
+    def state(self, names: Mapping[nn.Parameter, str]) -> LocalState:
         """Return what is kept for the tables, by their names."""
-        held = Held()
+        held = LocalState()
         for _, tables, optimizer in self._groups:
             for table in tables:
                 add_whole(held, names[table], optimizer.state.get(table, {}))

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
 from tutti.optim.parameterwise import is_parameterwise
-from tutti.state import Held, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
+from tutti.state import LocalState, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
 
 PREFIX: Final = "optimizer"
 """The first word of the names."""
@@ -26,9 +26,9 @@ _UNNAMED: Final = "/"
 """No name of a parameter."""
 
 
-def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
+def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> LocalState:
     """Return the `state` of an optimizer that is stepped itself, for the parameters that have names."""
-    held = Held()
+    held = LocalState()
     state: Mapping[Any, Any] = optimizer.state
     for key, value in state.items():
         if isinstance(key, nn.Parameter):
@@ -39,7 +39,7 @@ def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
     return held
 
 
-def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
+def add_whole(held: LocalState, name: str, kept: Mapping[str, Any]) -> None:
     """Add what an optimizer keeps for a whole parameter of this name."""
     for key, value in kept.items():
         if isinstance(value, Tensor):
@@ -49,7 +49,7 @@ def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
 
 
 def add_slice(
-    held: Held,
+    held: LocalState,
     name: str,
     parameter: nn.Parameter,
     elements: slice,

@@ -21,8 +21,8 @@ from torch.optim import optimizer as torch_optimizer
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.runs import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sharded import FlatPiece, announce, groups_of
+from tutti.optim.sliced_optimizer import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sparse import sparse_tables
 from tutti.replica import (
     ALIGNMENT,

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from tutti.optim.kernels import KERNELS
 from tutti.optim.state import add_slice, add_whole
 from tutti.replica import NONE_MISSING, Flat, Missing, vector_like, view_like
-from tutti.state import Held
+from tutti.state import LocalState
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -133,7 +133,7 @@ class GroupOptimizer:
             if turn:
                 self._move(turn)
 
-    def add_state(self, held: Held, names: Mapping[nn.Parameter, str]) -> None:
+    def add_state(self, held: LocalState, names: Mapping[nn.Parameter, str]) -> None:
         """Add what the optimizer keeps for the slices, by the names of the user's parameters."""
         for parameter, one in zip(self.parameters, self.slices, strict=True):
             kept, name = self.optimizer.state.get(parameter, {}), names[one.parameter]
