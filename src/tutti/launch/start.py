@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tutti.launch.recovery import Recovery
 
 ONE_AT_A_TIME: Final = threading.RLock()
-"""LocalState by the thread that is a rank: random generators and torch's settings are those of the process."""
+"""Held by the thread that is a rank: random generators and torch's settings are those of the process."""
 
 
 def start(
