@@ -64,7 +64,7 @@ class TensorPiece:
 
 
 @dataclass
-class Held:
+class LocalState:
     """Tensors and numbers that belong to parameters of the model, by their names.
 
     Attributes:
@@ -75,7 +75,7 @@ class Held:
     pieces: list[TensorPiece] = field(default_factory=list)
     numbers: Values = field(default_factory=dict)
 
-    def add(self, other: Held) -> None:
+    def add(self, other: LocalState) -> None:
         """Add all that another one has."""
         self.pieces += other.pieces
         self.numbers |= other.numbers
@@ -93,8 +93,8 @@ class State:
         own: what is this rank's alone; lost likewise.
     """
 
-    joint: Held = field(default_factory=Held)
-    alone: Held = field(default_factory=Held)
+    joint: LocalState = field(default_factory=LocalState)
+    alone: LocalState = field(default_factory=LocalState)
     shared: Values = field(default_factory=dict)
     own: Values = field(default_factory=dict)
 
@@ -204,10 +204,10 @@ def fill_all(
         fill(held, prefix, flat, vector, slice(0, len(vector)))
 
 
-def put_under(prefix: str, held: Held) -> Held:
+def put_under(prefix: str, held: LocalState) -> LocalState:
     """Return the same under names that begin with `prefix/`."""
     pieces = [replace(piece, name=f"{prefix}/{piece.name}") for piece in held.pieces]
-    return Held(pieces, {f"{prefix}/{name}": value for name, value in held.numbers.items()})
+    return LocalState(pieces, {f"{prefix}/{name}": value for name, value in held.numbers.items()})
 
 
 def found_under(prefix: str, held: Named) -> Named:
@@ -259,7 +259,7 @@ def saved_by(states: Sequence[State], ranks: int | None = None) -> list[Saved]:
     return [deepcopy(saved) for saved in found]
 
 
-def named(held: Iterable[Held]) -> Named:
+def named(held: Iterable[LocalState]) -> Named:
     """Put together what several ranks hold.
 
     Raises:
