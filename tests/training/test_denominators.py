@@ -88,12 +88,6 @@ SKEWED = gaps()
 COUNTS = torch.bincount(SKEWED.targets[SKEWED.targets >= 0], minlength=4).double()
 
 
-def focal(outputs: Tensor, targets: Tensor) -> Tensor:
-    chances = outputs.softmax(1)[torch.arange(len(targets)), targets]
-    weights = torch.tensor([1.0, 5.0, 0.25, 0.0])[targets]
-    return (-weights * (1 - chances) ** 1.5 * chances.log()).sum() / weights.sum()
-
-
 def of_what_counts(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean over the labels; where there is none, zero."""
     total = functional.cross_entropy(outputs, targets, reduction="sum")
@@ -106,7 +100,6 @@ MEANS: dict[str, tuple[Part, Given, LossFunction]] = {
         ("cross_entropy", {"smoothing": 0.2}, "balanced"),
         partial(functional.cross_entropy, weight=COUNTS.sum() / (4 * COUNTS), label_smoothing=0.2),
     ),
-    "focal": (blobs(67), ("focal", {"gamma": 1.5}, "1,5,0.25,0"), focal),
     "without labels": (gaps(), "cross_entropy", functional.cross_entropy),
     "a module": (gaps(), nn.CrossEntropyLoss(), functional.cross_entropy),
     "class weights": (

@@ -52,7 +52,7 @@ from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.losses import LOSSES, named_loss, refuse_without_shares
+from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
@@ -237,16 +237,12 @@ def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     return config.accumulate * strategy.passes
 
 
-def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augmentation | None:
-    """Return what changes the training batches, if the configuration names something."""
-    config, data = job.config, task.dataset
+def augmentation(job: Job, part: Part) -> Augmentation | None:
+    """Return the transforms of the training batches, if the configuration names some."""
+    config = job.config
     if config.augment is None:
         return None
-    given, options = job.given("augment"), config.augment_options
-    found = Augmentation(given, options, data.train, config.seed, data.classes, chances)
-    if data.classes is not None and found.example.is_floating_point():
-        refuse_without_shares(task.objective.loss, found.example)
-    return found
+    return Augmentation(job.given("augment"), config.augment_options, part, config.seed)
 
 
 def graph_of(
@@ -447,7 +443,7 @@ def assemble(
     config = resolved(job.config, comm, task, strategy, optimizer)
     chances = build_chances(job, data)
     batches, balance = deal(config, strategy, data.train, portion.peers, chances)
-    batches.augment = augmentation(job, task, chances)
+    batches.augment = augmentation(job, data.train)
     length = Schedule(batches, config.epochs, config.steps)
     replica = portion.place(strategy)
     lr = build_schedule(job, optimizer, length.updates)

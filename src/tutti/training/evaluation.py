@@ -96,7 +96,7 @@ class Tally:
     """
 
     def __init__(self, objective: Objective, matrix: bool = True) -> None:
-        self._metrics, self._of_classes = tuple(objective.metrics), objective.classes is not None
+        self._metrics = tuple(objective.metrics)
         self._classes = objective.classes if matrix else None
         self._ignored, self._amounts = objective.loss.ignored, objective.loss.amounts
         self.samples, classes = 0, self._classes or 0
@@ -219,10 +219,7 @@ class Tally:
         """Count the outputs that were kept."""
         if not self._outputs:
             return
-        targets = torch.cat(self._targets)
-        if self._of_classes and targets.is_floating_point():
-            targets = targets.argmax(1)  # Of mixed samples, the class with the largest share.
-        outputs, targets = labelled(torch.cat(self._outputs), targets, self._ignored)
+        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self._ignored)
         self._outputs, self._targets, self._pending = [], [], 0
         self._labelled += len(targets)
         if not len(targets):

@@ -190,7 +190,7 @@ class _Runs:
         data, size, seed = task.dataset, job.config.batch_size, job.config.seed
         chances = build_chances(job, data)
         whole = Batches(data.train, size, seed=seed, chances=chances)
-        whole.augment = augmentation(job, task, chances)
+        whole.augment = augmentation(job, data.train)
         _, (first,) = next(whole.epoch(0))
         self._rounds, self._updates = _rounds(whole), whole.updates
         self._random = is_random(task.objective, task.module, first)

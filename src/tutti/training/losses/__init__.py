@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from torch import Tensor
 from torch.nn import functional
@@ -59,9 +59,6 @@ LOSSES: Registry[Loss] = Registry(
     "tutti.training.losses", "loss", "Or give package.module:function or file.py:function."
 )
 """The built-in losses."""
-
-OF_SHARES: Final = ("cross_entropy", "bce", "mse")
-"""Those whose gradient for equal shares of two classes is the mean of those for the two."""
 
 
 @dataclass(frozen=True)
@@ -195,16 +192,6 @@ def align(outputs: Tensor, targets: Tensor) -> Tensor:
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
 
-@dataclass(frozen=True)
-class _MeanOf:
-    """The mean over the labels of 0 or 1."""
-
-    each: Callable[[Tensor, Tensor], Tensor]
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.each(outputs, targets).mean()
-
-
 def _on(dataset: DataSet, loss: Loss) -> Loss:
     """Return the loss, weighed by its own denominator where that is not the number of samples."""
     parts = dataset.parts
@@ -214,7 +201,7 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
             problem = loss.floats(part.targets) if loss.floats else None
             if problem is not None:
                 raise BadData(f"loss '{loss.name}' {problem}")
-        return loss if own is None or loss.each is None else replace(loss, function=_MeanOf(loss.each))
+        return loss
     ignored = NO_LABEL if own is None else own.ignore_index
     gaps = sum(int((part.targets == ignored).sum()) for part in parts)
     loss = replace(loss, ignored=ignored if gaps else None)
@@ -258,18 +245,6 @@ def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
     return Loss(name, function)
 
 
-def refuse_without_shares(loss: Loss, shares: Tensor) -> None:
-    """Raise BadOption if a loss does not take shares of classes, of shape (samples, classes, ...)."""
-    refused = loss.floats is not None and loss.floats(shares) is not None
-    own = loss.weighed or loss.ignored is not None
-    if refused or own or (loss.name in LOSSES and loss.name not in OF_SHARES):
-        raise BadOption(
-            f"mixed samples have shares of classes, which loss '{loss.name}'"
-            f"{' with weights of labels' if own else ''} does not take; use the loss 'cross_entropy', or "
-            "leave --augment mixup out"
-        )
-
-
 def weights_in(loss: Loss) -> Tensor | None:
     """Return the weights of classes, or of labels of 0 and of 1, in a loss; None: it has none."""
     function = loss.function
@@ -297,6 +272,6 @@ def _weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
         weights = weights_of_flags(given, targets) if isinstance(given, str) else given.view(2, *own_shape)
         return replace(loss, function=OfFlags(loss.each, weights), weighed=True)
     raise BadOption(
-        "--class-weights are for cross_entropy, nll and focal on class numbers, and for bce and focal on "
+        "--class-weights are for cross_entropy and nll on class numbers, and for bce on "
         f"labels of 0 or 1; loss '{loss.name}' has neither here: choose another, or leave --class-weights out"
     )

@@ -73,32 +73,9 @@ class OfFlags:
         return (self.each(outputs, targets) * weights).sum(), weights.double().sum()
 
 
-def focal(
-    outputs: Tensor,
-    targets: Tensor,
-    weight: Tensor | None = None,
-    ignore_index: int = NO_LABEL,
-    reduction: str = "mean",
-    gamma: float = 2.0,
-) -> Tensor:
-    """Return the focal loss of class scores: the mean, or the sum, of -(1 - p)^gamma log p; p by softmax.
-
-    Lin, Goyal, Girshick, He, Dollár: Focal Loss for Dense Object Detection, ICCV 2017, equation 4.
-    """
-    entropies = functional.cross_entropy(outputs, targets, ignore_index=ignore_index, reduction="none")
-    # Not below the smallest number: the gradient of a power below 1 is infinite at 0.
-    missing = (-torch.expm1(-entropies)).clamp(min=torch.finfo(entropies.dtype).tiny)
-    each = entropies * missing**gamma
-    counted = targets != ignore_index
-    weights = counted.to(each) if weight is None else weight[targets.where(counted, 0)] * counted
-    total = (each * weights).sum()
-    return total if reduction == "sum" else total / weights.sum()
-
-
 FUNCTIONS: Final = {
     functional.cross_entropy: ("label_smoothing",),
     functional.nll_loss: (),
-    focal: ("gamma",),
 }
 """The losses on class numbers, with their options besides weight and ignore_index."""
 

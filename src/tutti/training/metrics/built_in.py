@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from tutti.errors import BadModel, BadOption
+from tutti.errors import BadModel
 from tutti.registry import part
 from tutti.training.losses import align
 from tutti.training.metrics.base import Metric, made, mean
 from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted
 
 LABELS: Final = (CLASSES, FLAGS)
-
-BINS: Final = 15
-"""The bins of the calibration error; Guo et al. have as many."""
 
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hits, predictions, labels), float64, one number for each class -> scores of these; NaN where undefined."""
@@ -69,20 +66,14 @@ def top5() -> Metric:
 
 
 def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
-    """Make a metric of how often each class is hit, is predicted and is true.
+    """Make the mean of a score over the classes that are true or predicted at least once.
 
-    Args:
-        name: of the metric. With "_micro" it is the score of the counts of all classes together, else the
-            mean of the scores of those classes that are there or are predicted.
-        score: of a class.
-        undefined: what counts for a score that is undefined; NaN: such a class is left out.
+    `undefined` replaces a score of 0 / 0; NaN leaves the class out.
     """
 
     def figure(sums: Tensor, labels: int) -> float:
         counts = sums.view(3, -1)
         counts = counts[:, counts[1:].sum(0) > 0]
-        if name.endswith("_micro"):
-            counts = counts.sum(1, keepdim=True)
         return float(score(*counts).nan_to_num(nan=undefined).nanmean())
 
     def read(reading: Reading) -> Metric:
@@ -122,25 +113,11 @@ def f1() -> Metric:
     return _of_counts("f1", _f1)
 
 
-@part("f1_micro")
-@made
-def f1_micro() -> Metric:
-    """F1 score of the counts of all classes together."""
-    return _of_counts("f1_micro", _f1)
-
-
 @part("precision")
 @made
 def precision() -> Metric:
     """Share of right ones among the predictions of a class, the mean over the classes (macro)."""
     return _of_counts("precision", _precision)
-
-
-@part("precision_micro")
-@made
-def precision_micro() -> Metric:
-    """Share of right ones among all predictions."""
-    return _of_counts("precision_micro", _precision)
 
 
 @part("recall")
@@ -150,55 +127,11 @@ def recall() -> Metric:
     return _of_counts("recall", _recall)
 
 
-@part("recall_micro")
-@made
-def recall_micro() -> Metric:
-    """Share of found ones among all labels."""
-    return _of_counts("recall_micro", _recall)
-
-
 @part("balanced_accuracy")
 @made
 def balanced_accuracy() -> Metric:
     """Accuracy of each class, the mean over the classes that are there."""
     return _of_counts("balanced_accuracy", _recall, undefined=torch.nan)
-
-
-@part("calibration_error")
-@made
-def calibration_error() -> Metric:
-    """Expected calibration error: the distance of confidence and accuracy in 15 bins of confidence.
-
-    Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks, ICML 2017, equation 3.
-    """
-
-    def read(reading: Reading) -> Metric:
-        if reading.amounts:
-            raise BadOption(
-                f"metric 'calibration_error' compares probabilities, but loss '{reading.loss}' has the "
-                "outputs approach numbers; choose a loss such as cross_entropy or bce, or other --metrics"
-            )
-        function = partial(_in_bins, reading)
-        return Metric(name="calibration_error", function=function, width=3 * BINS, figure=_distance)
-
-    return _of_labels("calibration_error", read)
-
-
-def _in_bins(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the count, the sum of confidences and the hits of each bin, of shape (1, 3 * bins)."""
-    probabilities, wanted = reading.probabilities(outputs, targets)
-    if wanted.dim() > 1:
-        probabilities = torch.stack([1 - probabilities, probabilities], 2).flatten(0, 1)
-        wanted = wanted.flatten().long()
-    confidence, found = probabilities.max(1)
-    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    values = torch.stack([torch.ones_like(confidence), confidence, (found == wanted).double()])
-    return values.new_zeros(3, BINS).index_add_(1, bins, values).flatten()[None]
-
-
-def _distance(sums: Tensor, labels: int) -> float:
-    counts, confidence, hits = sums.view(3, BINS)
-    return float((hits - confidence).abs().sum() / counts.sum())
 
 
 def _of_each_class(name: str, score: str) -> Metric:
