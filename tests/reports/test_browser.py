@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser here: apt-ge
 
 FAILED = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
 
-NOT_DRAWN = {"speed-up", "within-epochs"}
+NOT_DRAWN = {"speed-up"}
 """Figures of runs that were made one by one, and of a run that is alone on its page."""
 
 LEGIBLE = 4.5

@@ -10,11 +10,9 @@ import pytest
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
 from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
-from tutti.records.run import Evaluation, PointRecord
-from tutti.records.run_folder import RunFolder
 from tutti.records.usage import UsageRecord
 from tutti.reports.figures import FIGURES, page_figures
-from tutti.reports.results import Results, read_comparison, read_results
+from tutti.reports.results import Results, read_comparison
 
 Table = list[dict[str, Any]]
 
@@ -37,7 +35,7 @@ def results(tmp_path: Path) -> Results:
 def test_figures_have_places_of_their_own_and_the_page_begins_with_learning() -> None:
     places = [figure.place for figure in page_figures().values()]
     assert places == sorted(set(places))
-    assert [*page_figures()][:3] == ["progress", "within-epochs", "time-to-target"]
+    assert [*page_figures()][:3] == ["progress", "time-to-target", "speed-up"]
     assert [*page_figures()][-2:] == ["classes", "confusion"]
 
 
@@ -167,19 +165,3 @@ def test_the_confusion_matrix_counts_what_was_taken_for_what(results: Results) -
         ("dog", "cat", 3, 0.3),
         ("dog", "dog", 7, 0.7),
     ]
-
-
-def test_a_single_run_is_drawn_within_its_epochs(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [(10.0, 0.5), (10.0, 0.75)], config=ALONE)
-    for epoch, step, samples, loss, right in (
-        (1, 3, 100, 2.0, 0.1),
-        (1, 6, 200, 1.5, 0.2),
-        (2, 13, 100, 1.0, 0.5),
-    ):
-        seen = Evaluation(samples, loss, {"accuracy": right, "f1": 0.5})
-        RunFolder(tmp_path / "a").append_point(PointRecord(epoch, step, 4.0 * (step % 10) / 3, seen))
-    trained, validated = tables(read_results([tmp_path / "a"]), "within-epochs")[:2]
-    assert [row["seconds"] for row in trained] == [4.0, 8.0, 14.0]
-    assert [row["accuracy"] for row in trained] == [0.1, 0.2, 0.5]
-    assert [row["loss"] for row in trained] == [2.0, 1.5, 1.0]
-    assert [(row["seconds"], row["accuracy"]) for row in validated] == [(10.0, 0.5), (20.0, 0.75)]

@@ -16,7 +16,7 @@ from tutti.reports.figures import page_figures
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
 
-DRAWN = [name for name in page_figures() if name not in ("speed-up", "within-epochs")]
+DRAWN = [name for name in page_figures() if name != "speed-up"]
 """What the recorded comparison has something to draw for."""
 
 ALONE = """

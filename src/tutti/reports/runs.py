@@ -11,7 +11,7 @@ from typing import Any
 
 from tutti.errors import BadRunFolder
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import STAGES, EpochRecord, PointRecord, RunStart, Summary, counting, ranks_in_turn
+from tutti.records.run import STAGES, EpochRecord, RunStart, Summary, counting, ranks_in_turn
 from tutti.records.run_folder import CONFIG, HISTORY, RunFolder, StrategyFacts, TrainedOn
 from tutti.records.texts import best_text, early_text, resumed_text
 from tutti.records.usage import UsageRecord
@@ -32,7 +32,6 @@ class Run:
     pipeline: PipelineRecord | None = None
     strategy: StrategyFacts | None = None
     starts: tuple[RunStart, ...] = ()
-    points: tuple[PointRecord, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Run:
@@ -47,11 +46,11 @@ class Run:
         history = folder.history()
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        usage, data, starts, points = folder.usage(), folder.find(TrainedOn), folder.starts(), folder.points()
+        usage, data, starts = folder.usage(), folder.find(TrainedOn), folder.starts()
         return cls(
             path=path,
             history=tuple(history.records),
-            damage=(*history.damage, *usage.damage, *starts.damage, *points.damage),
+            damage=(*history.damage, *usage.damage, *starts.damage),
             summary=folder.find(Summary),
             config=folder.config() if folder.has(CONFIG) else {},
             labels=() if data is None else data.labels,
@@ -59,7 +58,6 @@ class Run:
             pipeline=folder.find(PipelineRecord),
             strategy=folder.find(StrategyFacts),
             starts=tuple(starts.records),
-            points=tuple(points.records),
         )
 
     @property

@@ -39,7 +39,7 @@ from tutti.training.loggers.base import Logbook
 from tutti.training.losses import weights_in
 from tutti.training.losses.weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
-from tutti.training.progress import Points, Progress, Several, progress_on
+from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.trainer import Trainer
 from tutti.training.weights import refuse_unstorable, weights_to_bytes
@@ -194,9 +194,8 @@ class AssembledRun:
         shown = (
             Progress() if self.job.quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=notebook)
         )
-        points = Progress() if folder is None else Points(folder)
         hooks = Hooks(
-            Several(shown, heartbeat, points, self.context.follower),
+            Several(shown, heartbeat, self.context.follower),
             book.epoch,
             self.context.on_step,
             keep,

@@ -5,25 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import TextIO
 
 from typing_extensions import override
 
-from tutti.errors import DiskFull
 from tutti.records.heartbeat import SAVING
-from tutti.records.run import EpochRecord, Evaluation, PointRecord
-from tutti.records.run_folder import RunFolder
+from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength, duration, epoch_text, figures
-from tutti.terminal import warn_on_stderr
 
 REFRESH_S = 0.2
 """Seconds between two refreshes of a terminal."""
-
-POINT_S: Final = 2.0
-"""Seconds between the first points."""
-
-MANY: Final = 250
-"""Points after which the seconds between two of them double, again and again: a year has some thousand."""
 
 NOTEBOOK_COLUMNS = 110
 """The width of a notebook's lines, in letters."""
@@ -41,14 +32,12 @@ class Moment:
         step: weight updates made since the run began.
         train: on this rank's part of the epoch so far.
         samples_per_s: of all ranks in this epoch so far.
-        seconds: of training since the epoch began.
     """
 
     epoch: int
     step: int
     train: Evaluation
     samples_per_s: float
-    seconds: float = 0.0
 
 
 class Progress:
@@ -231,38 +220,6 @@ class Several(Progress):
     def _wait(self) -> None:
         now = time.monotonic()
         self._due = {way: now + way.every_s for way in self._due}
-
-
-class Points(Progress):
-    """Writes a point every few seconds; those of a run that goes on follow those before its checkpoint.
-
-    If there is no room for one, that is said, and there are no more.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._count, self._full = folder, 0, False
-        self.every_s = POINT_S
-
-    @override
-    def begin(self, span: RunLength, step: int = 0) -> None:
-        """Take back the points after `step`, which were of another course of the run."""
-        self._set(self._folder.keep_points(step))
-
-    @override
-    def moment(self, moment: Moment) -> None:
-        """Write a point."""
-        if self._full or not (moment.train.samples and math.isfinite(moment.seconds)):
-            return
-        try:
-            self._folder.append_point(PointRecord(moment.epoch, moment.step, moment.seconds, moment.train))
-        except DiskFull as error:
-            self._full = True
-            warn_on_stderr(f"{error}; the curves have no more points")
-        else:
-            self._set(self._count + 1)
-
-    def _set(self, count: int) -> None:
-        self._count, self.every_s = count, POINT_S * 2 ** (count // MANY)
 
 
 def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool = False) -> Progress:

@@ -294,8 +294,7 @@ class Trainer:
                 now = stages.start()
             if now >= report:
                 rate = _rate(batches.samples(course.step - first), now - began)
-                found, passed = tally.here(glance=True), now - open_epoch.began
-                progress.moment(Moment(epoch + 1, course.made, found, rate, passed))
+                progress.moment(Moment(epoch + 1, course.made, tally.here(glance=True), rate))
                 report = stages.start() + progress.every_s
             if agenda is not None and agenda.calls(course.made) and (agenda.free or course.step < last):
                 self._pause(agenda, open_epoch)
