@@ -29,8 +29,6 @@ SHAPES = {
     nn.Dropout1d: (5, 7, 3),
     nn.Dropout2d: (5, 7, 3, 3),
     nn.Dropout3d: (5, 7, 2, 3, 2),
-    nn.AlphaDropout: (5, 7),
-    nn.FeatureAlphaDropout: (5, 7, 3),
 }
 """Inputs of each kind of layer, of five samples."""
 
@@ -71,7 +69,7 @@ def test_the_values_are_those_that_torch_gives(kind: type[nn.Module]) -> None:
     assert torch.allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [one for one in SHAPES if one not in (nn.Dropout, nn.AlphaDropout)])
+@pytest.mark.parametrize("kind", [one for one in SHAPES if one is not nn.Dropout])
 def test_channels_are_dropped_as_a_whole(kind: type[nn.Module]) -> None:
     found = outputs(kind(0.4), torch.ones(SHAPES[kind])).flatten(2)
     assert torch.equal(found, found[..., :1].expand_as(found))
@@ -140,9 +138,7 @@ def test_a_layer_can_be_copied_and_sent_and_is_torchs_own_again_afterwards() -> 
 
 def perceptron() -> nn.Module:
     torch.manual_seed(0)
-    layers = nn.Sequential(
-        nn.Linear(12, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4), nn.AlphaDropout(0.1)
-    )
+    layers = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4), nn.Dropout(0.1))
     return layers.double()
 
 

@@ -37,7 +37,7 @@ from tutti.strategies import (
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 from tutti.training.agenda import Agenda, Wishes
-from tutti.training.finite import LossScale, LossWatch, SkippedUpdates
+from tutti.training.finite import LossScale, SkippedUpdates
 from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.precision import Arithmetic
@@ -212,18 +212,6 @@ def test_more_in_a_row_than_allowed_end_the_run() -> None:
 def test_it_is_refused_where_gradients_are_not_looked_at(given: dict[str, str]) -> None:
     with pytest.raises(BadOption, match="does not go with --skip-nonfinite 3"):
         TrainConfig(skip_nonfinite=3, **given)
-
-
-def test_each_look_at_the_losses_of_a_gpu_shows_what_the_sum_was_at_the_look_before() -> None:
-    total, watch = torch.zeros((), dtype=torch.float64), LossWatch(every=3)
-    seen = {}
-    for step in range(1, 11):
-        total.add_(1.0)
-        if (found := watch.note(total, step)) is not None:
-            seen[step] = found
-    assert seen == {6: (3.0, "steps 1 to 3"), 9: (6.0, "steps 4 to 6")}
-    assert watch.last(total, 10) == (10.0, "steps 7 to 10")
-    assert watch.last(total, 11) == (10.0, "step 11")
 
 
 ROUNDING = 2.0**-11

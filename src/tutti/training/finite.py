@@ -20,9 +20,6 @@ from tutti.replica import Replica
 from tutti.state import Values
 from tutti.terminal import warn_on_stderr
 
-EVERY: Final = 50
-"""Steps from one look at the losses of a GPU to the next."""
-
 OVERFLOWS: Final = 30
 """The most overflows in a row in half precision: a scale of the loss that is smaller still does not help."""
 
@@ -167,60 +164,6 @@ class SkippedUpdates:
         # The module may have put other tensors in their place.
         for module, name, buffer, values in self._kept:
             module._buffers[name] = buffer.copy_(values)
-
-
-class LossWatch:
-    """A look at the sum of a GPU's losses now and then, each time at what it was the time before.
-
-        CPU    tells 1 to 50 │ tells 51 to 100 │ waits for 50, tells 101 to 150 │ waits for 100, tells ...
-        GPU       does 1 to 50     │ does 51 to 100     │ does 101 to 150     │ ...
-
-    The GPU has something to do meanwhile, and the CPU is never more than two such stretches ahead: reading
-    the newest sum would mean to wait.
-    """
-
-    def __init__(self, every: int = EVERY) -> None:
-        self._every, self._looked, self._checked = every, 0, 0
-        self._asked: tuple[Tensor, torch.cuda.Event | None] | None = None
-
-    def note(self, total: Tensor, step: int) -> tuple[float, str] | None:
-        """Look, if it is time to.
-
-        Args:
-            total: the sum, a scalar which later steps may add to in place.
-            step: the number of the step just told, from 1; consecutive.
-
-        Returns:
-            What the sum was at the look before, with the steps since the look before that, in words.
-        """
-        if step - self._looked < self._every:
-            return None
-        found = self._previous()
-        copy, there = torch.empty((), dtype=total.dtype, pin_memory=total.is_cuda), None
-        copy.copy_(total, non_blocking=True)
-        if total.is_cuda:
-            there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            there.record()
-        self._asked, self._looked = (copy, there), step
-        return found
-
-    def last(self, total: Tensor, step: int) -> tuple[float, str]:
-        """Return the sum after this step, with the steps that were not looked at."""
-        first, self._asked, self._looked, self._checked = self._checked + 1, None, step, step
-        return total.item(), _steps(first, step)
-
-    def _previous(self) -> tuple[float, str] | None:
-        if self._asked is None:
-            return None
-        copy, there = self._asked
-        if there is not None:
-            there.synchronize()
-        first, self._checked = self._checked + 1, self._looked
-        return copy.item(), _steps(first, self._looked)
-
-
-def _steps(first: int, last: int) -> str:
-    return f"steps {first} to {last}" if first < last else f"step {last}"
 
 
 def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str) -> NoReturn:

@@ -29,7 +29,7 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite import refuse_broken_weights
 from tutti.training.learning_rate import LearningRate
-from tutti.training.module_state import Remembered, load_random_state, random_state
+from tutti.training.module_state import RememberedState, load_random_state, random_state
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.run_course import OpenEpoch, RunCourse
@@ -79,7 +79,7 @@ class Trainer:
         self._gradient = UpdateGradient(workers, objective, schedule, self._work.stages)
         self._learning_rate = LearningRate(workers.optimizer, schedule.lr, schedule.stepped)
         callbacks, function = self._hooks.callbacks, objective.loss.function
-        self._remembered = Remembered(self.replica.module, function, workers.optimizer, callbacks)
+        self._remembered = RememberedState(self.replica.module, function, callbacks)
         self._plan, self._validation = validation, cast("Validation | None", None)
         monitor = self._ending.monitor if self._ending.restores_best else None
         self._best = BestWeights(self.replica, self._comm, monitor)
@@ -307,7 +307,7 @@ class Trainer:
         if isinstance(tally.loss, Tensor):
             if last < self._updates:
                 batches.prepare(epoch + 1)
-            gradient.check_last(tally.loss, last, epoch)
+            gradient.check_losses(tally.loss, last, epoch)
 
     def _next_epoch(self) -> OpenEpoch:
         tally = Tally(self._gradient.objective, matrix=False)

@@ -14,9 +14,12 @@ from tutti.data.batches import Batch
 from tutti.replica import Replica
 from tutti.training.dropout import SampleMasks
 from tutti.training.evaluation import Objective, Tally
-from tutti.training.finite import LossScale, LossWatch, SkippedUpdates, refuse_loss
+from tutti.training.finite import LossScale, SkippedUpdates, refuse_loss
 from tutti.training.run_parts import Computed, Schedule, Workers
 from tutti.training.timers import StageTimer
+
+LOOK_STEPS: Final = 100
+"""Steps between two looks at the losses of a GPU: each look waits for the GPU."""
 
 FORWARD: Final = 1 / 3
 """The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
@@ -40,7 +43,7 @@ class UpdateGradient:
         self._collective, self._seconds_per_sample = workers.collective, workers.seconds_per_sample
         self.objective, self._batches, self._stages = objective, schedule.batches, stages
         self._shares: dict[float, Tensor] = {}
-        self._watch = LossWatch()
+        self._checked = 0
         self.scale = LossScale() if objective.arithmetic.precision == "fp16" else None
         waits = not self._batches.own and self._worker.waits
         self.skipped = SkippedUpdates(self._replica, self._comm, waits, schedule.skip_nonfinite, self.scale)
@@ -58,19 +61,19 @@ class UpdateGradient:
                 computed, of_losses = self._pass(batch, step, epoch, tally)
                 samples, weight = samples + computed, weight + of_losses
         if isinstance(tally.loss, Tensor):
-            self._refuse(self._watch.note(tally.loss, step + 1), epoch)
+            if step + 1 - self._checked >= LOOK_STEPS:
+                self.check_losses(tally.loss, step + 1, epoch)
             self._stages.lap("backward")
         self._charge(samples)
         return samples, weight
 
-    def check_last(self, loss: Tensor, step: int, epoch: int) -> None:
-        """Look at the losses of a GPU that nobody has waited for yet, at the end of an epoch."""
-        self._refuse(self._watch.last(loss, step), epoch)
+    def check_losses(self, total: Tensor, step: int, epoch: int) -> None:
+        """Wait for the sum of a GPU's losses after `step` steps, and refuse one that is not finite."""
+        first, self._checked = self._checked + 1, step
+        loss = total.item()
+        if not math.isfinite(loss):
+            refuse_loss(self._replica, self._comm.rank, loss, epoch, f"steps {first} to {step}")
         self._stages.lap("backward")
-
-    def _refuse(self, seen: tuple[float, str] | None, epoch: int) -> None:
-        if seen is not None and not math.isfinite(seen[0]):
-            refuse_loss(self._replica, self._comm.rank, seen[0], epoch, seen[1])
 
     def is_usable(
         self, made: int, passes: Sequence[Batch], step: int, epoch: int, samples: int, weight: float
